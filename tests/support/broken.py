@@ -1,3 +1,3 @@
-"""A module that cannot be imported."""
+"""A module that fails to import."""
 
 raise SyntaxError("not Python")

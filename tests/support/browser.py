@@ -1,4 +1,4 @@
-"""A page as a browser shows it: headless Chromium, without a network."""
+"""Renders a page in headless Chromium, without a network."""
 
 import base64
 import hashlib
@@ -27,7 +27,7 @@ needs_browser = pytest.mark.skipif(_PROGRAM is None, reason=f"none of {', '.join
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page has become, what its console said, and what the test's own script found."""
+    """A rendered page, its console messages, and the result of the test's own script."""
 
     dom: str
     console: list[str]
@@ -35,9 +35,9 @@ class Shown:
 
 
 def show(page: str, folder: Path, script: str = "", *, width: int = 1280) -> Shown:
-    """Open a page from a file; `script` is what a test does in it: a function's body.
+    """Open a page from a file. `script` is the body of a function that the test runs in it.
 
-    The page's policy is told of that script and of nothing else.
+    The page's policy allows that script and nothing else.
     """
     if script:
         body = f"document.body.dataset.found = JSON.stringify((() => {{{script}}})())"

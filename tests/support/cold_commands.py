@@ -1,9 +1,9 @@
-"""Commands, each in a child of one process that has imported what every command needs, no more.
+"""Runs each command in a child of a process that has imported only what every command needs.
 
     python cold_commands.py < CASES > ENDS
 
-A case is a folder to be in, a package that is missing there, if any, and a command's words; its
-end is the exit code, what was said where, and the foreign modules that were imported by then.
+A case is a working folder, a command's words, and a package that is missing there, if any. Its end
+is the exit code, the two outputs, and the modules imported by then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class End(NamedTuple):
 
 
 def ends(cases: Sequence[Case]) -> list[End]:
-    """What becomes of each of them."""
+    """Run the cases and return their ends."""
     ended = subprocess.run(
         [sys.executable, __file__], input=json.dumps(cases), capture_output=True, text=True,
         check=False,

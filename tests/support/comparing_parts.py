@@ -1,4 +1,4 @@
-"""Small comparisons."""
+"""Small comparisons for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.federated.job import Job
 
 
 def small_job(**more: Any) -> Job:
-    """Eight clients, two rounds, a net of 83 parameters."""
+    """Return a job of eight clients, two rounds and a net of 83 parameters."""
     job = {
         "name": "small",
         "rounds": 2,
@@ -27,7 +27,7 @@ def small_job(**more: Any) -> Job:
 
 
 def compared(path: Path, *protections: str, job: Job | None = None, **asked: Any) -> list[Result]:
-    """All cells of a comparison, in a folder that may hold some of them."""
+    """Run all cells of a comparison in a folder that may contain some of them already."""
     comparison = Comparison(job or small_job(), Asked(protections=[*protections], **asked))
     with ExitStack() as stack:
         folder = ComparisonFolder.open(path, comparison, stack)

@@ -1,4 +1,4 @@
-"""A TCP relay between a test's parties that counts bytes and cuts connections when told to."""
+"""A TCP relay between a test's parties that counts bytes and cuts connections on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Cutter:
-    """Relays everything to `port`; `cut_after` bytes in all from now, it breaks all connections."""
+    """Relays connections to a port. `cut_after` breaks all of them after a number of bytes."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -17,7 +17,7 @@ class Cutter:
         self.carried = 0
         self.cuts = 0
         self._left: int | None = None
-        self._over = False  # one relay cuts, and not each that has come to the end of the bytes
+        self._over = False  # only one relay thread cuts, not every one that reaches the last byte
         self._sockets: list[socket.socket] = []
         self._frozen: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -31,12 +31,12 @@ class Cutter:
         self.cut()
 
     def freeze(self) -> None:
-        """Let the connections there are carry nothing more, and say nothing of it."""
+        """Stop forwarding on all current connections, without closing them."""
         with self._lock:
             self._frozen.update(self._sockets)
 
     def cut_after(self, count: int) -> None:
-        """Let so many more bytes through, both ways together, and then break all connections."""
+        """Forward a number of further bytes, in both directions together, then break all links."""
         with self._lock:
             self._left, self._over = count, False
 

@@ -1,4 +1,4 @@
-"""Files of the data sets, written by hand, and the sentence that a wrong one is refused with."""
+"""Hand-written files of the data sets, and a check of the error for a bad one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GENUINE = Path(os.environ.get("FEDVEIL_DATA", "/nowhere"))
 
 @contextmanager
 def refused(sentence, error=DataInvalid):
-    """Expect one sentence that matches."""
+    """Expect an error with one sentence that matches."""
     with pytest.raises(error, match=sentence) as caught:
         yield
     assert "\n" not in str(caught.value)
@@ -72,5 +72,5 @@ _modules = itertools.count()
 
 
 def new_module():
-    """A name that no module has had: what is imported once stays imported."""
+    """Return a module name that was never used, since an imported module stays imported."""
     return f"own_data_{next(_modules)}"

@@ -1,4 +1,4 @@
-"""What a reader of the docs may copy: blocks of code, and commands in them or in sentences."""
+"""Everything that a reader of the docs may copy: blocks of code and commands."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import typer
 from fedveil.cli import main as cli
 from folders import DOCS, ROOT
 
-#: Programs of others whose options are those of the script that starts them all, for real.
+#: Programs that are options of one script, which starts all of them for real.
 LOOPBACK = ("flwr", "flower-superlink", "flower-supernode")
-#: Words that begin a line of a shell's own.
+#: Words that begin a shell line which is not a command of this project.
 SHELL = {
     "export",
     "cat",
@@ -35,7 +35,7 @@ SHELL = {
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page, in its place there; `language` is `indented` where it has no fence."""
+    """A block of a page, with its place. `language` is `indented` if it has no fence."""
 
     page: str
     line: int
@@ -47,12 +47,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page that has commands or code for a reader."""
+    """Return every page that has commands or code for a reader."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(text: str, page: str) -> Iterator[Block]:
-    """The fenced blocks of a page, and those that are indented after an empty line."""
+    """Yield the fenced blocks of a page, and those that are indented after an empty line."""
     fence, begun, held = "", 0, list[str]()
     indented, empty = 0, True
     for number, line in enumerate([*text.splitlines(), ""], 1):
@@ -77,7 +77,7 @@ def blocks(text: str, page: str) -> Iterator[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """Every block of every page."""
+    """Return every block of every page."""
     return [
         block
         for path in pages()
@@ -86,7 +86,7 @@ def all_blocks() -> list[Block]:
 
 
 def in_sentences(path: Path) -> Iterator[str]:
-    """The commands between backticks in a page's sentences and tables."""
+    """Yield the commands between backticks in a page's sentences and tables."""
     text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for found in re.findall(r"`(fedveil [^`]+)`", text.replace("\n", " ")):
         if "…" not in found:
@@ -94,7 +94,7 @@ def in_sentences(path: Path) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The commands of a block, a list of words each; under a `$` what they print is none."""
+    """Yield the commands of a block as lists of words. After a `$`, output is not a command."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     if any(line.startswith("$ ") for line in lines):
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -112,7 +112,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def is_command(block: Block) -> bool:
-    """Whether a reader would type it."""
+    """Return True if a reader would type the block."""
     if block.language in ("sh", "bash"):
         return True
     programs = {"fedveil", "python", "make", "pip", ".ci/run", *LOOPBACK}
@@ -121,15 +121,15 @@ def is_command(block: Block) -> bool:
 
 
 def problem(words: list[str], *, mentioned: bool = False) -> str | None:
-    """Why this command cannot be given; None where it can.
+    """Return the reason why a command is not valid, or None if it is.
 
-    One that is only `mentioned` may lack what it needs.
+    One that is only `mentioned` may lack required arguments.
     """
     program, *rest = words[: words.index(">")] if ">" in words else words
     if program in SHELL or program in ("END", "done", "[superlink]", "[superlink.loopback]"):
         return None
     if re.match(r"[\w-]+$", program) and rest[:1] == ["="]:
-        return None  # a line of the configuration that a block writes
+        return None  # a line of a configuration file that the block writes
     if program == "fedveil":
         return _of_ours([word for word in rest if word != "..."], mentioned)
     if program == "python":
@@ -172,7 +172,7 @@ def _of_ours(rest: list[str], mentioned: bool) -> str | None:
 
 
 def _of_settings(name: str, overrides: list[str]) -> str | None:
-    """The settings of a command, put to a job of the kind that it takes."""
+    """Check a command's settings on a job of the kind that the command takes."""
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
     from fedveil.starter import DEFAULT_JOB

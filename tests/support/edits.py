@@ -1,4 +1,4 @@
-"""Files of a run as somebody edits them: each field in all the ways that a value can be wrong."""
+"""Edited files of a run: each field with every kind of wrong value."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from fedveil.base.message import Value, decode, encode
 from fedveil.errors import FedveilError
 from fedveil.record.sealed_message import sealed, unsealed
 
-#: What was edited, and the sentence that it ends in.
+#: Pairs of an edit's name and the error that it leads to.
 Edits: TypeAlias = Iterator[tuple[str, str | None]]
 _GONE: Any = object()
 
 
 def edited(message: Mapping[str, Value], nested: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """The message with one field edited, after a word for the edit; `nested` are messages in it."""
+    """Yield a name and a copy of `message` for every edit of one field.
+
+    Fields in `nested` are messages themselves, and are edited as well.
+    """
     yield "more.added", {**message, "more": 1}
     for name, value in message.items():
         for how, other in _values(value):
@@ -32,13 +35,13 @@ def edited(message: Mapping[str, Value], nested: tuple[str, ...] = ()) -> Iterat
 
 
 def sealed_edits(path: Path, nested: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
-    """The bytes of a sealed file with one field edited and the digest made again."""
+    """Yield a sealed file's bytes with one field edited and the digest recomputed."""
     for how, message in edited(unsealed(path.read_bytes()), nested):
         yield how, sealed(message)
 
 
 def damaged(raw: bytes) -> Iterator[tuple[str, bytes]]:
-    """A file's bytes, changed here and there, cut short, longer, or others altogether."""
+    """Yield damaged versions of a file's bytes: changed, cut short, extended, or replaced."""
     for at in {0, len(raw) // 3, len(raw) // 2, len(raw) - 1}:
         yield f"byte {at}", raw[:at] + bytes([raw[at] ^ 0x15]) + raw[at + 1 :]
     yield "shorter", raw[:-1]
@@ -50,9 +53,9 @@ def damaged(raw: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def sentence_of(folder: Path, go_on: Callable[[Path], object]) -> str | None:
-    """The sentence in which a run is not gone on with; None where it goes on.
+    """Return the error that refuses to resume a run, or None if it resumes.
 
-    A run that is refused is left as it was.
+    Checks that a refused run is unchanged.
     """
     before = _content(folder)
     try:
@@ -70,7 +73,7 @@ def sentence_of(folder: Path, go_on: Callable[[Path], object]) -> str | None:
 def on_copies(
     folder: Path, name: str, edits: Iterator[tuple[str, bytes]], go_on: Callable[[Path], object]
 ) -> Edits:
-    """What comes of each edit of a file, on a copy of the folder."""
+    """Yield the result of each edit of a file, applied to a copy of the folder."""
     copy = folder.parent / "copy"
     for how, data in edits:
         shutil.rmtree(copy, ignore_errors=True)
@@ -80,7 +83,7 @@ def on_copies(
 
 
 def _content(folder: Path) -> dict[str, str]:
-    """What is in a folder, by the digest of every file; locks and logs aside."""
+    """Return the digest of every file in a folder, except locks and logs."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

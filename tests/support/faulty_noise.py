@@ -1,4 +1,4 @@
-"""dp_encrypt and distributed_dp with a planted fault, as protections of one's own."""
+"""dp_encrypt and distributed_dp with a planted fault, as a user's own protections."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings, _GridFo
 
 
 class FaultySettings(DPEncryptSettings):
-    """dp_encrypt's, and which fault."""
+    """The settings of dp_encrypt, and the fault."""
 
     fault: str
 
 
 class Faulty(DPEncrypt):
-    """half: half the noise; clip: noise for C in place of 2C; rounds, clients: one stream twice;
-    one: a single report without noise."""
+    """dp_encrypt with a fault.
+
+    half: half the noise; clip: noise for C instead of 2C; rounds, clients: one stream used twice;
+    one: a single report without noise.
+    """
 
     block, settings_type = "own", FaultySettings
 
@@ -65,13 +68,13 @@ class _Silent:
 
 
 class SharesSettings(DistributedDPSettings):
-    """distributed_dp's, and how many clients add no noise."""
+    """The settings of distributed_dp, and the number of clients that add no noise."""
 
     missing: int
 
 
 class Shares(DistributedDP):
-    """distributed_dp in which the first so many clients send their updates without noise."""
+    """distributed_dp in which the first `missing` clients send their updates without noise."""
 
     block, settings_type = "own", SharesSettings
 

@@ -1,4 +1,4 @@
-"""Arrays that end where nothing may be touched."""
+"""Arrays between pages of memory that must not be accessed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAGE = mmap.PAGESIZE
 
 
 def fenced(array: np.ndarray) -> np.ndarray:
-    """The same numbers, with forbidden pages before the page of the first and behind the last."""
+    """Copy an array, with protected pages before its first page and after its last."""
     if not array.size:
         return array
     whole = -(-array.nbytes // _PAGE) * _PAGE

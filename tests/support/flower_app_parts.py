@@ -1,4 +1,4 @@
-"""A Flower app in one process: real ClientApps behind a grid that encodes every message."""
+"""A Flower app in one process: real ClientApps with a grid that encodes every message."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Train = Callable[[Arrays, int], tuple[Arrays, dict[str, Any]]]
 
 
 def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:
-    """An ArrayRecord of NumPy arrays."""
+    """Return an ArrayRecord of NumPy arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """The NumPy arrays of a record."""
+    """Return the NumPy arrays of a record."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def over_the_wire(message: Message) -> Message:
-    """The message as the other side has it: through Flower's own objects and back."""
+    """Return the message as the receiver gets it: encoded and decoded by Flower's own objects."""
     contents = {i: thing.deflate() for i, thing in get_all_nested_objects(message).items()}
     copy = inflate_object_from_contents(message.object_id, contents)
     copy.metadata.__dict__["_message_id"] = message.metadata.message_id
@@ -65,7 +65,7 @@ class Node:
         )
 
     def answer(self, message: Message) -> Message:
-        """What the app replies; an error where it raises, as Flower has it."""
+        """Return the app's reply, or an error message if the app raises, as Flower does."""
         try:
             return self.app(message, self.context)
         except Exception as error:
@@ -73,14 +73,14 @@ class Node:
 
 
 class FakeGrid(Grid):
-    """Delivers at once; of several replies the last comes first.
+    """Delivers messages at once, and replies in reverse order.
 
-    `tamper` sees every message before its client does, and loses it where it gives None;
-    `tamper_reply` sees every reply before the server does.
+    `tamper` is called with every message before its client receives it, and drops it by returning
+    None; `tamper_reply` is called with every reply before the server receives it.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        # What Flower sets in a ServerApp's process: messages are made with it.
+        # Flower sets this in a ServerApp's process and needs it to create messages.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 1
         self.nodes = {node.context.node_id: node for node in nodes}
         self.silent: set[int] = set()
@@ -134,7 +134,7 @@ class FakeGrid(Grid):
 
 
 def client_app(train: Train, mods: Sequence[Any] = (), calls: list[int] | None = None) -> ClientApp:
-    """An app as Flower's quickstart has it: arrays and a config in, arrays and metrics out."""
+    """Return an app as in Flower's quickstart: arrays and a config in, arrays and metrics out."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -160,6 +160,6 @@ def client_app(train: Train, mods: Sequence[Any] = (), calls: list[int] | None =
 
 
 def charged_at_last(strategy: ProtectedStrategy) -> set[int]:
-    """Whom the ledger has charged for the last round, now that the round has ended."""
+    """Return the clients that the ledger has charged for the last round, now that it has ended."""
     rounds = strategy.ledger._open
     return {int(node) for members in rounds[max(rounds)].values() for node in members}

@@ -1,4 +1,4 @@
-"""A grid in this process, which runs the true ClientApp for every message, and jobs for it."""
+"""A grid in this process that runs the real ClientApp for every message, and jobs for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENTS = 6
 
 
 def job(**changes: Any) -> Job:
-    """Six owners of a small data set, all of them in every round."""
+    """Return a job of six owners of a small data set, with all of them in every round."""
     settings: dict[str, Any] = {
         "name": "small",
         "rounds": 2,
@@ -36,24 +36,24 @@ def job(**changes: Any) -> Job:
 
 
 def app_of(folder: Path, settings: Job, *, seeded: bool = False) -> tuple[Path, Job]:
-    """The app of a job, written to `folder`, and the job that is deployed."""
+    """Write the app of a job to `folder`. Returns its path, and the job that is deployed."""
     deployed = deployable(settings, seeded=seeded)
     write_app(folder, deployed)
     return folder, deployed
 
 
 def context(node: int, run_config: dict[str, Any], node_config: dict[str, Any]) -> Context:
-    """What Flower hands to an app."""
+    """Return the context that Flower passes to an app."""
     return Context(
         run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config
     )
 
 
 class LocalGrid(Grid):
-    """SuperNodes of this process; node 100 + N is client N.
+    """SuperNodes of this process. Node 100 + N is client N.
 
-    `tamper` sees every message before its client does, and every reply before the server does:
-    it gives back what is passed on, or None where it is lost.
+    `tamper` is called with every message before its client receives it, and with every reply before
+    the server receives it. It returns the message to deliver, or None to drop it.
     """
 
     def __init__(self, app: Path, state: Path, clients: Iterable[int] = range(CLIENTS)) -> None:
@@ -110,17 +110,17 @@ class LocalGrid(Grid):
 
 
 def travelled(message: Message) -> Message:
-    """The message with records that were bytes once."""
+    """Return the message with its records encoded and decoded."""
     if message.has_content():
         message.content = recorddict_from_proto(recorddict_to_proto(message.content))
     return message
 
 
 def serve(app: Path, grid: LocalGrid, folder: Path) -> Any:
-    """Run the app's ServerApp over the grid."""
+    """Run the app's ServerApp with the grid."""
     return job_server.serve(app, grid, context(0, {"folder": str(folder)}, {}))
 
 
 def kinds(messages: Sequence[Message]) -> list[str]:
-    """What the messages ask for, in order, each kind once."""
+    """Return the kinds of the messages, in order and without repetition."""
     return list(dict.fromkeys(message.metadata.message_type for message in messages))

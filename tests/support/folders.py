@@ -1,4 +1,4 @@
-"""Where the project's folders are, for the tests, and what a run has left in its own."""
+"""The project's folders, and the files of a run, for the tests."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
-#: Known inputs with what must come of them.
+#: Known inputs with their expected results.
 DATA = TESTS / "vectors"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 
 
 def records_of(run: Path) -> list[dict[str, Any]]:
-    """The records of a run's rounds, whether or not the run has a result."""
+    """Return the records of a run's rounds, even if the run has no result."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]

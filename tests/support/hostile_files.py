@@ -1,4 +1,4 @@
-"""Files that a stranger may have put where one of fedveil's is expected."""
+"""Files that an attacker may have put in place of one of fedveil's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-#: Long enough for every test here on a loaded machine: whoever is not done by then waits forever.
+#: Long enough for every test here on a loaded machine: a longer one is waiting forever.
 _HANGS_S = 30
 _MOST_MORE_BYTES = 1 << 31
 
@@ -26,12 +26,12 @@ def endless(path: Path) -> None:
 
 
 def vast(path: Path) -> None:
-    """Make a file of 8 TiB that takes no room on the disk."""
+    """Make a file of 8 TiB that takes no space on disk."""
     with path.open("wb") as file:
         file.truncate(1 << 43)
 
 
-#: What a reader meets -> the reason that it states.
+#: A function that makes a hostile file -> the reason in the error.
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "pipe": (pipe, "it is a named pipe, not a regular file"),
     "device": (endless, "it is a device, not a regular file"),
@@ -41,7 +41,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @contextmanager
 def bounded(most_s: int = _HANGS_S) -> Iterator[None]:
-    """Fail instead of waiting forever, or of filling the memory."""
+    """Fail instead of waiting forever or exhausting the memory."""
 
     def give_up(number: int, frame: FrameType | None) -> None:
         raise AssertionError("it waits forever")

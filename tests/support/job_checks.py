@@ -1,4 +1,4 @@
-"""What the tests of jobs share."""
+"""Functions shared by the tests of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def load(text: str, *overrides: str) -> Job:
-    """The job that a file with this text holds."""
+    """Load the job from a file with this text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "job.yaml")
         path.write_text(text, encoding="utf-8")
@@ -28,14 +28,14 @@ def load(text: str, *overrides: str) -> Job:
 
 
 def problems(text: str, *overrides: str) -> list[str]:
-    """What a file with this text is refused with."""
+    """Return the errors for a file with this text."""
     with pytest.raises(JobError) as caught:
         load(text, *overrides)
     return list(caught.value.problems)
 
 
 def attempt(make: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
-    """What `make` gives and no problems, or nothing and the problems; other errors pass."""
+    """Return the result of `make`, or None and the problems of a JobError."""
     try:
         return make(), ()
     except JobError as error:
@@ -43,13 +43,13 @@ def attempt(make: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
 
 
 def at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The nested mapping that holds `value` at `path`."""
+    """Return the nested mapping with `value` at `path`."""
     for name in reversed(path):
         value = {name: value}
     return value
 
 
 def vectors(name: str) -> list[tuple[str, str]]:
-    """The pairs of lines in a data file."""
+    """Return the pairs of lines in a data file."""
     _, *blocks = (DATA / name).read_text(encoding="utf-8").strip().split("\n\n")
     return [(text, sentence) for text, sentence in (block.split("\n") for block in blocks)]

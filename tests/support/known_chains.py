@@ -1,4 +1,4 @@
-"""Any chain of known layers, drawn by hypothesis, and clients for it."""
+"""Random chains of known layers, drawn by hypothesis, and clients for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = (7, 1, 0, 10)
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A chain of known layers that fit, and the shape of its examples."""
+    """Draw a chain of known layers that fit together, and the shape of its examples."""
     torch.manual_seed(draw(st.integers(0, 1 << 30)))
     shape = (draw(st.integers(1, 3)), draw(st.integers(5, 11)), draw(st.integers(5, 11)))
     c, h, w = shape
@@ -68,7 +68,7 @@ def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 @st.composite
 def dense_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """Dense layers some of whose steps may be held, were they large, and what follows them."""
+    """Draw dense layers whose steps may be deferred if they are large, and layers after them."""
     torch.manual_seed(draw(st.integers(0, 1 << 30)))
     widths = draw(st.lists(st.sampled_from([40, 64, 72, 33]), min_size=2, max_size=4))
     layers: list[nn.Module] = []
@@ -87,7 +87,7 @@ TOKENS = 11
 
 @st.composite
 def token_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A chain that begins with tokens of `TOKENS`, and the shape of its examples."""
+    """Draw a chain that begins with an embedding of `TOKENS`, and the shape of its examples."""
     torch.manual_seed(draw(st.integers(0, 1 << 30)))
     length, width = draw(st.integers(1, 6)), draw(st.sampled_from([8, 16, 5]))
     layers: list[nn.Module] = [nn.Embedding(TOKENS, width)]
@@ -101,7 +101,7 @@ def token_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 @st.composite
 def word_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A chain from tokens to the scores of the token after each, with layers of every kind."""
+    """Draw a chain from tokens to scores of each next token, with layers of every kind."""
     torch.manual_seed(draw(st.integers(0, 1 << 30)))
     length, width = draw(st.integers(1, 6)), draw(st.sampled_from([8, 16]))
     layers: list[nn.Module] = [nn.Embedding(TOKENS, width)]
@@ -115,7 +115,7 @@ def word_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def transformer_layer(width: int, kind: int) -> nn.Module:
-    """One of 24: of one head or more, ours or torch's, its hidden rows shorter or longer."""
+    """Return one of 24 layers, which differ in heads, class, hidden width and activation."""
     heads, hidden = max(1, kind % 2 * width // 8), (24, 40, 8)[kind // 2 % 3]
     curve = (functional.relu, functional.gelu)[kind // 6 % 2]
     if kind < 12:
@@ -126,7 +126,7 @@ def transformer_layer(width: int, kind: int) -> nn.Module:
 
 
 def of_words(cohort: Sequence[ClientData]) -> list[ClientData]:
-    """The same clients with tokens as examples and as targets, some of which say nothing."""
+    """Return the clients with tokens as examples and as targets, some of which are ignored."""
     made = []
     for client in of_tokens(cohort):
         y = (client.x * 3 + 1) % TOKENS
@@ -137,10 +137,10 @@ def of_words(cohort: Sequence[ClientData]) -> list[ClientData]:
 
 
 def of_tokens(cohort: Sequence[ClientData]) -> list[ClientData]:
-    """The same clients with tokens as examples."""
+    """Return the clients with tokens as examples."""
     return [replace(client, x=(client.x * TOKENS).long()) for client in cohort]
 
 
 def signed(cohort: Sequence[ClientData]) -> list[ClientData]:
-    """The same clients with examples on both sides of zero."""
+    """Return the clients with positive and negative examples."""
     return [replace(client, x=4 * client.x - 2) for client in cohort]

@@ -1,7 +1,7 @@
-"""A server that says to each client what it likes, and opens what the answers let it open.
+"""A server that lies to each client as it likes, and reveals all that the answers allow.
 
-The clients are the real halves. The server keeps all that it was ever told: keys, signatures,
-boxes, vectors and shares, of as many attempts at the round as it begins.
+The clients are real. The server collects everything that it receives: keys, signatures, boxes,
+vectors and shares, in any number of attempts at the round.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fedveil.secagg.share_tags import KEY, SEED
 from fedveil.secagg.view import keys_view, vectors_view
 
 LENGTH, LARGEST = 8, 1000
-#: What a server shows of a client: its two public keys, and its signature of them.
+#: A client's entry as the server shows it: its two public keys, and its signature of them.
 Shown = tuple[bytes, bytes, bytes]
 
 
 class Liar:
-    """One job, its clients' identities, and what the server has found out."""
+    """One job, its clients' identities, and everything that the server has found out."""
 
     def __init__(self, clients: int, threshold: int, *, active: bool, colluders: int = 0) -> None:
         self.ids = list(range(clients))
         self.active = active
         self.root = Seeded(clients, "liar", threshold)
         self.identities = {c: Identity.draw(self.root.stream("identity", c)) for c in self.ids}
-        #: They tell the server their secrets: the last ones.
+        #: Clients that reveal their secrets to the server: the last ones.
         self.colluders = frozenset(self.ids[clients - colluders :])
         self.terms = Terms(
             job=b"liar", round=4, length=LENGTH, bits=Ring.for_sum(clients, LARGEST).bits,
@@ -48,25 +48,25 @@ class Liar:
             for c in self.ids
         }
         self.attempts: list[Attempt] = []
-        #: Public mask key -> the pair, for those that the server knows.
+        #: Public mask key -> the key pair, if the server knows it.
         self.pairs: dict[bytes, KeyPair] = {}
-        #: A list of survivors -> the signatures of it that were ever given.
+        #: A list of survivors -> every signature of it so far.
         self.signed: dict[tuple[int, ...], dict[int, bytes]] = {}
 
     def attempt(self) -> Attempt:
-        """Begin the round once more: its clients have fresh secrets, and the same updates."""
+        """Begin another attempt at the round, with fresh secrets and the same updates."""
         self.attempts.append(Attempt(self, len(self.attempts)))
         return self.attempts[-1]
 
     def own_keys(self, *name: int) -> tuple[KeyPair, Shown]:
-        """Keys of the server's own, to be shown as a client's: the cipher pair, and all of it."""
+        """Draw keys of the server's own to show as a client's. Returns the cipher pair and all."""
         cipher, mask = (KeyPair.draw(self.root.stream("own", i, *name)) for i in range(2))
         self.pairs[mask.public] = mask
         return cipher, (cipher.public, mask.public, bytes(keys.SIGNATURE_BYTES))
 
 
 class Attempt:
-    """One attempt at the round; what it is called with is what the clients are told."""
+    """One attempt at the round. The arguments of each method are sent to the clients."""
 
     def __init__(self, liar: Liar, number: int) -> None:
         self.liar, self.terms, self.ids = liar, liar.terms, liar.ids
@@ -81,12 +81,12 @@ class Attempt:
         self.senders: dict[int, list[int]] = {}
         self.models: dict[int, bytes] = {}
         self.vectors: dict[int, np.ndarray] = {}
-        #: (dealer, which secret) -> point -> the share.
+        #: (dealer, kind of secret) -> point -> the share.
         self.shares: dict[tuple[int, int], dict[int, bytes]] = {}
         self._advertise()
 
     def ask(self, client: int, phase: str, **fields: Any) -> Mapping[str, Any] | None:
-        """A client's answer; None where it refuses."""
+        """Return a client's answer, or None if it refuses."""
         message = decode(encode({"phase": phase, "round": self.terms.round, **fields}))
         own = (self.liar.updates[client], self.models[client]) if phase == "masked" else ()
         try:
@@ -105,7 +105,7 @@ class Attempt:
                 self.liar.pairs[answer["mask_key"]] = self.clients[c]._mask
 
     def share(self, shown: Mapping[int, Mapping[int, Shown]] | None = None) -> None:
-        """Show each client the keys of its neighbourhood: everybody's, where nothing is said."""
+        """Show each client the keys of its neighbourhood, by default those of all clients."""
         for c in self.ids:
             hood = dict(sorted((shown or {}).get(c, self.public).items()))
             fields = {
@@ -128,7 +128,7 @@ class Attempt:
         models: Mapping[int, bytes] | None = None,
         boxes: Mapping[tuple[int, int], bytes] | None = None,
     ) -> None:
-        """Name each client who has dealt to it: everybody; `boxes` are put in place of theirs."""
+        """Send each client its dealers, by default all. `boxes` replaces some of theirs."""
         for c in self.boxes:
             told = sorted({*((senders or {}).get(c, self.boxes)), c})
             self.senders[c] = told
@@ -154,7 +154,7 @@ class Attempt:
                 given[c] = answer["signature"]
 
     def close(self, survivors: Iterable[int]) -> None:
-        """Name one list to all that are in it, as a server does that follows the protocol."""
+        """Send one list of survivors to all clients in it, as an honest server does."""
         there = tuple(survivors)
         lists = dict.fromkeys(there, there)
         if self.liar.active:
@@ -162,7 +162,7 @@ class Attempt:
         self.unmask(lists)
 
     def unmask(self, survivors: Mapping[int, Iterable[int]]) -> None:
-        """Name each client a list of survivors; whom else it heard of is said to have dropped."""
+        """Send each client a list of survivors. All its other dealers are reported as dropped."""
         for c, named in survivors.items():
             there = sorted(named)
             gone = sorted(set(self.senders[c]) - set(there))
@@ -179,14 +179,14 @@ class Attempt:
                 self.learn(dealer, KEY if dealer in gone else SEED, c, row.tobytes())
 
     def _valid(self, client: int, survivors: tuple[int, ...]) -> dict[int, bytes]:
-        """Those of the signatures ever given of a list that this client will take for good."""
+        """Return the signatures of a list, from any attempt, that this client accepts."""
         text = keys.survivors_text(self.view(client), survivors)
         given = sorted(self.liar.signed.get(survivors, {}).items())
         roster = self.terms.roster
         return {who: one for who, one in given if keys.is_signed(roster(who), one, text)}
 
     def open_boxes(self, pairs: Mapping[tuple[int, int], KeyPair]) -> None:
-        """Open what clients have sealed for the server's own keys: (dealer, peer) -> the pair."""
+        """Open boxes sealed for the server's own keys: (dealer, peer) -> the key pair."""
         for (dealer, peer), pair in pairs.items():
             if dealer in self.boxes:
                 shared = pair.agree(public_key(self.public[dealer][0]))
@@ -197,12 +197,12 @@ class Attempt:
                 self.learn(dealer, SEED, peer, dealt[: shamir.SHARE_BYTES])
 
     def learn(self, dealer: int, kind: int, holder: int, share: bytes) -> None:
-        """A share of a dealer's, at the holder's place in the neighbourhood that it was shown."""
+        """Store a dealer's share, at the holder's place in the dealer's neighbourhood."""
         point = 1 + [*self.shown[dealer]].index(holder)
         self.shares.setdefault((dealer, kind), {})[point] = share
 
     def secret(self, dealer: int, kind: int) -> Secret | None:
-        """A dealer's secret, where enough shares of it are known."""
+        """Return a dealer's secret if enough of its shares are known."""
         found = sorted(self.shares.get((dealer, kind), {}).items())[: self.terms.threshold]
         if dealer in self.liar.colluders:
             client = self.clients[dealer]
@@ -214,7 +214,7 @@ class Attempt:
         return shamir.join(points, rows[None])[0]
 
     def learn_keys(self) -> None:
-        """Put the mask keys together that shares are enough for, those of colluders among them."""
+        """Reconstruct the mask keys for which shares suffice, including those of colluders."""
         for holder in self.liar.colluders & self.vectors.keys():
             for dealer, dealt in self.clients[holder]._held.items():
                 for kind in (SEED, KEY):
@@ -227,18 +227,18 @@ class Attempt:
                 self.liar.pairs[pair.public] = pair
 
     def before(self, client: int) -> bytes:
-        """What this client was shown before it dealt shares, as its boxes are bound to it."""
+        """Return this client's view before it dealt shares. Its boxes are bound to it."""
         return keys_view(self.terms, {p: shown[:2] for p, shown in self.shown[client].items()})
 
     def view(self, client: int) -> bytes:
-        """And before it masked its vector, as its masks are bound to it."""
+        """Return this client's view before it masked its vector. Its masks are bound to it."""
         told = self.senders[client], self.models[client]
         return vectors_view(self.terms, self.before(client), *told)
 
     def opened_sum(self, whom: Iterable[int]) -> np.ndarray | None:
-        """The sum of some clients' vectors without masks; None where one cannot be taken off.
+        """Return the sum of some clients' vectors, or None if one of their masks cannot be removed.
 
-        Masks between two of them are taken to cancel.
+        Assumes that masks between two of them cancel.
         """
         together = set(whom)
         ring = Ring(self.terms.bits)
@@ -265,7 +265,7 @@ class Attempt:
         return ring.signed(lanes)
 
     def opened(self) -> list[int]:
-        """The honest clients whose single update the server now knows."""
+        """Return the honest clients whose single update the server now knows."""
         self.learn_keys()
         found = {c: self.opened_sum([c]) for c in self.ids if c not in self.liar.colluders}
         return [

@@ -1,4 +1,4 @@
-"""Training in native code, and what it is held against."""
+"""Training in native code, and the references that it is compared with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def by_loop(model: nn.Module, plan: TrainingPlan, cohort: Sequence[ClientData]) 
 
 
 def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
-    """The plainest loop there is, in float64."""
+    """Train with a simple loop in float64."""
     model = copy.deepcopy(model).double().train()
     parameters = [*model.parameters()]
     before = torch.cat([p.detach().reshape(-1) for p in parameters])
@@ -59,7 +59,7 @@ def in_double(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nd
 def trained_as_torch_trains(
     model: nn.Module, shape: tuple[int, ...], plan: TrainingPlan, cohort: Sequence[ClientData]
 ) -> None:
-    """To 1e-6, or where single precision itself is worse, to some times what torch's loop errs."""
+    """Check the native result to 1e-6 or, if that is more, to 4 times the error of torch's loop."""
     trainer = compiled(model, plan)
     assert trainer.serves(shape)
     found, torchs = train(trainer, model, cohort), by_loop(model, plan, cohort)

@@ -1,4 +1,4 @@
-"""Runs' folders for the tests of their pages."""
+"""Run folders for the tests of their pages."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 from fedveil.federated.job import Job
 
-#: A text that wants to be a page's own.
+#: A text that tries to inject markup into a page.
 EVIL = "</script><script>window.evil=1</script><img src=x onerror=window.evil=1>'\"&\u2028]]>"
 
 
 def small_job(**blocks: Any) -> Job:
-    """A job of an instant."""
+    """Return a job that runs in an instant."""
     base: dict[str, Any] = {
         "name": "small",
         "rounds": 3,
@@ -27,7 +27,7 @@ def small_job(**blocks: Any) -> Job:
 
 
 def edit_last(folder: Path, **fields: Any) -> None:
-    """Another last record, as whoever has the folder may write it."""
+    """Change the last record, as anyone with access to the folder can."""
     path = folder / "metrics.jsonl"
     *lines, last = path.read_text("utf-8").splitlines()
     path.write_text("\n".join([*lines, json.dumps(json.loads(last) | fields)]) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""Small models, data and a protection that the tests of the simulator are run with."""
+"""Small models, data and a protection for the tests of the simulator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEATURES = 6
 
 
 def data(examples: int = 240) -> dict[str, Any]:
-    """Three noisy clusters, and an owner for every training example."""
+    """Return three noisy clusters, with an owner for every training example."""
     draw = Seeded(0, "test data").generator()
     centres = draw.normal(size=(CLASSES, FEATURES))
     y = draw.integers(0, CLASSES, examples + 90)
@@ -50,48 +50,48 @@ def data(examples: int = 240) -> dict[str, Any]:
 
 
 def other_data() -> dict[str, Any]:
-    """The same shapes, other values."""
+    """Return data of the same shapes with other values."""
     parts = data()
     parts["x_train"] = parts["x_train"] + 1
     return parts
 
 
 def bytes_data() -> dict[str, Any]:
-    """The same in whole numbers of 8 bits."""
+    """Return the data as whole numbers of 8 bits."""
     made = data()
     return made | {name: np.rint(9 * made[name]).astype(np.int8) for name in ("x_train", "x_test")}
 
 
 def floats_data() -> dict[str, Any]:
-    """These numbers as floats."""
+    """Return the 8-bit data as floats."""
     made = bytes_data()
     return made | {name: made[name].astype(np.float32) for name in ("x_train", "x_test")}
 
 
 def wide() -> nn.Module:
-    """One layer of 112 parameters, and no buffers."""
+    """Return one layer of 112 parameters, without buffers."""
     return nn.Linear(FEATURES, 16)
 
 
 def wider() -> nn.Module:
-    """One layer of 1,400 parameters."""
+    """Return one layer of 1,400 parameters."""
     return nn.Linear(FEATURES, 200)
 
 
 def net() -> nn.Module:
-    """A net with a tensor of every fate."""
+    """Return a net with a tensor of every treatment."""
     return nn.Sequential(
         nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, CLASSES)
     )
 
 
 def plain() -> nn.Module:
-    """A net in which examples do not meet."""
+    """Return a net in which examples do not influence each other."""
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 class Backbone(nn.Module):
-    """Fixed layers that say how many examples they see, and a head; the same in every process."""
+    """Fixed layers that count their examples, and a head. The same in every process."""
 
     saw = staticmethod(lambda examples: None)
 
@@ -111,22 +111,22 @@ class Backbone(nn.Module):
 
 
 def backbone() -> nn.Module:
-    """A model whose head can be told."""
+    """Return a model whose head is identifiable."""
     return Backbone()
 
 
 def sharpened_backbone() -> nn.Module:
-    """One that does more with its head's scores."""
+    """Return a backbone that also scales its head's scores."""
     return Backbone(factor=2.0)
 
 
 def linear() -> nn.Module:
-    """One layer, in which a large weight meets its feature alone."""
+    """Return one layer, in which a large weight meets its feature alone."""
     return nn.Linear(FEATURES, CLASSES)
 
 
 def one_clients_data(*, marked: bool = False) -> dict[str, Any]:
-    """A client's examples, all with nothing in the first feature; or all of them but one."""
+    """Return a client's examples, all with 0 in the first feature. If `marked`, one has 4."""
     parts = data(40)
     del parts["client_ids"]
     parts["x_train"][:, 0] = 0
@@ -136,31 +136,31 @@ def one_clients_data(*, marked: bool = False) -> dict[str, Any]:
 
 
 def marked_data() -> dict[str, Any]:
-    """The same with that one example."""
+    """Return the client's examples with the marked one."""
     return one_clients_data(marked=True)
 
 
 def no_data_today() -> dict[str, Any]:
-    """A client's own function that ends its process."""
+    """End the process, as a client's own function."""
     raise SystemExit("not today")
 
 
 def eager_data() -> dict[str, Any]:
-    """One whose first feature is nobody's taste."""
+    """Return a client's examples that every picky model rejects."""
     parts = one_clients_data()
     parts["x_train"][:, 0] = 1
     return parts
 
 
 def labels_beyond() -> dict[str, Any]:
-    """One with a label that the others have not."""
+    """Return a client's examples with a label that the others do not have."""
     parts = one_clients_data()
     parts["y_train"][0] = 9
     return parts
 
 
 class Picky(nn.Module):
-    """Raises for clients whose first batch begins with a certain label's cluster."""
+    """Raises for clients whose first batch begins with an example of a certain cluster."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -174,17 +174,17 @@ class Picky(nn.Module):
 
 
 def picky() -> nn.Module:
-    """Trains on some clients only."""
+    """Return a model that trains on some clients only."""
     return Picky(0.5)
 
 
 def hopeless() -> nn.Module:
-    """Trains on no client."""
+    """Return a model that trains on no client."""
     return Picky(-1e9)
 
 
 class Diverging(nn.Module):
-    """Its loss is NaN in training."""
+    """A model whose loss is NaN in training for some batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,24 +195,24 @@ class Diverging(nn.Module):
 
 
 def diverging() -> nn.Module:
-    """Gives some clients an update that is not finite."""
+    """Return a model that gives some clients a non-finite update."""
     return Diverging()
 
 
 class NowhereFinite(Diverging):
-    """Its loss is NaN for every batch."""
+    """A model whose loss is NaN for every batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) * (float("nan") if self.training else 1.0)
 
 
 def nowhere_finite() -> nn.Module:
-    """Gives no client an update that is finite."""
+    """Return a model that gives no client a finite update."""
     return NowhereFinite()
 
 
 class Warning_(nn.Module):
-    """Warns."""
+    """A model that warns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,14 +225,14 @@ class Warning_(nn.Module):
 
 
 def warning() -> nn.Module:
-    """Warns while it trains."""
+    """Return a model that warns while it trains."""
     return Warning_()
 
 
 class Suicidal(nn.Module):
-    """Ends its own process, as a crash in native code would, when the file named by it exists.
+    """Ends its own process, like a crash in native code, if the file that it names exists.
 
-    It may be told to take its time, so that a run is not over before something is done to it.
+    It may also be told to take its time, so that a run is not over before a test acts on it.
     """
 
     def __init__(self) -> None:
@@ -248,17 +248,17 @@ class Suicidal(nn.Module):
 
 
 def suicidal() -> nn.Module:
-    """Kills its worker on demand."""
+    """Return a model that kills its worker on demand."""
     return Suicidal()
 
 
 def lazy() -> nn.Module:
-    """Has parameters without a shape."""
+    """Return a model with parameters without a shape."""
     return nn.LazyLinear(CLASSES)
 
 
 def unstable() -> nn.Module:
-    """Another model in every process."""
+    """Return another model in every process."""
     net = nn.Linear(FEATURES, CLASSES)
     with torch.no_grad():
         net.bias.fill_(float(os.getpid()))
@@ -266,16 +266,16 @@ def unstable() -> nn.Module:
 
 
 class TwoPhasesSettings(Settings):
-    """Its one parameter."""
+    """The one parameter of the protection."""
 
     factor: float = Field(1.0, gt=0, description="what updates are multiplied by")
 
 
 class TwoPhases(Protection):
-    """A protection of a user's own: clients say hello, and then send what the server asks for.
+    """A user's own protection: clients say hello, and then send what the server asks for.
 
-    The server's second message tells each client a number of its own; the client checks that it
-    is the one that it made up in the first phase, which it can only if its half lives on.
+    The server's second message contains each client's own number. The client checks that it is the
+    one from the first phase, which it can only if its half of the protocol is still alive.
     """
 
     settings_type = TwoPhasesSettings

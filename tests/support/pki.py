@@ -1,4 +1,4 @@
-"""A PKI as an organisation has one: a root, intermediate authorities, leaves, revocation lists."""
+"""A PKI as in an organisation: a root, intermediate authorities, leaves and revocation lists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hash_for(key: Any) -> hashes.SHA256 | None:
 
 
 def names_of(names: Iterable[str]) -> x509.SubjectAlternativeName:
-    """DNS names and IP addresses; what starts with ! is a DNS name whatever it looks like."""
+    """Return DNS names and IP addresses. A name after ! is a DNS name in any case."""
     found: list[x509.GeneralName] = []
     for one in names:
         try:
@@ -53,7 +53,7 @@ def names_of(names: Iterable[str]) -> x509.SubjectAlternativeName:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A certificate with its key, and the authorities above it but for the root."""
+    """A certificate with its key, and the authorities above it except the root."""
 
     certificate: x509.Certificate
     key: Any
@@ -70,7 +70,7 @@ class Leaf:
         )
 
     def write(self, folder: Path, root: Authority, **settings: Any) -> Path:
-        """Write a party's folder; settings go to tls.yaml, a `password` encrypts the key."""
+        """Write a party's folder. `settings` go to tls.yaml; a `password` encrypts the key."""
         folder.mkdir(parents=True)
         password = settings.pop("password", None)
         traditional = settings.pop("traditional", False)
@@ -108,7 +108,7 @@ class Authority:
 
     @property
     def chain(self) -> tuple[x509.Certificate, ...]:
-        """This authority and those above it, but for the root."""
+        """Return this authority and those above it, except the root."""
         return () if self._above is None else (self.certificate, *self._above.chain)
 
     def leaf(
@@ -135,7 +135,7 @@ class Authority:
         extensions: Sequence[tuple[x509.ExtensionType, bool]] = (),
         key: Any = None,
     ) -> x509.CertificateRevocationList:
-        """A list of certificates, of the dates `began` and `ends` in days from now."""
+        """Return a revocation list, valid from `began` to `ends` in days from now."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.name)

@@ -1,4 +1,4 @@
-"""Data sets of which one record can be anything: what a client's own function gives, by kind."""
+"""Data sets of a client's own function in which one record can be anything, by kind."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedveil.base.example_arrays import Targets
 from fedveil.entropy import Seeded
 
 CLASSES, FEATURES, EXAMPLES, TOKENS = 3, 5, 31, 11
-#: What `data` gives next.
+#: The next result of `data`.
 HELD: dict[str, Any] = {}
 
 
 def data() -> Any:
-    """What a client's function returns."""
+    """Return the data, as a client's own function."""
     return HELD["data"]
 
 
 class Averaged(nn.Module):
-    """Looks whole numbers up."""
+    """A model that looks up whole numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Averaged(nn.Module):
 
 
 class NextOf(nn.Module):
-    """Scores of the next token, from the one before it."""
+    """A model that scores the next token by the one before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class NextOf(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A backbone that raises for what it does not like, and a head."""
+    """A head on a frozen backbone that raises for large numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Frozen(nn.Module):
 
 
 class Shy(nn.Module):
-    """Raises for large numbers."""
+    """A layer that raises for large numbers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool((x.abs() > 1e6).any()):
@@ -73,7 +73,7 @@ def linear() -> nn.Module:
 
 
 def dropped() -> nn.Module:
-    """Draws at random for each example."""
+    """Return a model that draws random numbers for each example."""
     return nn.Sequential(nn.Linear(FEATURES, 9), nn.Dropout(0.4), nn.Tanh(), nn.Linear(9, CLASSES))
 
 
@@ -94,7 +94,7 @@ def one_number() -> nn.Module:
 
 
 def images() -> nn.Module:
-    """Many examples at once go through its fixed filters."""
+    """Return a model whose fixed filters process many examples at once."""
     from fedveil.learning.oriented_filters import OrientedFilters
 
     filters = OrientedFilters((1, 8, 8))
@@ -102,7 +102,7 @@ def images() -> nn.Module:
 
 
 class Ranked(fedveil.Task):
-    """A task of the user's, with whole numbers as targets."""
+    """A user's own task with whole numbers as targets."""
 
     targets: ClassVar[Targets] = "own"
 
@@ -111,7 +111,7 @@ class Ranked(fedveil.Task):
 
 
 class Measured(fedveil.Task):
-    """One with rows of numbers."""
+    """A user's own task with rows of numbers as targets."""
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return nn.functional.huber_loss(outputs, targets)
@@ -128,7 +128,7 @@ class Kind:
     training: tuple[tuple[str, Any], ...] = ()
 
     def records(self, count: int, seed: int) -> tuple[list[Any], list[Any]]:
-        """So many x and y."""
+        """Return `count` inputs and targets."""
         draw = Seeded(seed, "records").generator()
         shape = {"floats": (FEATURES,), "tokens": (6,), "images": (1, 8, 8)}[self.x]
         if self.x == "tokens":

@@ -1,4 +1,4 @@
-"""The two halves of a protection's round, and what travels between them."""
+"""The two sides of a protection's round, and the messages between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Entropy, Seeded
 from fedveil.protections.base import ClientContext, RoundContext
 
-#: The round that is played where a test does not say which.
+#: The number of the round unless a test gives one.
 ROUND = 7
 
 
@@ -24,7 +24,7 @@ def server_half(
     state: Any = None,
     number: int = ROUND,
 ) -> Any:
-    """The server's half of one round, of a run that begins with it where no state is given."""
+    """Return the server's side of one round, the first of its run if there is no `state`."""
     state = protection.initial_state() if state is None else state
     return protection.server_round(
         RoundContext(cohort, number, np.asarray(model, np.float32), state)
@@ -40,14 +40,14 @@ def client_half(
     entropy: Entropy | None = None,
     number: int = ROUND,
 ) -> Any:
-    """One client's half of the round."""
+    """Return one client's side of the round."""
     entropy = Seeded(0, "client", client) if entropy is None else entropy
     weights = np.asarray(model, np.float32)
     return protection.client_round(ClientContext(client, number, weights, examples, entropy))
 
 
 def report_of(half: Any, opening: Message, update: npt.ArrayLike) -> Message:
-    """What a client sends to a server whose opening it was given: both over the wire."""
+    """Return a client's report on the server's opening, with both messages encoded and decoded."""
     given = decode(encode(opening))
     assert half.wants_update(given)
     return decode(encode(half.respond(given, np.asarray(update, np.float32))))

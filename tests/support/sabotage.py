@@ -1,6 +1,6 @@
-"""Faults planted in the shipped code, each as a context in which it is there.
+"""Faults planted in the shipped code, each as a context within which it is active.
 
-The protections are the shipped ones and state what they always state; a mechanism, or the place
+The protections are the shipped ones and claim what they always claim. A mechanism, or the place
 that hands out randomness, is patched. Simulations must run in the calling process.
 """
 
@@ -36,7 +36,7 @@ _LEAST_Q = Fraction(1, 1 << 20)
 
 @contextmanager
 def same_noise_each_round() -> Iterator[None]:
-    """Clients, and a server that adds noise, draw from the first round's stream in every round."""
+    """Draw from the first round's stream in every round, at clients and a noisy server."""
     reports, central = ClientSide._new_half, Protection.noise_entropy
 
     def stuck(self: ClientSide, client: int) -> Any:
@@ -55,7 +55,7 @@ def same_noise_each_round() -> Iterator[None]:
 
 
 class _Stuck:
-    """Hands out a client's stream of round 1 whichever round asks."""
+    """Returns a client's stream of round 1 in every round."""
 
     def __init__(self, entropy: Entropy, round: int) -> None:
         self._entropy, self._round = entropy, round
@@ -67,7 +67,7 @@ class _Stuck:
 
 @contextmanager
 def same_noise_for_all_clients() -> Iterator[None]:
-    """All clients of a round draw from one stream."""
+    """Draw for all clients of a round from one stream."""
     reports = ClientSide._new_half
 
     def shared(self: ClientSide, client: int) -> Any:
@@ -92,7 +92,7 @@ class _Shared:
 
 @contextmanager
 def half_the_noise() -> Iterator[None]:
-    """Gaussian noise of half the standard deviation."""
+    """Add Gaussian noise of half the standard deviation."""
     add_to = DiscreteGaussian.add_to
 
     def halved(self: DiscreteGaussian, values: Any, entropy: Entropy) -> None:
@@ -106,7 +106,7 @@ def half_the_noise() -> Iterator[None]:
 
 @contextmanager
 def clip_twice_too_large() -> Iterator[None]:
-    """Updates are clipped to twice the norm that the noise is made for."""
+    """Clip updates to twice the norm that the noise is made for."""
     to_grid, rounded = gaussian.clip_to_grid, DistributedGaussian.rounded
 
     def wide_grid(vector: Any, clip: float, step: float) -> Any:
@@ -128,7 +128,7 @@ def clip_twice_too_large() -> Iterator[None]:
 
 @contextmanager
 def a_tenth_of_the_shares_missing() -> Iterator[None]:
-    """Every tenth client of `distributed_dp` sends its vector without noise."""
+    """Let every tenth client of `distributed_dp` send its vector without noise."""
     vector = DistributedDP.vector
 
     def without(self: DistributedDP, update: Any, context: Any, told: Any) -> Any:
@@ -142,7 +142,7 @@ def a_tenth_of_the_shares_missing() -> Iterator[None]:
 
 
 def bit_in_clear() -> AbstractContextManager[Any]:
-    """Randomised response tells the truth."""
+    """Let randomised response always tell the truth."""
     return patch.object(
         BinaryRandomizedResponse, "perturb", lambda self, bits, entropy: np.asarray(bits)
     )
@@ -150,7 +150,7 @@ def bit_in_clear() -> AbstractContextManager[Any]:
 
 @contextmanager
 def selection_of_twice_the_epsilon() -> Iterator[None]:
-    """SignDS favours top-k dimensions as it would at twice its epsilon."""
+    """Let SignDS prefer top-k dimensions as if for twice its epsilon."""
     select = SignDS.select
 
     def sharper(self: SignDS, update: Any, entropy: Entropy) -> Any:
@@ -167,23 +167,23 @@ def _sharper(plan: SelectionPlan, dim: int, eps: float) -> SelectionPlan:
 
 
 def epsilon_off_by_a_hundredth() -> AbstractContextManager[Any]:
-    """Codes lie as rarely as at eps + 0.01."""
+    """Perturb codes as rarely as at eps + 0.01."""
     return _codes(lambda kind, q: 1 / (1 + (1 / q - 1) * Fraction(np.exp(0.01))))
 
 
 def lies_off_by_a_hundredth() -> AbstractContextManager[Any]:
-    """A bit lies with a probability that is 0.01 lower, or next to never."""
+    """Lower the probability that a bit is flipped by 0.01, but not to 0."""
     return _codes(lambda kind, q: max(q - Fraction(1, 100), _LEAST_Q))
 
 
 def half_the_lies() -> AbstractContextManager[Any]:
-    """A bit lies half as often."""
+    """Flip bits half as often."""
     return _codes(lambda kind, q: q / 2)
 
 
 @contextmanager
 def _codes(changed: Callable[[str, Fraction], Fraction]) -> Iterator[None]:
-    """Codes are perturbed with another q than the encoding states."""
+    """Perturb codes with another q than the encoding states."""
     perturb = UnaryEncoding.perturb_states
 
     @lru_cache(maxsize=4)
@@ -201,5 +201,5 @@ def _codes(changed: Callable[[str, Fraction], Fraction]) -> Iterator[None]:
         yield
 
 
-#: No fault at all.
+#: No fault.
 none = nullcontext

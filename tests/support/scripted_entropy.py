@@ -1,4 +1,4 @@
-"""A keystream that a test writes itself, for the draws that chance never makes."""
+"""A scripted keystream, for draws that hardly ever occur by chance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedveil.entropy import Entropy
 
 
 class Scripted(Entropy):
-    """Gives the words it is told, of 64 bits each or as they are; asking for more is an error."""
+    """Returns scripted words, of 64 bits each or as they are. Reading past the end is an error."""
 
     description = "a script"
 
@@ -18,7 +18,7 @@ class Scripted(Entropy):
 
     @classmethod
     def real(cls, scaled: int, words: int) -> Scripted:
-        """The first `words` words of the uniform real `scaled` / 2^(64 words)."""
+        """Script the first `words` words of the uniform real `scaled` / 2^(64 words)."""
         return cls(*((scaled >> (64 * i)) & (2**64 - 1) for i in reversed(range(words))))
 
     def _fresh_key(self) -> bytes:
@@ -36,10 +36,10 @@ class Scripted(Entropy):
 
     @property
     def left(self) -> int:
-        """Bytes that nobody has read."""
+        """Return the number of unread bytes."""
         return len(self._script)
 
 
 def word(value: int, size: int = 4) -> bytes:
-    """`value` as it comes out of a keystream."""
+    """Return `value` as it comes out of a keystream."""
     return value.to_bytes(size, "little")

@@ -1,4 +1,4 @@
-"""A round that a test can reach into: every message passes through its hands."""
+"""A round of secure aggregation in which a test can change every message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.errors import ClientWithheld, ReportRejected
 from fedveil.secagg import Client, Identity, Server, Terms
 from fedveil.secagg.masking import Ring
 
-#: (phase, client, the message) -> the message that takes its place; None lets nothing through.
+#: (phase, client, message) -> the message to deliver, or None to drop it.
 Tamper = Callable[[str, int, dict[str, Any]], dict[str, Any] | None]
 
 LARGEST = 1000
@@ -24,7 +24,7 @@ def unchanged(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any
 
 
 class Played:
-    """Clients 0, 3, 6, ... with vectors of 8 entries, and what happened in each phase."""
+    """Clients 0, 3, 6, ... with vectors of 8 entries, and a log of each phase."""
 
     def __init__(
         self, clients: int = 5, threshold: int = 3, *, seed: int = 0, **terms: Any
@@ -45,17 +45,17 @@ class Played:
         self.server = self.new_server()
         self.rejected: dict[int, str] = {}
         self.withheld: dict[int, str] = {}
-        #: Every answer that was sent, by phase and client, and every request.
+        #: Every answer, by phase and client, and every request.
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.requests: dict[tuple[str, int], dict[str, Any]] = {}
 
     def new_client(self, client: int) -> Client:
-        """A client at the start; two of them draw the same secrets."""
+        """Create a client. Two with the same number draw the same secrets."""
         entropy = self.root.stream("client", client)
         return Client(client, self.terms, entropy, self.identities[client])
 
     def new_server(self) -> Server:
-        """A server at the start."""
+        """Create a server."""
         return Server(self.terms, self.ids, self.root.stream("server"))
 
     def play(
@@ -65,7 +65,7 @@ class Played:
         up: Tamper = unchanged,
         down: Tamper = unchanged,
     ) -> Played:
-        """To the end; `down` changes what the server says, `up` what the clients answer."""
+        """Play the round to the end. `down` changes the server's messages, `up` the answers."""
         messages: Mapping[int, Message] | None = dict.fromkeys(self.ids, self.server.opening())
         gone: set[int] = set()
         while messages is not None:
@@ -97,20 +97,20 @@ class Played:
 
     @property
     def exact(self) -> bool:
-        """Whether the sum is that of the survivors' vectors, to the last bit."""
+        """Return True if the sum is that of the survivors' vectors, to the last bit."""
         expected = sum(self.vectors[c] for c in self.server.survivors)
         return bool((self.server.total() == expected).all())
 
 
 def edited(array: Any, place: Any, value: Any) -> np.ndarray:
-    """A copy with one entry changed."""
+    """Return a copy with one entry changed."""
     copy = np.array(array)
     copy[place] = value
     return copy
 
 
 def shows(text: str, secret: bytes) -> bool:
-    """Whether a text holds a secret in one of the forms that Python prints bytes in."""
+    """Return True if a text contains a secret in a form in which Python prints bytes."""
     forms = [secret.hex(), repr(secret)[2:-1], str(int.from_bytes(secret, "little")),
              str(list(secret))[1:-1]]  # fmt: skip
     return any(form in text for form in forms)

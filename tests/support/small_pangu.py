@@ -1,4 +1,4 @@
-"""A language model that trains in a second, for the tests of its task and of its continuations."""
+"""A language model that trains in a second, for the tests of its task and of generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 
 
 def small_job(path: Path, text: bytes, settings: str, *overrides: str) -> VerticalJob:
-    """A job of such a model on a text that is written to `path`; its folder is what is read."""
+    """Return a job of such a model. It reads the folder of `path`, to which `text` is written."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(text)
     sizes = "".join(f"{key}: {value}, " for key, value in SIZES.items())

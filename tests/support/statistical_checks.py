@@ -1,4 +1,4 @@
-"""What draws are held against: a law, each other, and the loss that a mechanism claims."""
+"""Statistical checks of draws: against a law, against each other, and against a claimed loss."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
-#: How often a test of a correct sampler may fail.
+#: The probability that a test of a correct sampler fails.
 ERROR_RATE = 1e-6
 
 
 def assert_follows(counts: Sequence[float], law: Iterable[float]) -> None:
-    """Chi-square of counts against a law, neighbouring rare outcomes taken together."""
+    """Check counts against a law by chi-square, with neighbouring rare outcomes merged."""
     expected = np.asarray(list(law), np.float64) * sum(counts)
     pooled_counts, pooled_expected, count, mass = [], [], 0.0, 0.0
     for c, e in zip(counts, expected, strict=True):
@@ -30,7 +30,7 @@ def assert_follows(counts: Sequence[float], law: Iterable[float]) -> None:
 
 
 def assert_alike(first: Sequence[int], second: Sequence[int]) -> None:
-    """Chi-square of homogeneity of two samples of whole numbers."""
+    """Check by chi-square that two samples of whole numbers have the same law."""
     low, high = min(*first, *second), max(*first, *second)
     counts = np.array([np.bincount(np.asarray(x) - low, minlength=high - low + 1)
                        for x in (first, second)])  # fmt: skip
@@ -43,9 +43,10 @@ def assert_alike(first: Sequence[int], second: Sequence[int]) -> None:
 
 
 def loss_at_least(hits_a: int, hits_b: int, trials: int, delta: float = 0.0) -> float:
-    """A lower bound on epsilon that is wrong with probability 0.001 at most (Clopper and Pearson).
+    """Return a lower bound on epsilon, wrong with probability 0.001 at most (Clopper-Pearson).
 
-    An event, chosen before, was seen in so many of `trials` outputs for either input.
+    An event, chosen beforehand, occurred in `hits_a` of `trials` outputs for one input, and in
+    `hits_b` for the other.
     """
     low = stats.beta.ppf(0.0005, hits_a, trials - hits_a + 1)
     high = stats.beta.ppf(0.9995, hits_b + 1, trials - hits_b)

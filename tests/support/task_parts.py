@@ -1,4 +1,4 @@
-"""Tasks of the user's, models and data of every kind, for the tests of tasks."""
+"""User-defined tasks, models and data of every kind, for the tests of tasks."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def _split(x: Any, y: Any, **more: Any) -> dict[str, Any]:
 
 
 def slope() -> dict[str, Any]:
-    """Two numbers that are linear in four."""
+    """Return data in which two numbers are linear in four."""
     x = DRAW.stream("slope").generator().normal(size=(160, 4)).astype(np.float32)
     return _split(x, x @ np.array([[1.0, 0], [0, 2], [-1, 0], [0, 0.5]]) + 3)
 
 
 def signs() -> dict[str, Any]:
-    """Which of three of an example's numbers are positive."""
+    """Return data whose targets say which of an example's three numbers are positive."""
     x = DRAW.stream("signs").generator().normal(size=(160, 3)).astype(np.float32)
     return _split(x, x > 0)
 
 
 def counting() -> dict[str, Any]:
-    """Tokens that count up, and start again."""
+    """Return tokens that count up and then start again."""
     x = (np.arange(160)[:, None] + np.arange(6)) % WORDS
     return {"x_train": x[:120], "x_test": x[120:]}
 
 
 def uneven_counting() -> dict[str, Any]:
-    """The same in lines of different lengths."""
+    """Return the counting tokens in lines of different lengths."""
     lines = [row[: 3 + i % 4] for i, row in enumerate(counting()["x_train"])]
     return {"x_train": lines, "x_test": lines[:30], "classes": WORDS}
 
 
 def inputs() -> dict[str, Any]:
-    """A number and some words of different lengths; the class is the first word's, turned."""
+    """Return inputs of a number and some words. The class is the first word plus the number."""
     draw = DRAW.stream("inputs").generator()
     words = [draw.integers(0, LABELS, 1 + i % 3) for i in range(160)]
     turn = draw.integers(0, 2, 160)
@@ -56,7 +56,7 @@ def inputs() -> dict[str, Any]:
 
 
 class Words(nn.Module):
-    """Takes the inputs by their names."""
+    """A model that takes the inputs by their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def linear(shape: Any, outputs: int) -> nn.Module:
 
 
 def single() -> nn.Module:
-    """One output, whatever is learnt."""
+    """Return a model with one output, whatever the targets are."""
     return nn.Linear(3, 1)
 
 
@@ -85,7 +85,7 @@ def tokens(outputs: int) -> nn.Module:
 
 
 class Pinball(fedveil.Task):
-    """The ninth of ten quantiles, and how often it is kept."""
+    """A task that predicts the 90% quantile, and measures how often it holds."""
 
     measures: ClassVar = {"kept": "higher"}
 
@@ -99,7 +99,7 @@ class Pinball(fedveil.Task):
 
 
 class OwnStep(Pinball):
-    """Its step is Adam's, twice a batch."""
+    """A task that takes two steps of Adam for each batch."""
 
     def optimizer(self, parameters: Any, plan: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=plan.lr)
@@ -119,7 +119,7 @@ class Named(Pinball):
 
 
 class Bare(fedveil.Task):
-    """A loss, and nothing that is measured."""
+    """A task with a loss but no metrics."""
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return (outputs - targets).abs().mean()

@@ -1,4 +1,4 @@
-"""What tests of the trainers share: plans, clients, models, and the plainest loop there is."""
+"""Shared by the tests of the trainers: plans, clients, models, and a simple training loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clients(shape: tuple[int, ...], classes: int, sizes: tuple[int, ...]) -> lis
 
 
 def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.ndarray:
-    """The plainest loop there is."""
+    """Train with a simple loop in torch."""
     model = copy.deepcopy(model).train()
     before = Layout(model).vector()
     adaptive = {
@@ -86,14 +86,14 @@ def train(trainer: Trainer, model: nn.Module, cohort: list[ClientData]) -> np.nd
 
 
 class Doubled(nn.Linear):
-    """A layer that does more than the class that it comes from."""
+    """A layer that does more than its base class."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
 
 
 def tied() -> nn.Module:
-    """Two layers of one weight."""
+    """Return two layers that share one weight."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     model[2].weight = model[0].weight
     return model

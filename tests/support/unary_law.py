@@ -1,4 +1,4 @@
-"""The law of S, the sum of a perturbed one-hot code's states, from its definition."""
+"""The law of S, the sum of a perturbed one-hot code's states, computed from its definition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 
 def enumerated_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> dict[int, Fraction]:
-    """Pr[S | state], by writing down every code."""
+    """Return Pr[S | state], by enumerating every code."""
     states = range(-cells, cells + 1)
     law: Counter[int] = Counter()
     for bits in itertools.product((0, 1), repeat=2 * cells + 1):

@@ -1,15 +1,15 @@
-"""Tasks for the tests of parties on machines of their own, here threads or processes."""
+"""Tasks for the tests of parties on separate machines, simulated by threads or processes."""
 
 from __future__ import annotations
 
 from vertical_parts import Bottoms, UShape
 
-#: How wide each follower's bottom is; a test makes it another where it wants another model.
+#: The width of each follower's bottom. A test changes it to get another model.
 WIDTH = 8
 
 
 class Wide(Bottoms):
-    """As `Bottoms`, with bottoms of a width that a job does not tell."""
+    """`Bottoms` with a width that is not in the job."""
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -17,7 +17,7 @@ class Wide(Bottoms):
 
 
 class Plain(UShape):
-    """A U-shape without dropout: parties that are threads would share torch's one generator."""
+    """A U-shape without dropout, since parties in threads would share torch's one generator."""
 
     dropouts = ()
 

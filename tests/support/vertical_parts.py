@@ -16,7 +16,7 @@ FEATURES, CLASSES = 6, 3
 
 
 class Joint(nn.Module):
-    """A linear layer over all that it is given."""
+    """A linear layer over all of its inputs."""
 
     def __init__(self, features: int, outputs: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Joint(nn.Module):
 
 
 class Bottoms:
-    """Two followers' bottoms and a leader's top; each holds the examples in an order of its own."""
+    """Two followers' bottoms and a leader's top. Each party has its own order of the examples."""
 
     leader = "lead"
     followers = ("bank", "shop")
@@ -57,7 +57,7 @@ class Bottoms:
         )
 
     def whole(self, subset: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """All features and labels in the order of their ids."""
+        """Return all features and labels in the order of their ids."""
         count = self.train if subset == "train" else self.test
         source = Seeded(7, subset).generator()
         x = torch.from_numpy(source.standard_normal((count, FEATURES)).astype(np.float32))
@@ -125,7 +125,7 @@ def u_shape(seed: int) -> UShape:
 
 
 class Ragged(Bottoms):
-    """The shop knows nothing of the last ten examples."""
+    """`Bottoms` in which the shop lacks the last ten examples."""
 
     def owned(self, party: str, subset: str) -> Columns:
         held = super().owned(party, subset)
@@ -140,7 +140,7 @@ def ragged(seed: int) -> Ragged:
 
 
 class Unsplit(Bottoms):
-    """All parts are the leader's."""
+    """A task in which all parts are the leader's."""
 
     followers: tuple[str, ...] = ()
 

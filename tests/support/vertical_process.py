@@ -1,4 +1,4 @@
-"""One vertical command of a test in a process of its own, which may kill itself."""
+"""Runs a vertical command in a process of its own, which may kill itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def start(
     dies: tuple[str, int] | None = None,
     draws: int | None = None,
 ) -> BaseProcess:
-    """The command line program; `dies` names an event and the time at which it kills itself.
+    """Run the command line program. `dies` names an event, and the occurrence at which it dies.
 
-    `draws` is the seed that a party draws for itself, where it does.
+    `draws` replaces the seed that a party draws for itself.
     """
     return warm_process.start(arguments, log, before=partial(_arrange, dies, draws))
 
@@ -53,7 +53,7 @@ def _arrange_death(event: str, time: int) -> None:
     def dying(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == time:
-            if event == "play":  # what was agreed is to arrive
+            if event == "play":  # so that the messages of the handshake arrive
                 sleep(2)
             os.kill(os.getpid(), signal.SIGKILL)
         return method(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Imported where processes are forked from: what is only imported when it is first used, too."""
+"""Imports everything, for the process that others are forked from, even lazy imports."""
 
 from __future__ import annotations
 

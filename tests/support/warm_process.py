@@ -1,4 +1,4 @@
-"""A command in a process of its own, forked where everything is imported already."""
+"""Runs a command in a process of its own, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start(
     before: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
-    """The command line program, at the head of a process group; what it says is in `log`.
+    """Run the command line program as the head of a process group, with its output in `log`.
 
     `before` is a function of a module, called first.
     """
@@ -32,7 +32,7 @@ def start(
 
 
 def forked(function: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """A process that calls a function of a module."""
+    """Call a function of a module in a new process."""
     _begin()
     process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
     process.start()
@@ -40,7 +40,7 @@ def forked(function: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 def _begin() -> None:
-    """Start the process that all others are forked from; it finds modules by its environment."""
+    """Start the process that all others are forked from. It finds modules by its environment."""
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), path]))
     try:

@@ -1,7 +1,7 @@
-"""The simulator's workers, forked where everything is imported already.
+"""The simulator's workers, forked from a process that has imported everything.
 
-What a worker runs is the program itself; only the interpreter that would be started for it, and
-would import torch anew, is one that has. `tests/engine/test_interruptions.py` has the real ones.
+A worker runs the real program. It only skips starting an interpreter and importing torch.
+`tests/engine/test_interruptions.py` tests workers that are started normally.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 
 import warm_process
 
-#: Descriptors from here on are nobody's.
+#: Descriptors from this number on are unused.
 _FREE = 200
 
 
 class _Worker:
-    """What a pool has of the process that it starts."""
+    """The interface of a pool to the process that it starts."""
 
     def __init__(
         self, command: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str], **_: Any
@@ -43,7 +43,7 @@ class _Worker:
 
 
 class _Descriptor(int):
-    """A descriptor that travels to a process as it is started: there it is that one's number."""
+    """A descriptor that is duplicated into the process it is sent to."""
 
     def __reduce__(self) -> Any:
         return _detached, (DupFd(int(self)),)
@@ -54,7 +54,7 @@ def _detached(fd: Any) -> int:
 
 
 def _serve(descriptor: int, held: Mapping[int, int]) -> None:
-    """Serve with the descriptors of the calling process, under its numbers for them."""
+    """Serve with the descriptors of the calling process, at the same numbers."""
     aside = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, _FREE) for number, fd in held.items()}
     for fd in held.values():
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Calibrated probabilities: right where the model is too sure or was weighted, and fair to all."""
+"""Calibration corrects overconfident and class-weighted models, and predicts out of sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed crossings: half a level of error, bytes that are saved, errors that are fed back."""
+"""Compressed tensors: an error of half a level at most, fewer bytes, and error feedback."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_no_compressed_tensor_is_refused(change: Any, sentence: str) -> 
 
 
 def test_what_was_left_out_is_added_the_next_time() -> None:
-    """Told again and again, an example's values are right on average."""
+    """Check that an example's values, sent repeatedly, are right on average."""
     sent, errors, told = values(3, 20), Errors(), []
     for _ in range(200):
         whole = sent + errors.of(("left", False), np.arange(3), sent)
@@ -135,7 +135,7 @@ def test_a_job_compresses_either_way_or_both(tmp_path: Path) -> None:
     plain = crossed(run(tmp_path / "plain"))
     both = crossed(run(tmp_path / "both", compression={"bits": 4}))
     back = crossed(run(tmp_path / "back", compression={"bits": 4, "forward": False}))
-    saved = 10 * 8 * 4 - (10 * 8 // 2 + 10 * 2 * 4)  # codes and ranges in place of floats
+    saved = 10 * 8 * 4 - (10 * 8 // 2 + 10 * 2 * 4)  # codes and ranges instead of floats
     assert plain[0] - both[0] == pytest.approx(saved, abs=60)
     assert back[0] == plain[0]
     assert back[1] == both[1] < plain[1]

@@ -1,4 +1,4 @@
-"""Whatever somebody makes of a party's files, going on says one sentence and changes nothing."""
+"""Edited files of a party: resuming gives a one-sentence error and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedveil.vertical import VerticalJob, resume, train
 from fedveil.vertical.tensor_fields import fields_of, taken
 
 LAST = "000000010"
-#: What can be said of a run in good form that is not so: no digest without a key can tell.
+#: Edits that nothing can detect: a digest without a key can be recomputed.
 LIES = {
     "window/loss.negative", "window/loss.huge", "window/loss.nan", "window/loss.infinite",
     "window/losses.huge", "window/steps.huge", "window/sent.huge", "window/received.huge",
@@ -30,7 +30,7 @@ PRIVACY = {"embedding_dp": {"eps": 0.5}, "label_dp": {"eps": 1.0}, "randomness":
 
 
 def interrupted(folder: Path, task: str, **changes: Any) -> Path:
-    """Leave a run behind that has eleven of its eighteen steps, ten of them saved."""
+    """Make a run that was interrupted after 11 of 18 steps, with 10 of them saved."""
 
     def stop(record: dict[str, Any]) -> None:
         if record.get("epoch") == 1 and record.get("step") == 5:
@@ -47,18 +47,18 @@ def interrupted(folder: Path, task: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run under every protection, which nobody changes."""
+    """Make a run with every protection, which no test changes."""
     return interrupted(tmp_path_factory.mktemp("secure") / "run", "bottoms", privacy=PRIVACY)
 
 
 @pytest.fixture(scope="module")
 def adam(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with another optimiser and with running statistics."""
+    """Make a run with Adam and running statistics."""
     return interrupted(tmp_path_factory.mktemp("adam") / "run", "u_shape")
 
 
 def tensors_edited(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The checkpoint with one tensor of the party's edited, and the digest made again."""
+    """Yield the checkpoint with one of the party's tensors edited and the digest recomputed."""
     message, held = taken(unsealed(path.read_bytes()))
     tensors = dict(held)
 
@@ -83,7 +83,7 @@ def tensors_edited(path: Path) -> Iterator[tuple[str, bytes]]:
         if tensor.is_floating_point():
             yield f"{name} nan", holding({**rest, name: torch.full_like(tensor, float("nan"))})
             yield f"{name} negative", holding({**rest, name: torch.full_like(tensor, -1.0)})
-        if number % 3:  # the others are alike, and each edit is a run that goes on
+        if number % 3:  # the others are similar, and each edit costs a resumed run
             continue
         yield f"{name} gone", holding(rest)
         yield f"{name} elsewhere", holding({**rest, f"{name.partition('/')[0]}//99/x": tensor})
@@ -94,17 +94,17 @@ def tensors_edited(path: Path) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("party", ["lead", "bank"])
 def test_an_edited_step_is_one_sentence(party: str, secure: Path, adam: Path) -> None:
-    """With a digest that was made again, as anybody can."""
+    """Edit a checkpoint and recompute its digest, as anyone can."""
     name = f"{party}/checkpoint/{LAST}"
     every = sealed_edits(secure / name, ("window",))
-    # A weight may be anything that is finite, and what is trained from it overflow.
+    # Any finite weight is valid, and training may then overflow.
     edits = (edit for edit in every if not re.fullmatch(r"tensor/.*\.huge", edit[0]))
     taken = {how for how, said in on_copies(secure, name, edits, resume) if said is None}
     assert taken <= LIES
     for run in (secure, adam):
         said = dict(on_copies(run, name, tensors_edited(run / name), resume))
         for how, sentence in said.items():
-            # A weight may be anything that is finite, and a moment that is gone begins anew.
+            # Any finite weight is valid, and a missing moment starts again from zero.
             lie = how.endswith("negative") or ("//" in how and how.endswith("gone"))
             assert sentence is not None or lie, how
         moments = [how for how in said if how.endswith(("step negative", "avg_sq negative"))]
@@ -150,7 +150,7 @@ def test_a_file_that_was_damaged_or_taken_away_is_one_sentence(name: str, secure
         harmless = {"shorter", "longer", f"byte {len(raw) - 1}"}
     for how, said in on_copies(secure, name, damaged(raw), resume):
         assert (said is None) == (how in harmless), how
-    if "checkpoint/0" not in name:  # the one before it is held by all
+    if "checkpoint/0" not in name:  # all parties have the previous checkpoint
         copy = secure.parent / "without"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(secure, copy)
@@ -159,7 +159,7 @@ def test_a_file_that_was_damaged_or_taken_away_is_one_sentence(name: str, secure
 
 
 def test_edited_metrics_are_one_sentence(secure: Path) -> None:
-    """Lines that no record has, with the checkpoint's digests made again."""
+    """Write invalid lines, with the checkpoint's digests recomputed."""
     file, name = secure / "lead" / "metrics.jsonl", f"lead/checkpoint/{LAST}"
     record = json.loads(file.read_text().splitlines()[0])
     lines = ["3", "[]", "{", json.dumps({**record, "loss": "much"})]
@@ -178,7 +178,7 @@ def test_edited_metrics_are_one_sentence(secure: Path) -> None:
 
 
 def test_an_edited_job_is_refused_by_its_keys(secure: Path) -> None:
-    """Those that parties need not agree on are a run's own all the same."""
+    """Keys that parties need not agree on must not change in a run either."""
     copy = secure.parent / "job"
     shutil.copytree(secure, copy)
     text = (copy / "job.yaml").read_text()
@@ -189,7 +189,7 @@ def test_an_edited_job_is_refused_by_its_keys(secure: Path) -> None:
 
 @pytest.mark.parametrize("randomness", ["seeded", "secure"])
 def test_reports_that_were_lost_are_not_drawn_anew(randomness: str, tmp_path: Path) -> None:
-    """An example pays once as long as what was sent for it is sent again."""
+    """Lost reports cannot be sent again, and drawing new ones would cost an example twice."""
     embedding = {"eps": 0.5, "reuse": True, "gradient": "none"}
     privacy = {"embedding_dp": embedding, "randomness": randomness}
     run = interrupted(tmp_path / "run", "bottoms", privacy=privacy)

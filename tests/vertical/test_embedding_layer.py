@@ -1,4 +1,4 @@
-"""EmbeddingDP as a torch layer: what goes forward, what comes back, and what is kept out."""
+"""EmbeddingDP as a torch layer: its output, its gradient, and the arguments that it rejects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_shape_and_dtype_are_kept_in_both_directions(dtype: torch.dtype) -> None
 
 
 def test_the_layer_below_learns_through_it_and_not_without() -> None:
-    """Two bits of a point tell on which side of a line it lies, once they are the right ones."""
+    """Two bits of a point tell on which side of a line it lies, if the layer below learns them."""
     points = torch.randn(512, 2, generator=torch.Generator().manual_seed(3))
     labels = (points @ torch.tensor([2.0, -1.0]) > 0).long()
 

@@ -39,7 +39,7 @@ def split_of(settings: VerticalJob) -> SplitModel:
 
 
 def cost(settings: VerticalJob, times: int, label: Any = None) -> float:
-    """Return what the ledger of a run says of an example that was sent `times` times."""
+    """Return the epsilon in a run's ledger for an example that was sent `times` times."""
     releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=4)
     releases.train[:] = times
     ledger = ledger_of(split_of(settings), "bank", releases, label)

@@ -1,4 +1,4 @@
-"""The examples that all hold are found by blinded ids, of which nobody makes anything else."""
+"""Intersection by blinded ids: it finds the common examples, and reveals nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def standing(party: str, train: Any, **changes: Any) -> Standing:
 
 
 def noted(exchange: Exchange[Agreement], said: list[Message]) -> Exchange[Agreement]:
-    """The same exchange; what it sends is in `said`."""
+    """Run the exchange, and append every message that it sends to `said`."""
     answer = None
     while True:
         try:
@@ -89,7 +89,7 @@ def test_exponents_commute_and_subsets_have_nothing_in_common() -> None:
 
 
 def test_an_id_is_sent_to_the_point_that_the_standard_says() -> None:
-    """RFC 9496, A.3: the label's SHA-512 and its point; raised to the power of one."""
+    """Compare with RFC 9496, A.3: a label's SHA-512 and its point, raised to the power of 1."""
     label = b"Ristretto is traditionally a short shot of espresso coffee"
     blinding = Blinding(Secure())
     blinding._exponent = bytes([1]) + bytes(31)
@@ -108,7 +108,7 @@ def test_what_is_no_point_or_the_unit_is_refused(bad: bytes) -> None:
 
 
 def test_a_leader_that_guesses_finds_digests_and_no_blinded_id() -> None:
-    """The enemy has the whole range that ids are from, and all that it was sent."""
+    """The attacker knows the whole range of ids, and everything that it received."""
     phones = np.arange(500)
     mine, theirs = phones[:10], np.array([3, 77, 180, 431])
     agreed, said = agree(standing("lead", mine), standing("bank", theirs))
@@ -123,7 +123,7 @@ def test_a_leader_that_guesses_finds_digests_and_no_blinded_id() -> None:
     assert not received & (hashed | again)
     assert not any("digests" in name for message in said["bank"] for name in message)
 
-    key = bytes(32)  # what `digests` would have told it
+    key = bytes(32)  # alignment by `digests` would have given it this key
     told = {bytes(row) for row in digests(theirs, key)}
     found = [n for n, row in enumerate(digests(phones, key)) if bytes(row) in told]
     assert found == theirs.tolist()
@@ -180,7 +180,7 @@ def test_a_malformed_answer_is_refused_in_one_sentence(
 def test_another_attempt_may_begin_in_the_middle(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers of the first that are still on their way are passed over."""
+    """Late answers of the first attempt are ignored."""
     lead, bank = standing("lead", range(9)), standing("bank", range(7))
 
     def starting_over() -> Exchange[Agreement]:

@@ -1,4 +1,4 @@
-"""Labels between parties: what goes back is perturbed, and what it tells is said at the start."""
+"""Protection of labels: returned gradients are perturbed, and the log says what they reveal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target(privacy: dict[str, Any], task: Any = "tabular") -> SplitTarget:
 
 
 def test_only_what_goes_back_is_perturbed() -> None:
-    """And what goes forward is the unprotected step's, with gradients that are right on average."""
+    """The forward pass is that of an unprotected step, and gradients are right on average."""
     positions = np.arange(32)
     plain = target({}).crossed(positions)
     for privacy in (MARVELL, MAX_NORM):
@@ -47,7 +47,7 @@ def test_only_what_goes_back_is_perturbed() -> None:
 
 @pytest.mark.parametrize("privacy", [MARVELL, MAX_NORM])
 def test_an_example_keeps_its_noise_in_every_step(privacy: dict[str, Any]) -> None:
-    """The same weights and batch give the same gradients: repeating a step tells nothing new."""
+    """The same weights and batch give the same gradients: repeating a step reveals nothing new."""
     held = target(privacy)
     first, second = (held.crossed(np.arange(32), step) for step in (1, 2))
     for part, gradient in first.gradients.items():
@@ -116,7 +116,7 @@ def test_two_secure_runs_have_other_noise_and_a_run_without_protection_has_none(
 def test_adding_up_epochs_averages_fresh_noise_out_and_not_remembered_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The attack on sums gains much from fresh noise, and next to nothing from the run's own."""
+    """The attack on sums gains much from fresh noise, and little from a run's own noise."""
     remembered = attack(target(MARVELL, WIDE), "standard", Watch()).figure("sum AUC")
     turn = iter(range(1 << 30))
 

@@ -1,4 +1,4 @@
-"""Labels read from gradients: all where the leader's part is linear, by chance from nothing."""
+"""Label attacks read all labels from a linear part, and none better than chance from noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(classes: int, odds: Float64s | None = None) -> tuple[Int64s, np.random
 
 
 def returned(labels: Int64s, classes: int, source: np.random.Generator) -> Float64s:
-    """What comes back from a linear part: the probabilities less a 1 at the label, through it."""
+    """Return gradients from a linear part: the probabilities minus 1 at the label, through it."""
     weights = source.standard_normal((classes, VALUES))
     scores = source.standard_normal((len(labels), classes)) / 2
     odds = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
@@ -82,7 +82,7 @@ def test_a_class_of_which_none_is_known_is_not_guessed() -> None:
 
 
 def test_what_windows_tell_adds_up() -> None:
-    """One window of these gradients leaves doubts, thirty of them leave none."""
+    """One window of these gradients leaves errors, thirty leave none."""
     labels, source = drawn(2)
     side = 2.0 * labels[:, np.newaxis] - 1
     noise = 4 * source.standard_normal((30, ROWS, VALUES))
@@ -96,7 +96,7 @@ def test_what_windows_tell_adds_up() -> None:
 
 
 def test_the_middles_move_with_the_leaders_weights() -> None:
-    """Windows of other examples each, turned by a little more until the classes change places."""
+    """Windows of different examples, each rotated a little more, until the classes swap places."""
     labels, source = drawn(2)
     windows = []
     for places, turn in zip(np.split(np.arange(ROWS), 20), np.linspace(0, np.pi, 20), strict=True):
@@ -112,7 +112,7 @@ def test_the_middles_move_with_the_leaders_weights() -> None:
 
 
 def test_the_rarer_class_has_the_larger_norm() -> None:
-    """Where a network has learnt that a tenth of the examples are of class 1."""
+    """The network has learnt that a tenth of the examples are of class 1."""
     labels, _ = drawn(2, np.array([0.9, 0.1]))
     gradients = np.where(labels == 1, 0.9, -0.1)[:, np.newaxis] * np.ones((1, VALUES))
     assert auc(by_norm([gradients]), labels == 1) == 1
@@ -135,9 +135,10 @@ def test_the_ceiling_is_bayes_rule() -> None:
     assert ceiling(np.log(3), even) == pytest.approx(0.75, abs=1e-12)
     assert ceiling(None, even) == 1
     assert ceiling(0.0, np.full(4, 0.25)) == pytest.approx(0.25, abs=1e-12)
-    # Told the rarer class: 0.1 * 3/4 against 0.9 * 1/4, so that the more common one is guessed.
+    # If the rarer class is reported: 0.1 * 3/4 against 0.9 * 1/4, so the commoner class is the
+    # guess.
     assert ceiling(np.log(3), np.array([0.9, 0.1])) == pytest.approx(0.9, abs=1e-12)
-    # 0.6 * 3/4 where 0 is told, 0.4 * 3/4 where 1 is.
+    # 0.6 * 3/4 if 0 is reported, 0.4 * 3/4 if 1 is.
     assert ceiling(np.log(3), np.array([0.6, 0.4])) == pytest.approx(0.75, abs=1e-12)
 
 

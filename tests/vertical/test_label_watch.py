@@ -1,4 +1,4 @@
-"""The watch notices labels that are read, however rare a class is, and vouches for nothing else."""
+"""The watch notices labels that can be read, however rare a class is, and guarantees nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Gradients = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def by_sign(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """One direction for all, whose sign is the label: two classes seen through a linear part."""
+    """Return gradients with one direction, whose sign is the label: two classes, a linear part."""
     error = np.where(labels == 1, -0.9, 0.1)[:, None]
     return error * np.linspace(1, 2, VALUES) + 1e-4 * draw.normal(size=(len(labels), VALUES))
 
@@ -37,7 +37,7 @@ def nothing(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 def heard(
     gradients: Gradients, shares: list[float], seed: int, steps: int = STEPS, changes: int = 0
 ) -> list[str]:
-    """Play `steps` steps; until step `changes` the gradients say nothing."""
+    """Play `steps` steps. Until step `changes` the gradients carry no information."""
     split: SplitModel = Bottoms().split_model()
     (first, *_) = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     said: list[str] = []
@@ -65,13 +65,13 @@ def heard(
 
 @pytest.mark.parametrize("rare", [0.06, 0.03, 0.01])
 def test_labels_of_a_rare_class_that_are_all_read_are_said_to_be(rare: float) -> None:
-    """Accuracy beats the common class by a few percent at most, and cannot show it."""
+    """Accuracy exceeds the common class's share by a few percent at most, and shows nothing."""
     told = []
     for seed in range(12):
         (text,) = heard(by_sign, [1 - rare, rare], seed)
         assert "guessing" not in text
         told.append("lets them be read" in text)
-        if not told[-1]:  # too few of the rare class to say: what is not excluded is said
+        if not told[-1]:  # too few of the rare class: the line says what is not excluded
             unseen = re.search(r"an AUC of up to (\d\.\d\d) is not excluded", text)
             assert unseen
             assert float(unseen[1]) > 0.8
@@ -100,7 +100,7 @@ def test_what_shows_only_at_the_end_of_a_run_is_said() -> None:
 
 
 def weakly(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Tell the label faintly, with noise that is drawn anew: too little for one step to show."""
+    """Return gradients with a weak signal under fresh noise, invisible in a single step."""
     sign = np.where(labels == 1, 1.0, -1.0)[:, None]
     return sign * np.linspace(0.5, 1, VALUES) + 12 * draw.normal(size=(len(labels), VALUES))
 

@@ -1,4 +1,4 @@
-"""A leader that lies while the parties look for the examples that all hold gets none of them."""
+"""A leader that lies during alignment learns none of the examples that it does not know."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import GUESSES, Machine
 
 RUN = bytes(range(16))
-#: The leader knows five customers; the bank has nine, of which three are among them.
+#: The leader knows five customers; the bank has nine, three of them among these five.
 MINE, THEIRS = np.array([3, 8, 11, 40, 41]), np.array([90, 8, 91, 3, 92, 93, 41, 94, 95])
 Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 
@@ -35,7 +35,7 @@ def standing(party: str, train: Any, **changes: Any) -> Standing:
 
 
 def lying(lead: Standing, change: Mapping[str, Change]) -> Exchange[Agreement]:
-    """Lead, but change what is sent by its kind; None leaves a message out."""
+    """Lead, but change messages by their kind. A change to None drops a message."""
     honest, answer = (
         handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0),
         None,
@@ -123,7 +123,7 @@ def test_more_examples_than_ids_that_were_brought_are_refused() -> None:
 
 
 def other_rows(message: dict[str, Any]) -> dict[str, Any]:
-    """Three of the others, with the values and the proof of those that were found."""
+    """Claim three other rows, with the values and the proof of those that were found."""
     found = set(message["rows_train"].tolist())
     others = [row for row in range(len(THEIRS)) if row not in found]
     return {**message, "rows_train": np.array(others[:3])}
@@ -172,7 +172,7 @@ def test_a_claim_without_its_proof_is_refused(change: Change, why: str) -> None:
 
 
 def test_an_exchange_that_is_broken_off_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two batches of the bank's ids the second is never asked for."""
+    """The leader asks for the first of two batches of the bank's ids, and never for the second."""
     monkeypatch.setattr(intersection, "BATCH", 4)
     bank, lead = standing("bank", THEIRS), standing("lead", MINE)
     follower = handshake.follow(bank, "lead")
@@ -218,7 +218,7 @@ KINDS = ["begin", "blinded", "agreed", "apply", "raised", "done", "farewell", "t
 @pytest.mark.parametrize("align_by", ["intersection", "digests"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_that_is_not_due_is_refused(kind: str, align_by: str) -> None:
-    """In each state of a follower every kind that `_DUE` does not list."""
+    """Send every kind that `_DUE` does not list, in each state of a follower."""
     key = {"key": bytes(32)} if align_by == "digests" else {}
     begin = {
         "kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
@@ -268,7 +268,7 @@ def test_the_guesses_of_both_subsets_are_saved_before_any_is_answered() -> None:
 
 
 def test_guesses_are_counted_over_restarts(tmp_path: Path) -> None:
-    """A leader takes the follower's answers and goes away before anything is agreed, twice."""
+    """A leader takes the follower's answers and leaves before the agreement, twice."""
     job = VerticalJob.load(
         None, ["task=vertical_apart:bottoms", "batch_size=10", "alignment.least_common=8"]
     )

@@ -1,4 +1,4 @@
-"""Every party makes its own parts alone, and what they need is said before they are made."""
+"""Every party builds only its own parts, and their memory is known before they are built."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job_of(*overrides: str) -> VerticalJob:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all parameters that are made with numbers."""
+    """Return a list that collects the sizes of all parameters made with values."""
     sizes: list[int] = []
     new = nn.Parameter.__new__
 
@@ -66,7 +66,7 @@ def test_a_machine_makes_its_own_partys_parameters_and_no_others(name: str, made
 
 
 class Passing(TorchDispatchMode):
-    """How many bytes were there at most, at a time, of new tensors with more than one number."""
+    """Measures the peak memory in bytes of new tensors with more than one number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,8 @@ def test_a_checkpoint_is_written_without_a_copy_and_read_a_tensor_at_a_time(tmp_
     tracemalloc.stop()
     folder.close()
     assert writing.most == 0
-    # The weights until they are in their place, and Adam's two; to copy and to look at one.
+    # The weights until they are in place, and Adam's two moments; one tensor to copy and one to
+    # check.
     assert reading.most <= 5 * size
     assert most < size / 2, "beside tensors"
     for name, tensor in party.state().items():
@@ -221,7 +222,7 @@ def test_what_has_no_size_before_it_is_made_is_not_refused(
 
 
 def test_a_partys_parts_of_tables_are_told_by_its_header(command: Command, tmp_path: Path) -> None:
-    """No row is read: there is none in the file, and the other party's is somewhere else."""
+    """No row is read: the file has none, and the other party's file is missing."""
     (tmp_path / "bank.csv").write_text("client,income,city,branch\n")
     (tmp_path / "lead.csv").write_text("id,age,risk\n")
     words = {"city": 100, "branch": 7}

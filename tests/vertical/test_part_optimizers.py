@@ -1,4 +1,4 @@
-"""Optimisers of a user's own: the same training as unsplit, and the same again when it goes on."""
+"""A user's own optimisers: training equals unsplit training, also after a resumption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(parameters: list[torch.nn.Parameter]) -> Any:
 
 
 class Own(vertical_parts.Bottoms):
-    """Its leader's top has a schedule, and one follower a rule that no job has."""
+    """`Bottoms` in which the top has a schedule, and one follower an optimiser that no job has."""
 
     def split_model(self) -> SplitModel:
         split = super().split_model()
@@ -86,7 +86,7 @@ def test_a_step_is_that_of_the_joined_model() -> None:
 
 
 def test_from_what_was_kept_the_steps_are_the_same_again() -> None:
-    """Also in a party that has gone further meanwhile, and in a new one."""
+    """This also holds in a party that has trained further meanwhile, and in a new one."""
     parties = parties_of(Own().split_model())
     stepped(parties, 1, 3)
     kept = {name: {k: v.clone() for k, v in p.state().items()} for name, p in parties.items()}

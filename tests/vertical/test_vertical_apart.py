@@ -1,4 +1,4 @@
-"""Parties apart: every one with a link of its own to the leader, over mutual TLS on loopback."""
+"""Parties on separate machines, each linked to the leader by mutual TLS on loopback."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Parties:
         self.ends: dict[str, Session | BaseException] = {}
         self.machines: dict[str, Machine] = {}
         self.port = 0
-        #: Whether first weights are those of one process, so that the run is too.
+        #: If True, initial weights are those of a run in one process, so that the runs are equal.
         self.shares_seed = True
         self._stacks: dict[str, ExitStack] = {}
         self._listening = threading.Event()
@@ -108,7 +108,7 @@ class Parties:
         self._start(party, lambda: follow(machine, place, looks=looks))
 
     def end(self) -> dict[str, Session | BaseException]:
-        """How each party has ended."""
+        """Return each party's result or error."""
         end = time.monotonic() + DEADLINE_S
         for thread in self._threads:
             thread.join(max(0, end - time.monotonic()))
@@ -166,7 +166,7 @@ def parties(tmp_path: Path, certificates: Path) -> Iterator[Callable[..., Partie
 
 
 def says(end: Any, kind: type[BaseException]) -> str:
-    """The sentence that a party has ended with."""
+    """Return the sentence of a party's error."""
     assert isinstance(end, kind)
     return str(end)
 
@@ -229,13 +229,13 @@ def test_a_link_that_breaks_again_and_again_changes_nothing(parties: Any, tmp_pa
 
 
 class Died(BaseException):
-    """Stands for a process that is no more: nothing is told to anybody."""
+    """Simulates a killed process: it tells no other party."""
 
 
 def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
     parties: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A follower that says nothing more; test_vertical_processes kills the leader too."""
+    """A follower dies silently; test_vertical_processes kills the leader too."""
     job = job_of()
     train(job, tmp_path / "together")
     monkeypatch.setattr(sessions, "_closing", silent_where_it_dies)
@@ -269,7 +269,7 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
 
 
 class silent_where_it_dies:
-    """As `sessions._closing`, but that a party that dies says nothing."""
+    """Replaces `sessions._closing`, except that a party that dies says nothing."""
 
     def __init__(self, links: Any) -> None:
         self._links = list(links)
@@ -292,7 +292,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def corrupted(due: str, changes: dict[str, Any]) -> Callable[[Link, Message], Message]:
-    """The second training step's tensor of that name with some fields changed."""
+    """Change some fields of the tensor `due` of the second training step."""
 
     def change(link: Link, message: Message) -> Message:
         if message.get("name") == due and message.get("step") == 2:
@@ -375,7 +375,7 @@ def test_a_follower_with_another_job_is_refused_and_the_right_one_may_still_come
 def test_a_follower_with_another_model_is_refused(
     parties: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same job, and another shape of what its function builds."""
+    """The job is the same, but its function builds another shape."""
     apart = parties()
     job = job_of()
     apart.lead(job, patience_s=3)
@@ -434,7 +434,7 @@ def test_held_out_examples_are_looked_at_over_the_link(
         apart.follow(job, name)
     apart.sessions()
     apart.stack.close()
-    monkeypatch.setattr(intersection, "Blinding", None)  # what was found is remembered
+    monkeypatch.setattr(intersection, "Blinding", None)  # the saved examples are used
     results = {}
     for purpose in ("evaluate", "predict"):
         apart = parties()
@@ -445,7 +445,7 @@ def test_held_out_examples_are_looked_at_over_the_link(
         results[purpose] = sessions["lead"].result
         if protected:
             spent = {figure.what for figure in sessions["bank"].figures}
-            sent = 2 + 1 + (purpose == "predict")  # two epochs' looks, and these
+            sent = 2 + 1 + (purpose == "predict")  # evaluations after two epochs, and this one
             assert f"an example in the run, sent {sent} times" in spent
         apart.stack.close()
     looks = [record for record in together.metrics if "look" in record]
@@ -457,7 +457,7 @@ def test_held_out_examples_are_looked_at_over_the_link(
 
 @pytest.mark.parametrize("limited", ["bank", "lead and bank"])
 def test_one_partys_limit_ends_the_run_in_good_order_everywhere(parties: Any, limited: str) -> None:
-    """Two epochs and one look cost more than bank allows; shop has no limit."""
+    """Two epochs and one evaluation cost more than bank allows; shop has no limit."""
     free = job_of("bottoms", "privacy.embedding_dp.eps=0.3", "epochs=3", "batch_size=8")
     bound = VerticalJob(
         **{**free.model_dump(), "privacy": {**free.model_dump()["privacy"], "max_epsilon": 1.3}}
@@ -563,11 +563,11 @@ def test_a_folder_without_the_party(parties: Any, tmp_path: Path) -> None:
         parties().follow(job, "shop", port=1)
 
 
-# First weights
+# --- initial weights
 
 
 def first_reports(apart: Parties, job: VerticalJob) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bank's rows, and what its bottom gave for them before it had learnt anything."""
+    """Return the bank's rows, and its bottom's outputs for them before any training."""
     folder = apart.machines["bank"].folder
     assert folder is not None
     state = Checkpoint.read(folder, 0).tensors
@@ -579,7 +579,7 @@ def first_reports(apart: Parties, job: VerticalJob) -> tuple[torch.Tensor, torch
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_who_has_the_job_cannot_rebuild_a_followers_bottom(parties: Any, shares: bool) -> None:
-    """The adversary draws the weights from the job's seed and inverts what they would have sent."""
+    """The attacker draws the weights from the job's seed and inverts the outputs."""
     job = job_of("bottoms", "epochs=1", "checkpoint.every_steps=100")
     apart = parties()
     apart.shares_seed = shares
@@ -627,7 +627,7 @@ def test_a_folder_without_its_seed_is_refused(parties: Any) -> None:
 
 
 def test_a_tensor_that_no_message_carries_is_refused_before_a_party_is_met(tmp_path: Path) -> None:
-    """By the shapes alone: 40 examples of so many values, in two micro-batches."""
+    """The shapes alone decide: 40 examples, in two micro-batches, with too many values each."""
     wide = 30_000_000
     parts = SplitModel(
         [

@@ -1,4 +1,4 @@
-"""`fedveil vertical` as its user meets it, with every party in one process."""
+"""`fedveil vertical` from the user's side, with every party in one process."""
 
 from __future__ import annotations
 

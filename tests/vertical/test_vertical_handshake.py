@@ -1,4 +1,4 @@
-"""What parties agree on, and what they refuse, without a link between them."""
+"""The parties' agreements and refusals, without a link between them."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_follower_with_nothing_of_a_run_that_is_under_way() -> None:
 
 
 def begun(**changes: Any) -> dict[str, Any]:
-    """What lead begins with."""
+    """Return lead's begin message."""
     return {
         "kind": "begin", "attempt": 1, "run": RUN, "purpose": "train", "order_seed": 0,
         "align_by": "digests", "key": bytes(32), "examples": b"", "ids_train": 4, "ids_test": 2,
@@ -251,7 +251,7 @@ def begun(**changes: Any) -> dict[str, Any]:
 
 
 def applications(**changes: Any) -> dict[str, Any]:
-    """What bank applies with."""
+    """Return bank's application."""
     exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
     assert isinstance(next(exchange), Receive)
     said = exchange.send(begun())
@@ -355,7 +355,7 @@ def test_a_leader_takes_so_many_ids_and_no_more() -> None:
 
 
 def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:
-    """It finds what the follower holds of its ids in each attempt, and tells nothing."""
+    """In each attempt it learns which of its ids the follower has, and agrees on nothing."""
     bank, found = standing("bank", range(100, 104), most_ids=20), []
 
     def guessing() -> Exchange[None]:
@@ -368,7 +368,7 @@ def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:
             while True:
                 try:
                     request = leading.send(answer)
-                except ExchangeError:  # it guessed none
+                except ExchangeError:  # no guess was right
                     break
                 if isinstance(request, Send) and request.message["kind"] == "agreed":
                     break

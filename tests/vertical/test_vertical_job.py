@@ -1,4 +1,4 @@
-"""Vertical job files: what they may say, and what is said of those that are wrong."""
+"""Vertical job files: valid ones, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_parties_agree_on_all_but_their_own_affairs() -> None:
     assert job.agreed() != VerticalJob(seed=1).agreed()
 
 
-# --- what a job makes of its task's parts
+# --- the parts of a task as a job changes them
 
 
 def split_of(**data: object):
@@ -182,7 +182,7 @@ def test_privacy_is_the_parts_own_or_the_jobs_where_data_leaves() -> None:
 
 
 class Deep(vertical_parts.Bottoms):
-    """The bank's bottom is a chain of several parts; its first may cross as well."""
+    """`Bottoms` with a chain of several parts at the bank; the first may be sent as well."""
 
     def __init__(self, depth: int, *, crosses_early: bool = False) -> None:
         super().__init__(0)
@@ -265,7 +265,7 @@ def test_every_key_has_a_row() -> None:
     rows = {line.split("`")[1]: line for line in lines}
     for key in ("parts", "parts.NAME.optimizer.lr", "parts.NAME.privacy.embedding_dp.eps"):
         assert key in rows
-    for block in ("optimizer", "privacy.embedding_dp"):  # the same in two places
+    for block in ("optimizer", "privacy.embedding_dp"):  # each occurs in two places
         assert re.search(rf"`{block}\.\w+`.*: as in `parts\.NAME\.{block}`\.", reference())
     assert "| a block of keys or null | `null` |" in rows["privacy.embedding_dp"]
     assert all(len(line.split(" | ")[-1]) > 10 for line in lines)

@@ -1,4 +1,4 @@
-"""The commands as processes that are killed: the pair ends as if nothing had happened."""
+"""The commands as processes that are killed: the result is that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEADLINE_S = 180.0
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the job, certificates, and the same run in one process."""
+    """Make a folder with the job, certificates, and the same run in one process."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "job.yaml").write_text(JOB)
     write_certificates(folder / "certificates", PARTIES)
@@ -54,7 +54,7 @@ class Run:
     def start(
         self, party: str, *arguments: str, dies: tuple[str, int] | None = None, tls: bool = True
     ) -> None:
-        """A party's first process, or its next, which goes on with its folder."""
+        """Start a party's first process, or its next one, which resumes from its folder."""
         command = "leader" if party == "lead" else "follower"
         option = "--listen" if party == "lead" else "--connect"
         own = self.folder / party
@@ -77,7 +77,7 @@ class Run:
         return [str(self.place / "job.yaml"), "--out", str(own)]
 
     def _find_address(self) -> None:
-        """Where the leader listens; it is told to listen there again when it comes back."""
+        """Find the address at which the leader listens. A restarted leader listens there again."""
         already = self.address != "127.0.0.1:0"
         wait_for(lambda: already or "listens on" in self.log("lead"))
         found = re.search(r"listens on (\S+)", self.log("lead"))
@@ -127,8 +127,8 @@ def unbroken(place: Path) -> dict[str, bytes]:
         ("bank", "send", 1),  # applying
         ("bank", "send", 9),  # in the middle of a step
         ("bank", "receive", 16),
-        ("bank", "write", 3),  # the leader may have the checkpoint, this party has not
-        ("lead", "receive", 2),  # one of two applications is there
+        ("bank", "write", 3),  # the leader may have the checkpoint, this party does not
+        ("lead", "receive", 2),  # one of two applications has arrived
         ("lead", "send", 23),
         ("lead", "receive", 31),
         ("lead", "play", 1),  # all have agreed, and it has written nothing since
@@ -143,7 +143,7 @@ def test_killed_at_any_moment_the_pair_ends_with_the_same_weights(
         run.start(party, dies=(event, time) if party == who else None)
     assert run.code(who) == -signal.SIGKILL
     if not (run.folder / who / "job.yaml").exists():
-        del run.processes[who]  # it had agreed on nothing: it starts as it did
+        del run.processes[who]  # it had agreed on nothing, so it starts from scratch
     run.start(who)
     run.ends_well()
     assert run.weights() == unbroken(place)
@@ -173,7 +173,7 @@ def test_leader_and_follower_are_killed_one_after_the_other(run: Run, place: Pat
 def test_twenty_kills_after_the_first_checkpoint_change_nothing(
     place: Path, tmp_path: Path, who: str
 ) -> None:
-    """Each life begins at a checkpoint past the first, saves one more at least, and is cut off."""
+    """Each process starts after the first checkpoint, saves at least one more, and is killed."""
     long = tmp_path / "place"
     shutil.copytree(place / "certificates", long / "certificates")
     (long / "job.yaml").write_text(JOB.replace("epochs: 3", "epochs: 30"))
@@ -230,7 +230,7 @@ def test_plaintext_on_loopback_then_evaluation_and_prediction_with_serving_follo
 
 
 def test_own_pki_with_encrypted_keys_lists_and_several_names(run: Run, place: Path) -> None:
-    """A run of three processes, one of which is revoked in the end."""
+    """Run three processes, one of which is revoked in the end."""
     root = Authority("Example Root", "rsa2048")
     issuing = Authority("Example Issuing CA", "rsa2048", root)
     names = {party: f"fl.{party}.example" for party in PARTIES}
@@ -286,7 +286,7 @@ def test_a_leader_without_a_safe_link_does_not_begin(
     start = ["vertical", "leader", str(place / "job.yaml"), "--out", str(tmp_path / "run")]
     process = vertical_process.start([*start, "--patience", "1", *arguments], log)
     process.join(DEADLINE_S)
-    # A command that cannot be meant so is wrong usage; a file that is not there is a failure.
+    # An impossible command is wrong usage (2); a missing file is a failure (1).
     assert process.exitcode == (1 if "cannot be read" in sentence else 2)
     assert sentence in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -296,7 +296,7 @@ def test_a_leader_without_a_safe_link_does_not_begin(
 def test_a_follower_without_a_leader_says_at_once_whom_it_waits_for(
     place: Path, tmp_path: Path
 ) -> None:
-    """While it waits, and not when it has given up."""
+    """The message appears while it waits, not after it has given up."""
     log = tmp_path / "log"
     start = ["vertical", "follower", str(place / "job.yaml"), "--out", str(tmp_path / "run")]
     link = ["--connect", "127.0.0.1:1", "--insecure", "--patience", "600", "--party", "bank"]

@@ -1,4 +1,4 @@
-"""The order of a step: every property that training rests on, for split models of any form."""
+"""The schedule of a step: the properties that training relies on, for any split model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLIND = EmbeddingPrivacy(1.0, "none")
 
 @st.composite
 def splits(draw: st.DrawFn) -> SplitModel:
-    """Split models of up to three parties and seven parts."""
+    """Draw split models of up to three parties and seven parts."""
     parts: list[Part] = []
     for number in range(draw(st.integers(0, 6))):
         owner = draw(st.sampled_from(["lead", "a", "b"]))
@@ -91,7 +91,7 @@ def test_a_look_runs_every_part_forward_and_changes_nothing(split: SplitModel, m
 
 
 class _Table:
-    """Parties that carry out their programs one instruction at a time, with queues between."""
+    """Parties that run their programs one instruction at a time, with queues between them."""
 
     def __init__(self, split: SplitModel, made: dict[str, Program]) -> None:
         self.split = split
@@ -156,7 +156,7 @@ class _Table:
         }
 
     def _check(self, party: str, step: Compute) -> None:
-        """What an operation reads has been computed here or has arrived."""
+        """Check that every input of an operation has been computed here or has arrived."""
         part, holds = self.split.by_name[step.part], self.holds[party]
         if step.kind != "backward":
             for source in part.sources:
@@ -173,7 +173,7 @@ class _Table:
 
 
 def written(program: Program) -> str:
-    """A program in one line: F forward, L loss, B backward, < received, > sent."""
+    """Write a program in one line: F forward, L loss, B backward, < received, > sent."""
     words = []
     for step in program:
         match step:

@@ -1,4 +1,4 @@
-"""Split models: what is refused, and what crosses."""
+"""Split models: invalid ones, and the crossings of valid ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_gradient_comes_back_where_it_changes_a_weight(
 
 
 def test_under_reuse_a_part_learns_until_all_was_sent() -> None:
-    """And what is behind it too; the leader's own parts go on."""
+    """Parts before it also learn until then; the leader's own parts continue."""
     parts = [
         part("first", "bank", "data.x"),
         part("left", "bank", "first", privacy=EmbeddingPrivacy(5.0, reuse=True)),

@@ -1,4 +1,4 @@
-"""Steps between parties: the same training as unsplit, and nothing applied that was not checked."""
+"""Steps between parties: equal to unsplit training, and nothing unchecked is applied."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def parties_of(split: SplitModel, in_flight: int = 1) -> dict[str, Party]:
 
 
 def batches(split: SplitModel, number: int) -> tuple[dict[str, Batch], torch.Tensor, torch.Tensor]:
-    """A step's batch of every party, and all of it in one place."""
+    """Return a step's batch for every party, and all of its data in one place."""
     source = Seeded(3, number).generator()
     x = torch.from_numpy(source.standard_normal((ROWS, 6)).astype(np.float32))
     y = torch.from_numpy(source.integers(0, 6, ROWS))
@@ -256,7 +256,7 @@ def test_under_embedding_dp_activations_cross_as_bits_and_gradients_raw() -> Non
 
 
 def _messages(split: SplitModel) -> dict[str, list[Message]]:
-    """The tensors that each party sends in a step."""
+    """Return the tensors that each party sends in a step."""
     found: dict[str, list[Message]] = {name: [] for name in split.parties}
 
     def noted(message: Message, name: str, place: int) -> Message:
@@ -268,7 +268,7 @@ def _messages(split: SplitModel) -> dict[str, list[Message]]:
     return found
 
 
-# --- what is wrong voids the step on every side
+# --- any error voids the step at every party
 
 Change = Callable[[Message, str, int], Message]
 
@@ -289,9 +289,9 @@ def _with_changes(name: str, exchange: Exchange[object], change: Change) -> Exch
 def _step_with(
     split: SplitModel, in_flight: int, change: Change
 ) -> tuple[dict[str, Party], dict[str, BaseException]]:
-    """One good step, then one whose messages are changed: the parties, and what each raised.
+    """Run one good step, then one with changed messages. Returns the parties and their errors.
 
-    Where a party raised, no party has applied anything.
+    If one party raises, no party has applied anything.
     """
     parties = parties_of(split, in_flight)
     raised: dict[str, BaseException] = {}
@@ -335,7 +335,7 @@ def _with_last(message: Message, value: float) -> Message:
     return {**message, "data": data}
 
 
-#: What can be wrong with a tensor, and what its receiver says.
+#: Ways in which a tensor can be wrong, and the receiver's error for each.
 WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
     "name": (lambda m: {**m, "name": "other"}, "sent the tensor 'other' where"),
     "no name": (lambda m: {k: v for k, v in m.items() if k != "name"}, "sent the tensor None"),
@@ -355,7 +355,7 @@ WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
 
 
 def _places(split: SplitModel, in_flight: int) -> Iterator[tuple[str, int, str]]:
-    """Every message of a step: who sends it, as which of its messages, and of what kind."""
+    """Yield every message of a step: its sender, its number among the sender's, and its kind."""
     found = []
 
     def noted(message: Message, name: str, place: int) -> Message:
@@ -369,13 +369,13 @@ def _places(split: SplitModel, in_flight: int) -> Iterator[tuple[str, int, str]]
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_wrong_tensor_voids_the_step_for_all(shape: str, in_flight: int) -> None:
-    """Each tensor of a step in turn, each thing that can be wrong with it in turn."""
+    """Every tensor of a step is wrong in turn, in several ways."""
     split = split_of(shape, ADAM)
     tensors = [p for p in _places(split, in_flight) if p[2] == "tensor"]
     assert len(tensors) == 2 * in_flight * len(split.crossings)
     wrongs = list(WRONG.items())
     for number, (sender, place, _) in enumerate(tensors):
-        # In one case each tensor meets all that can be wrong, elsewhere a part of it each.
+        # In one case each tensor is wrong in every way, elsewhere in some.
         whole = (shape, in_flight) == ("bottoms", 1)
         for kind, (wrong, sentence) in wrongs if whole else wrongs[number % 5 :: 5]:
 
@@ -469,7 +469,7 @@ def test_statistics_of_a_void_step_are_put_back() -> None:
 
 
 def test_who_sent_what_overflows_is_named_by_who_computed_with_it() -> None:
-    """All that crosses is finite, and what is made of it is not."""
+    """All tensors sent are finite, but the values computed from them are not."""
     backbone = nn.Linear(8, 8)
     nn.init.constant_(backbone.weight, 10.0)
     split = vertical_parts.UShape().split_model().replace("backbone", module=backbone)
@@ -516,7 +516,7 @@ def test_a_part_that_fails_is_named_and_its_words_stay_with_its_owner() -> None:
 
 
 def test_gradients_that_break_a_part_are_answered_under_embedding_dp_as_any_others() -> None:
-    """The leader makes a follower's part give what is no number, and learns nothing by it."""
+    """The leader makes a follower's part return NaN, and learns nothing from it."""
     notes: list[str] = []
     outcomes = {}
     for privacy in (EmbeddingPrivacy(3.0), EmbeddingPrivacy(None)):
@@ -583,7 +583,7 @@ def test_an_interrupted_step_leaves_nothing_behind() -> None:
     assert _same(_state(party), before)
 
 
-# --- looks
+# --- evaluations
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -636,7 +636,7 @@ def test_two_receivers_get_one_report() -> None:
     assert np.array_equal(*sent)
 
 
-# --- state, and the edges
+# --- state, and edge cases
 
 
 def test_the_learning_rate_rises_from_the_first_step() -> None:

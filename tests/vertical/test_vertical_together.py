@@ -1,4 +1,4 @@
-"""Whole vertical runs in one process: their folder, their account, and going on after a kill."""
+"""Whole vertical runs in one process: their folder, their account, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def job(**changes: object) -> VerticalJob:
 
 
 def outcome(folder: Path) -> dict[str, bytes | list[dict[str, object]]]:
-    """All that a run leaves behind, but for what a clock says."""
+    """Return everything that a run writes, except times."""
     found: dict[str, bytes | list[dict[str, object]]] = {}
     for path in sorted(folder.glob("*/*")):
         if path.name == "metrics.jsonl":
@@ -155,7 +155,7 @@ def test_examples_that_not_all_hold_are_left_out_and_noted(tmp_path: Path) -> No
     assert run.metrics[0]["steps"] == 5
 
 
-# --- going on
+# --- resuming
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole: VerticalRun) -> None:
@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole: VerticalRun) ->
 
 
 def write_slowly(lines: int) -> None:
-    """So many lines and one more are written, each in its time, and then no more."""
+    """Write `lines` + 1 lines at intervals, and then none for long."""
     keep = PartyRun._keep
 
     def slowly(self: PartyRun, **figures: float) -> None:
@@ -193,7 +193,7 @@ def write_slowly(lines: int) -> None:
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     task: str, at: int, tmp_path: Path
 ) -> None:
-    """In a process of its own, killed with SIGKILL once so many lines were written."""
+    """The run is in a process of its own, killed with SIGKILL once it has written `at` lines."""
     settings = job(task=f"vertical_parts:{task}", epochs=4)
     (tmp_path / "job.yaml").write_text(settings.to_yaml())
     folder = tmp_path / "run"
@@ -214,7 +214,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
 
 
 def test_parties_go_back_to_the_last_step_that_all_hold(whole: VerticalRun) -> None:
-    """One party was killed before it saved what the others had saved."""
+    """One party was killed before it had saved the step that the others saved."""
     folder = _new()
     run = train(job(), folder)
     assert [held(_Folder(folder / p)) for p in ("lead", "bank")] == [[15, 18]] * 2
@@ -231,7 +231,7 @@ def test_parties_go_back_to_the_last_step_that_all_hold(whole: VerticalRun) -> N
 
 
 def test_a_step_that_only_one_party_holds_is_forgotten_when_all_go_back(tmp_path: Path) -> None:
-    """With fresh randomness what follows is another history: its step 18 is not that one."""
+    """With fresh randomness the resumed run differs: its step 18 is another one."""
     train(job(), tmp_path / "run")
     (tmp_path / "run" / "bank" / "checkpoint" / "000000018").unlink()
     evaluate(tmp_path / "run")
@@ -272,7 +272,7 @@ def test_a_folder_that_holds_anything_is_refused() -> None:
     (folder / "mine").write_text("")
     with pytest.raises(RunFolderError, match=r"is not empty: name another folder$"):
         train(job(), folder)
-    (folder / "job.yaml").write_text("")  # of a run, it seems
+    (folder / "job.yaml").write_text("")  # seems to be of a run
     with pytest.raises(RunFolderError, match="`fedveil vertical run --resume"):
         train(job(), folder)
 
@@ -309,7 +309,7 @@ def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(
 
 
 def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was told to the other parties, and stays in the account of a run that goes on."""
+    """The other parties learnt it, and it stays in the account of a resumed run."""
     forward = torch.nn.Linear.forward
     calls = []
 
@@ -375,7 +375,7 @@ def test_what_is_remembered_is_paid_once(randomness: str) -> None:
 
 
 def test_a_part_that_learns_is_paid_once_too() -> None:
-    """It learns in the first epoch, from what it sends then; no gradient comes back after that."""
+    """The part learns in the first epoch, from its reports; no gradient is returned after that."""
     kept, forgotten = {"eps": 8.0, "reuse": True}, {"eps": 8.0, "gradient": "none"}
     run = train(protected(embedding_dp=kept), _new())
     once, none = (
@@ -445,7 +445,7 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
         pass
 
     def stop(record: dict[str, object]) -> None:
-        if record.get("step") == 2:  # the eighth step of all; the sixth was saved
+        if record.get("step") == 2:  # the eighth step of the run; the sixth was saved
             raise Stop
 
     for randomness, times in (("seeded", 3), ("secure", 4)):
@@ -485,7 +485,7 @@ def test_no_two_reports_of_a_run_draw_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The labels of every step as they come."""
+    """Collect the labels of every step."""
     seen: list[Any] = []
     loss = vertical_parts.Bottoms.loss
 
@@ -520,7 +520,7 @@ def test_labels_are_drawn_once_and_kept(
 
 
 def test_drawn_labels_are_what_is_trained_on(trained_on: list[Any]) -> None:
-    """The same in every epoch, also where a run was stopped and goes on."""
+    """They are the same in every epoch, also in a resumed run."""
 
     class Stop(Exception):
         pass
@@ -546,7 +546,7 @@ def test_drawn_labels_are_what_is_trained_on(trained_on: list[Any]) -> None:
     assert (told != vertical_parts.Bottoms().whole("train")[1].numpy()).any()
 
 
-# --- what cannot start
+# --- runs that cannot start
 
 
 @pytest.mark.parametrize(

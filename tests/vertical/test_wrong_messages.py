@@ -1,7 +1,7 @@
-"""Every message that is not due, at every place of a step or a look, ends it with nothing applied.
+"""A message that is not due, at any place of a step or evaluation, ends it, and nothing is applied.
 
-A step of three parties is played once and its messages are written down. Then each party plays
-alone: at each message that it waits for it gets every other one instead.
+A step of three parties is played once and its messages are recorded. Then each party plays alone:
+instead of each message that it waits for, it gets every other one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vertical_parts import Bottoms, UShape
 
 ROWS, IN_FLIGHT, STEP = 7, 3, 5
 Heard = dict[str, list[tuple[str, Message]]]
-#: What is due in the handshake or at a session's end, and never in a step.
+#: Messages of the handshake or of a session's end, which are never due in a step.
 ELSEWHERE: list[Message] = [
     {"kind": "begin", "attempt": 1},
     {"kind": "apply", "attempt": 1},
@@ -66,7 +66,7 @@ def exchange_of(party: Party, task: Bottoms, training: bool) -> Exchange[Any]:
 
 
 def listened(name: str, exchange: Exchange[Any], heard: Heard) -> Exchange[Any]:
-    """Play a party's side and write down what it receives."""
+    """Play a party's side and record the messages that it receives."""
     answer = None
     while True:
         try:
@@ -90,7 +90,7 @@ def messages(task: Bottoms, training: bool) -> Heard:
 
 
 def wrong_ones(heard: Heard, due: Message) -> Iterator[Message]:
-    """Yield every message of the step that is another than the due one, and those of elsewhere."""
+    """Yield every message of the step that differs from the due one, and those from elsewhere."""
     pool = [message for received in heard.values() for _, message in received]
     yield from (message for message in pool if not alike(message, due))
     yield from ELSEWHERE
@@ -130,7 +130,7 @@ def test_a_message_that_is_not_due_ends_it(kind: type[Bottoms], training: bool) 
 def play(
     exchange: Exchange[Any], received: list[tuple[str, Message]], place: int, wrong: Message
 ) -> None:
-    """Give a party what it received, but at `place` the wrong message."""
+    """Give a party the messages that it received, but at `place` the wrong one."""
     answer, at = None, 0
     while True:
         request = exchange.send(answer)

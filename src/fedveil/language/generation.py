@@ -1,16 +1,16 @@
-"""A text continued by both parties of a language model, under the protection that it trained with.
+"""Generation of text by both parties of a language model, with the protection used in training.
 
     leader     tokens -> word and position vectors -> (EmbeddingDP) ->
-    follower                                          layers, which remember what came before
+    follower                                          layers with a cache of earlier positions
     leader     the next token, drawn from the word table's scores <-
 
-A token's vector crosses when the token is new; the follower keeps its layers' keys and values.
-When the context is full, the later half of the tokens crosses once more, at the positions that
-they have then, and the follower forgets the rest: a token crosses at most twice. What comes back
-is the vector of the last position alone.
+The leader sends a token's vector when the token is new; the follower caches its layers' keys and
+values. When the context is full, the leader sends the later half of the tokens once more, at their
+new positions, and the follower clears its cache: a token is sent at most twice. The follower
+returns only the vector of the last position.
 
     {"kind": "extend", "step": n, "start": s, "length": k}    leader -> follower
-    the tensor of step n: k vectors, for the positions from s; s = 0 forgets all before
+    the tensor of step n: k vectors, for the positions from s; s = 0 clears the cache
     the tensor of step n: one vector                          follower -> leader
     {"kind": "enough", "step": n}                             leader -> follower
 """
@@ -58,7 +58,7 @@ from fedveil.vertical.task import Task, assists_of
 M = TypeVar("M", bound=nn.Module)
 Tell = Callable[[bytes], None]
 
-#: What a session in which a text is continued is for.
+#: The purpose of a session that continues a text.
 GENERATE = "generate"
 
 
@@ -70,11 +70,11 @@ class TextTask(Task, Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What is continued, by how many tokens at most, and how they are drawn.
+    """A request to continue `prompt` by at most `tokens` tokens.
 
     Token t is drawn with probability proportional to exp(score(t) / temperature); temperature 0
-    takes the token with the highest score. The end of a document ends the continuation. Each
-    choice is drawn from a stream of its own, so that a session that begins anew draws the same.
+    takes the token with the highest score. The end of a document ends the continuation. Each choice
+    is drawn from a stream of its own, so that a restarted session draws the same tokens.
     """
 
     prompt: bytes
@@ -90,7 +90,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """With a seed the choices are the same every time, without one others."""
+        """Create a request. Its choices are reproducible with a `seed`, and random without one."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 
@@ -99,7 +99,7 @@ class Request:
 class Continuation:
     """The bytes that follow a prompt.
 
-    `vectors` of tokens have crossed, each token's at most `times` times.
+    `vectors` is the number of token vectors sent, each token's at most `times` times.
     """
 
     text: bytes
@@ -110,10 +110,10 @@ class Continuation:
 def generate(
     folder: str | Path, request: Request, tell: Tell = lambda piece: None, *, encoded: bool = False
 ) -> tuple[Continuation, SplitModel]:
-    """Continue a prompt with the model of a run's folder, all its parties in this process.
+    """Continue a prompt with the model in a run folder, with all parties in this process.
 
-    `tell` gets the bytes of every token as it comes. Where the request's choices are seeded and
-    the run's reports too, the same comes every time. `encoded` is as in `train`.
+    `tell` is called with the bytes of every new token. The result is reproducible if the request is
+    seeded and the run's randomness is too. `encoded` is as in `train`.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -132,9 +132,10 @@ def generate(
 
 
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
-    """The leader's side of a session between machines, as `write` with what its run has.
+    """Return the leader's side of a session between machines, as `write` with its run's objects.
 
-    Nothing is told before the end: a session may begin anew, and its reports are drawn anew then.
+    No bytes are reported before the end: a session may be restarted, and its reports are then drawn
+    again.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -151,7 +152,7 @@ def _text_task(task: Task) -> TextTask:
 
 
 def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
-    """The parties of a run, the leader first, after the last step that all hold."""
+    """Return the parties of a run, the leader first, after the last step that all have saved."""
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
     step = last_common(root.path, folders)
@@ -166,17 +167,17 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
 def write(
     party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
 ) -> Exchange[Continuation | None]:
-    """The leader's side: the continuation of the prompt, `noise` being what its reports draw."""
+    """Run the leader's side: continue the prompt. Reports are drawn from `noise`."""
     return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """The follower's side: its layers, until the leader has enough."""
+    """Run the follower's side: evaluate its layers until the leader has enough."""
     return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """What has crossed of a prompt and its continuation; nothing where nothing protects it."""
+    """Return the epsilons of a prompt and its continuation, or nothing without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -222,7 +223,7 @@ def _write(
 def _scores(
     party: Party, tokens: list[int], start: int, step: int, noise: Entropy
 ) -> Exchange[torch.Tensor]:
-    """The score of every token to come after `tokens`, which are at the positions from `start`."""
+    """Return the score of every next token after `tokens`, whose first position is `start`."""
     there, back = _crossings(party.split)
     embedding = _module(party, there.part, WordAndPosition)
     head = _module(party, party.split.last.name, TiedHead)
@@ -261,7 +262,7 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """The positions that come next, as their first and how many; None where it is enough."""
+    """Return the first of the next positions and their number, or None if the leader has enough."""
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
         return None
@@ -288,7 +289,7 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """The next token: one that stands for bytes, or the end of the document."""
+    """Return the next token: one that stands for bytes, or the end of the document."""
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)
@@ -301,7 +302,7 @@ def _choose(
 
 
 def _crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
-    """The vectors' way to the layers, and the way back."""
+    """Return the crossing of vectors to the layers, and that of their results to the head."""
     if len(split.parts) != 3 or len(split.crossings) != 2:
         names = ", ".join(part.name for part in split.parts)
         raise InvalidValue(
@@ -323,7 +324,7 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
 
 
 def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
-    """What a tensor is where it leaves, as in training."""
+    """Encode a tensor for sending, as in training."""
     transfer = Transfer(crossing, 0, gradient=False)
     if crossing.privacy is None:
         fields = fields_of(transfer, tensor)
@@ -334,7 +335,7 @@ def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy
 
 
 def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:
-    """What a tensor is where it arrives: (1, length, width), checked as in training."""
+    """Decode a received tensor of shape (1, length, width), with the checks of training."""
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
     return from_wire(message, transfer, training=False, step=step, rows=1)

@@ -1,7 +1,7 @@
-"""Text for a language model: where it comes from, its tokens, and the windows that are examples.
+"""Text for a language model: reading documents, tokenising them, and cutting examples.
 
-Text is bytes from first to last: files of any encoding are read, and tokens put back together give
-the same bytes again.
+Text is bytes throughout: files of any encoding are read, and joining the tokens gives the same
+bytes again.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Documents: TypeAlias = Sequence[bytes]
 #: Every byte value, and the end of a document.
 BYTE_TOKENS = 257
 
-#: What the tokeniser reads is Latin-1: one character a byte. A token never spans two chunks: a
-#: chunk is letters, digits, other signs (each with one blank before it), line ends or blanks. The
-#: bytes from 128 on, which are pieces of UTF-8's longer characters, count as letters.
+#: The tokeniser reads text as Latin-1, one character for each byte. A token never spans two chunks.
+#: A chunk is letters, digits or other signs, each with an optional preceding blank, or line ends,
+#: or blanks. The bytes from 128 on, which belong to UTF-8's longer characters, count as letters.
 _CHUNK = (
     r" ?[A-Za-z\x{80}-\x{ff}]+| ?[0-9]+| ?[^\sA-Za-z0-9\x{80}-\x{ff}]+"
     r"|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
 )
-#: Documents are tokenised in pieces of about so many bytes, several at once. They are cut where a
-#: line begins: a chunk ends there anyway, so that the tokens are those of the whole document.
+#: Documents are tokenised in pieces of about this size, several at once. They are cut at the
+#: beginning of a line: a chunk ends there anyway, so the tokens are those of the whole document.
 _PIECE_BYTES = 1 << 16
 
 
 def read(source: str | Path | None) -> list[bytes]:
-    """The documents of a .txt file, or of all .txt files in and below a folder, by their paths.
+    """Read a .txt file, or all .txt files in and below a folder in the order of their paths.
 
-    None stands for the documentation topics that Python's own `help()` shows, so that there is
-    text on every machine.
+    None means the documentation topics that Python's own `help()` shows, so that there is text on
+    every machine.
     """
     if source is None:
-        # Half a megabyte that few programs need.
+        # Imported late: half a megabyte that few programs need.
         from pydoc_data.topics import topics
 
         return [topics[name].encode() for name in sorted(topics)]
@@ -62,9 +62,9 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """The documents before the last `fraction` of all bytes, and those from there on.
+    """Split documents into those before the last `fraction` of all bytes, and the rest.
 
-    A document on the border is cut in two where a line begins.
+    A document across the border is cut in two at the beginning of a line.
     """
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
@@ -81,13 +81,13 @@ def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[b
 
 
 class ByteTokenizer:
-    """Every byte is its own token."""
+    """A tokenizer in which every byte is its own token."""
 
     #: Tokens are 0..vocabulary - 1; the last one is the end of a document.
     vocabulary = BYTE_TOKENS
 
     def encode(self, documents: Documents) -> Tokens:
-        """The tokens of the documents one after another, each with the end token behind it."""
+        """Return the tokens of all documents, each followed by the end token."""
         end = np.array([self.vocabulary - 1])
         parts = [part for text in documents for part in (np.frombuffer(text, np.uint8), end)]
         return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
@@ -97,7 +97,7 @@ class ByteTokenizer:
 
 
 class PairTokenizer:
-    """Byte-level byte-pair encoding: the pairs that were most frequent in the training text."""
+    """Byte-level byte-pair encoding, with the most frequent pairs of its training text."""
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         self._model = model
@@ -110,7 +110,7 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """The same tokenizer for the same documents, in whatever process.
+        """Train a tokenizer. The same documents give the same tokenizer in any process.
 
         A short text may have fewer pairs than the vocabulary has room for; the rest stays unused.
         """
@@ -136,7 +136,7 @@ class PairTokenizer:
         return cls(model, vocabulary)
 
     def to_bytes(self) -> bytes:
-        """Everything about it, in the JSON of the `tokenizers` package."""
+        """Encode the whole tokenizer in the JSON format of the `tokenizers` package."""
         return str(self._model.to_str(pretty=True)).encode()
 
     def encode(self, documents: Documents) -> Tokens:
@@ -148,7 +148,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """The bytes of each token; None for the end token and for tokens that never occur."""
+        """Return each token's bytes. The end token and tokens that never occur have None."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")
@@ -167,7 +167,7 @@ def _library() -> Any:
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
-    """The documents as Latin-1, cut where a line with something in it begins."""
+    """Yield the documents as Latin-1 texts, cut at the beginnings of lines that are not empty."""
     for document in documents:
         start = 0
         while start < len(document):
@@ -177,7 +177,7 @@ def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
 
 
 def _line_start(document: bytes, position: int) -> int:
-    """The first place from `position` on that follows a line end and is none itself."""
+    """Return the next beginning of a non-empty line after `position`, or the document's end."""
     end = document.find(b"\n", position)
     while end != -1 and document[end + 1 : end + 2] == b"\n":
         end += 1
@@ -185,16 +185,16 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """The bytes of `tokens`; the end of a document has none."""
+    """Return the bytes of `tokens`. The end of a document has none."""
     return b"".join(pieces[token] or b"" for token in tokens)
 
 
 def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
-    """Examples of `context` tokens, and as labels the token after each: (examples, context) twice.
+    """Cut `tokens` into inputs and labels (examples, context). A label is the next token.
 
-    The windows are consecutive and disjoint: every token is in one of them at most, which is what
-    an example's privacy is stated for. The last tokens, fewer than fill a window, are left out.
-    Both arrays are views of `tokens`.
+    The windows are consecutive and disjoint: every token is in at most
+    one of them, which is the unit of privacy. The last tokens, if they do not fill a window, are
+    omitted. Both arrays are views of `tokens`.
     """
     context = integer("context", context, 1)
     count = (len(tokens) - 1) // context

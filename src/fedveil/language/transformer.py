@@ -1,25 +1,26 @@
-"""A decoder-only language model in the shape of PanGu-alpha, in three pieces to be cut apart.
+"""A decoder-only language model in the shape of PanGu-alpha, in three pieces that can be split.
 
     WordAndPosition    tokens -> vectors: a row of the word table plus a row of the position table
     Backbone           vectors -> vectors: transformer layers, and the query layer on top of them
     TiedHead           vectors -> logits: inner products with the rows of the same word table
 
-The query layer is a transformer layer whose attention asks with a learned vector of the position
-(the top query) where the others ask with the token's own vector: what it gives is about the next
-token. Every layer is pre-LayerNorm with GELU; attention sees no later position; nothing is
-dropped out. The word table is read at both ends, so both ends belong to whoever has the text; the
-backbone knows neither the vocabulary's size nor a token.
+The query layer is a transformer layer whose attention query is a learned vector of the position
+(the top query), instead of the token's own vector: its output predicts the next token. Every layer
+is pre-LayerNorm with GELU. Attention sees no later position. There is no dropout. The word table is
+used at both ends, so both ends belong to the party with the text; the backbone knows neither the
+size of the vocabulary nor a token.
 
-What differs from PanGu-alpha is there for EmbeddingDP, and costs nothing without it:
+Two differences from PanGu-alpha are for EmbeddingDP, and cost nothing without it:
 
-- the backbone normalises what enters it: vectors of 0 and 1 have a mean and a scale that say
-  nothing, and would outweigh what every layer adds;
-- word vectors begin four times larger than position vectors: a bit is the sign of their sum, and
-  of two equal parts it would tell neither.
+- the backbone normalises its input: vectors of 0 and 1 have a mean and a scale that carry no
+  information, and would outweigh the output of every layer;
+- initial word vectors are four times larger than position vectors: a bit is the sign of their
+  sum, and with two equal terms it would reveal neither.
 
-Initial weights are GPT-2's otherwise: N(0, 0.02²), projections into the residual stream by
-1/sqrt(2 layers) smaller, biases 0, and the stream itself at the scale of a word vector. The word
-table's 0.02 is that of width 1,024; it goes with 1/sqrt(width), so that scores begin alike.
+Initial weights are otherwise GPT-2's: N(0, 0.02²), projections into the residual stream smaller by
+1/sqrt(2 layers), biases 0, and the stream itself at the scale of a word vector. The word table's
+0.02 is for width 1,024; it scales with 1/sqrt(width), so that initial scores do not depend on the
+width.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
 
 _STD = 0.02
-_WORD_STD = 0.64  # over sqrt(width)
+_WORD_STD = 0.64  # divided by sqrt(width)
 _POSITION_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a language model; `layers` counts the query layer."""
+    """The sizes of a language model. `layers` includes the query layer."""
 
     vocabulary: int
     context: int
@@ -60,7 +61,8 @@ class Shape:
             )
 
 
-#: Shapes by name. `350M` is the usual one of that size; the source's example is 16 layers of 1,280.
+#: Shapes by name. `350M` is the usual shape of that size; the source's example has 16 layers of
+#: 1,280.
 PRESETS: dict[str, Shape] = {
     "tiny": Shape(vocabulary=1024, context=128, width=128, layers=4, heads=4),
     "small": Shape(vocabulary=8192, context=512, width=512, layers=8, heads=8),
@@ -75,7 +77,7 @@ def _word_std(shape: Shape) -> float:
 
 
 class Memory:
-    """The keys and values of the positions that one layer has seen: (examples, heads, ., size)."""
+    """A cache of one layer's keys and values: (examples, heads, positions, size)."""
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, Tensor] | None = None
@@ -85,7 +87,7 @@ class Memory:
         return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Remember further positions; all that is held then."""
+        """Cache further positions. Returns the keys and values of all positions so far."""
         if self._held is not None:
             seen_keys, seen_values = self._held
             keys = torch.cat([seen_keys, keys], dim=2)
@@ -95,7 +97,7 @@ class Memory:
 
 
 class WordAndPosition(nn.Module):
-    """Tokens to vectors: row `token` of the word table plus row `position` of the other."""
+    """Maps tokens to vectors: a row of the word table plus a row of the position table."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -105,14 +107,14 @@ class WordAndPosition(nn.Module):
         nn.init.normal_(self.position.weight, std=_POSITION_SHARE * _word_std(shape))
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """(examples, length) whole numbers, the first at position `start`, to their vectors."""
+        """Map tokens (examples, length) to vectors. The first token is at position `start`."""
         length = tokens.shape[1]
         vectors: Tensor = self.word(tokens) + self.position.weight[start : start + length]
         return vectors
 
 
 class Backbone(nn.Module):
-    """Layers over an entry LayerNorm, the query layer on top, a final LayerNorm.
+    """Layers after an input LayerNorm, followed by the query layer and a final LayerNorm.
 
     Guarantee: the output at a position does not depend on the input at any later one.
     """
@@ -128,14 +130,14 @@ class Backbone(nn.Module):
         nn.init.constant_(self.entry.weight, _word_std(shape))
 
     def new_memory(self) -> list[Memory]:
-        """What `forward` needs to go on where it stopped: one for each layer, empty."""
+        """Return an empty cache for each layer, to pass a sequence to `forward` in pieces."""
         return [Memory() for _ in range(len(self.layers) + 1)]
 
     def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:
-        """(examples, length, width) to the same shape.
+        """Map vectors (examples, length, width) to the same shape.
 
-        With a memory, the vectors follow those of the earlier calls with it: a sequence that is
-        given piece by piece gives what it gives as a whole.
+        With `memory`, the vectors follow those of the earlier calls with it: a sequence given in
+        pieces gives the same output as the whole sequence.
         """
         memories = [None] * (len(self.layers) + 1) if memory is None else memory
         start = memory[0].length if memory else 0
@@ -149,7 +151,7 @@ class Backbone(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
+    """One transformer layer: x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -171,10 +173,10 @@ class Layer(nn.Module):
     def forward(
         self, hidden: Tensor, query: Tensor | None = None, memory: Memory | None = None
     ) -> Tensor:
-        """(examples, length, width) to the same shape.
+        """Map vectors (examples, length, width) to the same shape.
 
-        Attention asks with `query`, (1, length, width) and so the same for every example; without
-        it, with the layer's own input.
+        Attention queries come from `query`, (1, length, width), equal for every example. Without it
+        they come from the layer's own input.
         """
         normed = self.attention_norm(hidden)
         asked = self._by_head(self.ask(normed if query is None else query))
@@ -188,12 +190,12 @@ class Layer(nn.Module):
         return result
 
     def _by_head(self, vectors: Tensor) -> Tensor:
-        """(examples, length, width) to (examples, heads, length, width / heads)."""
+        """Reshape (examples, length, width) to (examples, heads, length, width / heads)."""
         return vectors.view(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention, the last question at the position of the last key."""
+    """Apply causal attention. The last query is at the position of the last key."""
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:
         return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)
@@ -203,17 +205,17 @@ def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 class TiedHead(nn.Module):
-    """Vectors to logits: inner products with the rows of a word table that it shares."""
+    """Maps vectors to logits: inner products with the rows of a shared word table."""
 
     def __init__(self, word: nn.Embedding) -> None:
         super().__init__()
         self.word = word
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., width) to (..., vocabulary)."""
+        """Map (..., width) to (..., vocabulary)."""
         return functional.linear(hidden, self.word.weight)
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy of the tokens `labels` (examples, length) under `logits`, in nats."""
+    """Return the mean cross-entropy of the tokens `labels` (examples, length), in nats."""
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())

@@ -1,11 +1,11 @@
-"""`mnist_halves`: the follower `left` holds the left half of each image, `right` the right one.
+"""`mnist_halves`: the follower `left` has the left half of each image, `right` the right half.
 
     left:  left    a convolution, a dense layer, normalised   ┐
     right: right   the same                                   ┴→  top: the leader's two layers
 
-The numbers that cross are centred for each example, so that about half of them are above 0: their
-signs, which is what EmbeddingDP sends, tell the halves apart. What follows the cut works on numbers
-and on bits alike.
+The values sent for each example are centred, so that about half of them are above 0: their signs,
+which EmbeddingDP sends, then distinguish the halves. The leader's layers accept numbers and bits
+alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
 from fedveil.vertical.task_settings import HalvesSettings
 
-#: An image of 28 x 28 and where its halves meet.
+#: The side of a square image, and the column at which its halves meet.
 _SIDE, _MIDDLE = 28, 14
 _CHANNELS = 16
 _HIDDEN = 128
@@ -32,7 +32,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
 class MnistHalves(ByLabel):
-    """Digits or articles of clothing from two halves that two followers hold."""
+    """The task of digits or articles of clothing, with each half of an image at one follower."""
 
     leader = "leader"
     followers: tuple[str, ...] = ("left", "right")
@@ -62,7 +62,7 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """A follower's halves [examples, 1, 28, 14], or the leader's labels."""
+        """Return a follower's halves [examples, 1, 28, 14], or the leader's labels."""
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {
@@ -77,17 +77,17 @@ class MnistHalves(ByLabel):
             return Columns(ids, labels=torch.from_numpy(examples.y))
         check_party(self, party)
         half = slice(0, _MIDDLE) if party == "left" else slice(_MIDDLE, _SIDE)
-        # a copy: the other half is forgotten with the images
+        # A copy, so that the other half is freed with the images.
         return Columns(ids, {"half": torch.from_numpy(examples.x[..., half].copy())})
 
 
 class Joint(nn.Module):
-    """Dense layers over what several parts give, side by side."""
+    """Dense layers over the concatenated outputs of several parts."""
 
     def __init__(self, width: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.ReLU(),  # of bits it changes none
+            nn.ReLU(),  # leaves bits unchanged
             nn.LayerNorm(width),
             nn.Linear(width, hidden),
             nn.ReLU(),

@@ -1,10 +1,10 @@
-"""`pangu`: a language model whose text stays with the leader and whose layers another party holds.
+"""`pangu`: a language model. The leader keeps the text; another party has the layers.
 
     embedding: leader <- data.tokens      word and position vectors
     backbone:  cloud  <- embedding        the transformer layers; sees no token and no label
     head:      leader <- backbone         inner products with the word table of `embedding`
 
-An example is a window of `context` tokens, its labels the token after each.
+An example is a window of `context` tokens; its labels are the token after each.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Assist, Columns, Subset, Unit, initial
 from fedveil.vertical.task_settings import PanguSettings
 
-#: The leader's file in a run's folder: a tokenizer is learnt once.
+#: The leader's file in a run folder, so that a tokenizer is trained only once.
 TOKENIZER = "tokenizer.json"
 
 
 class Pangu:
-    """The task of `task.pangu` settings; reads text where the leader's columns are asked for.
+    """The task of `task.pangu` settings. Reads the text when the leader's columns are requested.
 
-    `folder` is that of a run that goes on, with the tokenizer it began with.
+    `folder` is that of a resumed run and contains its tokenizer.
     """
 
     leader: str = "leader"
@@ -55,7 +55,10 @@ class Pangu:
         self._folder = folder
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """The three parts; the head has the embedding's word table. A party's own are made here."""
+        """Return the three parts, with modules for the parties in `here` alone.
+
+        The head shares the embedding's word table.
+        """
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:
@@ -64,7 +67,7 @@ class Pangu:
         if here is None or theirs in here:
             backbone = initial(self._seed, "backbone", lambda: transformer.Backbone(shape))
         inner = (shape.context, shape.width)
-        # Wider models take smaller steps (tiny 0.002), deeper ones begin more slowly.
+        # Wider models take smaller steps (tiny 0.002), deeper ones warm up longer.
         optimizer = Optimizer(
             "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
         )
@@ -77,7 +80,7 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """The leader's windows, numbered from the text's beginning; others have nothing."""
+        """Return the leader's windows, numbered from the text's beginning. Others have none."""
         if party != self.leader:
             return Columns(np.empty(0, np.int64))
         train, test = self._documents
@@ -101,7 +104,7 @@ class Pangu:
         }
 
     def files(self, party: str) -> dict[str, bytes]:
-        """The leader's tokenizer, which was learnt from its text and goes nowhere else."""
+        """Return the leader's tokenizer as a file, which stays with the leader."""
         tokenizer = self.tokenizer if party == self.leader else None
         if isinstance(tokenizer, text.PairTokenizer):
             return {TOKENIZER: tokenizer.to_bytes()}
@@ -109,7 +112,7 @@ class Pangu:
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """The run's, where it goes on; otherwise learnt from the training text."""
+        """Return the tokenizer of a resumed run, or train one on the training text."""
         if self.settings.tokenizer == "bytes":
             return text.ByteTokenizer()
         kept = None if self._folder is None else self._folder / TOKENIZER
@@ -128,7 +131,7 @@ class Pangu:
 
 
 def _shape(settings: PanguSettings) -> transformer.Shape:
-    """The preset with what the settings put in its place."""
+    """Return the preset's sizes, overridden by those of the settings."""
     own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
     if settings.tokenizer == "bytes":
         if settings.vocabulary not in (None, text.BYTE_TOKENS):

@@ -1,4 +1,4 @@
-"""The loss of a task by what its labels are, what is measured of it, and what it says."""
+"""Loss, metrics and predictions of a task by the kind of its labels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedveil.learning.losses import WEIGHTED, mean_loss
 from fedveil.vertical.calibration import calibrated, log_loss
 from fedveil.vertical.predictions import told_classes, told_numbers
 
-#: What is measured of classes, besides loss and accuracy.
+#: The metrics of classes, besides loss and accuracy.
 _FIGURES = ("auc", "ks", "balanced_accuracy", "f1")
 
 
 class ByLabel:
-    """A task's loss and metrics: of labels that are classes, or numbers where `classes` is None.
+    """The loss and metrics of a task with labels that are classes, or numbers if `classes` is None.
 
     Outputs are logits [examples, classes], or predictions [examples, 1].
     """
@@ -30,16 +30,16 @@ class ByLabel:
 
     @property
     def class_weights(self) -> Sequence[float] | None:
-        """How much an example of each class counts in training; None: all alike."""
+        """Return the weight of each class in the training loss, or None for equal weights."""
         return None
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        """The classes by number, where they have names."""
+        """Return the names of the classes, ordered by number, or None if they have none."""
         return None
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy, or the mean squared error of labels as they are scaled."""
+        """Return the mean cross-entropy, or the mean squared error of scaled labels."""
         if self.classes is None:
             return functional.mse_loss(outputs[:, 0], labels)
         if self.class_weights is None:
@@ -47,7 +47,7 @@ class ByLabel:
         return mean_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """The batch's loss_sum without weights, how many are correct, and `examples`."""
+        """Return the batch's unweighted loss_sum, the number correct, and `examples`."""
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -57,9 +57,9 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """What is measured of all examples together; of numbers, in the labels' own unit.
+        """Return metrics over all examples together, for numbers in the labels' original unit.
 
-        `calibrated_loss` is the loss of the probabilities that `predictions` tells.
+        `calibrated_loss` is the loss of the probabilities that `predictions` returns.
         """
         if self.classes is None:
             told, true = self.in_own_unit(outputs), self.in_own_unit(labels.reshape(-1, 1))
@@ -70,17 +70,17 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """The class of each example with the probability of every one; or its number."""
+        """Return each example's predicted class and all probabilities, or its predicted number."""
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Numbers as the data has them, of those that are trained on."""
+        """Convert scaled numbers to the unit of the data."""
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:
-        """Of each class: its examples, and how many of those told, and of its own, are right."""
+        """Return each class's number of examples, precision, recall and F1."""
         table = np.array(task_metrics.confusion(scores, labels))
         with np.errstate(invalid="ignore"):
             precision, recall = np.diag(table) / table.sum(0), np.diag(table) / table.sum(1)

@@ -1,9 +1,9 @@
-"""`tabular`: the leader and the follower `bank` hold features of the same rows; wide and deep.
+"""`tabular`: a wide-and-deep model; the leader and the follower `bank` have features of one table.
 
     leader: leader_wide, leader_deep   ┐
     bank:   bank_wide,   bank_deep     ┴→  top
 
-Each owner describes a feature twice, from its own training rows alone: as an interval between
+Each owner encodes a feature twice, from its own training rows alone: as an interval between
 quantiles, for the wide part, and scaled to mean 0 and variance 1 for the deep part.
 """
 
@@ -28,7 +28,7 @@ from fedveil.vertical.task_settings import TabularSettings
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-#: Features, and classes; None is a regression.
+#: The number of features and of classes; None is a regression.
 _TABLES: dict[str, tuple[int, int | None]] = {
     "breast_cancer": (30, 2),
     "wine": (13, 3),
@@ -37,10 +37,10 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 
 
 class Tabular(ByLabel):
-    """One of scikit-learn's tables, the first half of its features with the leader.
+    """One of scikit-learn's tables. The leader has the first half of its features.
 
-    A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and
-    variance 1 over the training rows, so that a loss of 1 is that of always guessing the mean.
+    A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and variance
+    1 over the training rows, so that always guessing the mean gives a loss of 1.
     """
 
     leader = "leader"
@@ -81,7 +81,7 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """The columns `intervals` and `numbers` of an owner, [rows, features] both."""
+        """Return an owner's columns `intervals` and `numbers`, both [rows, features]."""
         check_party(self, party)
         data, target = _table(self._settings.table)
         train, rows = self._rows("train"), self._rows(subset)
@@ -115,13 +115,13 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Mean 0 and variance 1 over the training rows; no feature of these tables is constant."""
+    """Scale to mean 0 and variance 1 over the training rows. No feature is constant."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Which interval between the training rows' quantiles holds each feature, from 0."""
+    """Return each feature's interval between the training rows' quantiles, numbered from 0."""
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
     places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
     return torch.from_numpy(places.astype(narrowest(bins)))

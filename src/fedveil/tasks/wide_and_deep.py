@@ -1,15 +1,15 @@
-"""The wide-and-deep model, cut between owners of features.
+"""The wide-and-deep model, split between owners of features.
 
     OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the leader's own wide part
                                               plus a nonlinear one of all other parts
 
-Each owner describes its features twice: by places for the wide part, which adds up a row of a table
-for each, as if they were one-hot and it linear in them; and for the deep part, a dense network, by
-scaled numbers, and by a vector for each word.
+Each owner encodes its features twice. For the wide part a feature is a number that selects a row of
+a table. The part adds up the rows, which equals a linear layer on one-hot features. For the deep
+part, a dense network, numbers are scaled and each word has a vector.
 
-What is linear into the outputs has the label in the sign of its gradient, for everybody who gets
-one: so a follower's wide part goes through the leader's hidden layer with the deep ones. Under
-`wide: linear` it does not, as in the paper, and the follower reads every label of two classes.
+If a part is linear in the outputs, the sign of its gradient reveals the label to everyone who gets
+one. So a follower's wide part goes through the leader's hidden layer with the deep ones. Under
+`wide: linear` it does not, as in the paper, and the follower can read every label of two classes.
 
 Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, split by owners.
 """
@@ -31,18 +31,18 @@ from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import initial
 from fedveil.vertical.task_settings import TablesSettings, TabularSettings
 
-#: What makes a module; None where another party has it.
+#: A function that makes a module; None if another party has the module.
 _Make: TypeAlias = Callable[[], nn.Module] | None
 
 _HIDDEN = 64
-#: Vectors of words begin small: a word that is rarely there says little.
+#: The standard deviation of initial word vectors: small, so that rare words have little influence.
 _WORD_STD = 0.05
 _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
 @dataclass(frozen=True)
 class Features:
-    """How many intervals each of an owner's numbers has, and places each of its words."""
+    """The number of intervals of each of an owner's numbers, and of places of its words."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -58,11 +58,11 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Two parts for each owner, and the top, which gives a number of each example or its classes.
+    """Build two parts for each owner, and the top, which outputs a number or the classes.
 
-    Without an owner's features its parts have no modules here, nor has the top where the leader is
-    not `here`. `settings.scores` numbers of a wide part cross and `settings.width` of a deep one.
-    `words` is how many numbers a word's vector has, where owners have the column `words`.
+    If an owner's features are None, its parts have no modules here. The top has none if the leader
+    is not in `here`. A wide part sends `settings.scores` numbers, a deep part `settings.width`.
+    `words` is the size of a word's vector, or None if owners have no column `words`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -90,7 +90,7 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """Outputs that are linear in some owners' wide scores, plus a network of all that is left."""
+    """The leader's top: linear in some owners' wide scores, plus a network of all other inputs."""
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """The outputs [rows, outputs] of every owner's wide and deep part, in turn."""
+        """Return outputs [rows, outputs], given every owner's wide and deep part in turn."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -112,7 +112,7 @@ class _Top(nn.Module):
 
 
 class Wide(nn.Module):
-    """What a linear layer without bias gives of places that are one-hot side by side."""
+    """A linear layer without bias on one-hot places, computed as a sum of table rows."""
 
     first: torch.Tensor
 
@@ -125,13 +125,13 @@ class Wide(nn.Module):
         self.register_buffer("first", _first_rows(counts), persistent=False)
 
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
-        """The scores [rows, scores] of the places of intervals, and of words, in turn."""
+        """Return the scores [rows, scores]. `places` are those of intervals and then of words."""
         found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
         return found
 
 
 class Deep(nn.Module):
-    """Dense layers over numbers and the vectors of words."""
+    """Dense layers over numbers and word vectors."""
 
     first: torch.Tensor
 
@@ -150,19 +150,19 @@ class Deep(nn.Module):
         )
 
     def forward(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """The numbers that cross, [rows, width], of scaled numbers and places of words."""
+        """Return the values to send, [rows, width], for scaled numbers and places of words."""
         crossing: torch.Tensor = self.layers(self.joined(numbers, words))
         return crossing
 
     def joined(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """What the layers read: the numbers, and then each word's vector."""
+        """Return the input of the layers: the numbers, and then each word's vector."""
         if self.words is None or words is None:
             return numbers
         vectors = self.words(words.int() + self.first)
         return torch.cat([numbers, vectors.flatten(1)], dim=1)
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The places of words [rows, words] whose vectors are nearest to these, side by side."""
+        """Return the words [rows, words] nearest to `vectors`, concatenated in each row."""
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
         each = vectors.chunk(len(tables), dim=1)
@@ -171,5 +171,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Where each column's rows begin in a table of them all."""
+    """Return the first row of each column in a table of all columns' rows."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

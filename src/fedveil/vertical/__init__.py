@@ -1,8 +1,9 @@
 """Vertical training between organisations: split learning.
 
-Parties hold different features of the same examples, one of them the labels. Each trains its part
-of one network. Tensors at the cuts and their gradients cross, the loss, and blinded ids, by which
-the examples that all hold are found: docs/vertical.md has a table of what that tells whom.
+The parties have different features of the same examples; one party, the leader, has the labels.
+Each trains its part of one network. The parties exchange tensors and gradients at the cuts, the
+loss, and blinded ids, by which they find the examples that all of them have. docs/vertical.md has a
+table of what each message reveals to whom.
 
     from fedveil.vertical import VerticalJob, train
     run = train(VerticalJob.load("job.yaml"))

@@ -1,9 +1,9 @@
-"""What a party's crossings have told of every example, and what it adds up to.
+"""Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
-Under EmbeddingDP an example pays each time it is sent: once an epoch, once for each look at the
-held-out examples, and once more for a step that a killed process had begun and its successor
-repeats with fresh randomness. What is drawn from the job's seed is the same when it is repeated,
-and costs nothing again. Under `reuse` an example pays once.
+Under EmbeddingDP an example pays each time it is sent: once in each epoch and, if it is held out,
+once in each evaluation. It pays once more for a step that a killed process had begun and its
+successor repeats with fresh randomness. Randomness drawn from the job's seed is the same in a
+repetition, so that costs nothing. Under `reuse` an example pays once.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ from fedveil.vertical.rows import Ids, Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
-#: The file that says how often each example was sent in training.
+#: The file that records how often each example was sent in training.
 SENT = "sent.csv"
 _COUNTS = "releases"
 _BEGUN = "begun"
-#: Nothing is sent more often.
+#: The largest count that a file may contain.
 _MOST = 1 << 20
 
 
 class Releases:
-    """How often each example was sent: `train` by position, and how often the held-out ones.
+    """Counts how often each example was sent.
 
-    With `fresh` randomness the counts are on disk before a report leaves, so that a process that
+    `train` has one count for each training example, by position; `looks` is the number of
+    evaluations, in each of which every held-out example is sent.
+
+    With `fresh` randomness the counts are on disk before a report is sent, so that a process that
     takes over knows what its killed predecessor may have sent.
     """
 
@@ -59,7 +62,7 @@ class Releases:
         self._begun: int | None = None
 
     def restore(self, step: int, looks: int) -> None:
-        """Count what was sent when the run goes on after `step` and so many looks."""
+        """Restore the counts for a run that resumes after `step` with `looks` evaluations."""
         if self._folder is None:
             self.train = self._sent(0, step)
             self.looks = looks
@@ -69,11 +72,11 @@ class Releases:
         self.looks = begun_looks
 
     def examples(self, step: int) -> int:
-        """How many examples there are in the steps up to `step`."""
+        """Return the number of distinct examples in the steps up to `step`."""
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """How often each example was sent, as CSV; by its place where the party has no ids."""
+        """Return the counts as CSV, by id or, if the party has no ids, by position."""
         held_out = np.full(len(ids["test"]), self.looks)
         text = io.StringIO()
         lines = csv.writer(text)
@@ -85,7 +88,7 @@ class Releases:
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
-        """Write down what was restored."""
+        """Write the restored counts to disk."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -93,13 +96,13 @@ class Releases:
         self._note()
 
     def begin_step(self, step: int, positions: npt.NDArray[np.int64]) -> None:
-        """Count the examples of a step as sent, before they are."""
+        """Count the examples of a step as sent, before they are sent."""
         self.train[positions] += 1
         self._step = step
         self._note()
 
     def begin_look(self) -> None:
-        """Count the held-out examples as sent, before they are."""
+        """Count the held-out examples as sent, before they are sent."""
         self.looks += 1
         self._note()
 
@@ -109,7 +112,7 @@ class Releases:
             self._begun = None
 
     def _sent(self, after: int, step: int) -> npt.NDArray[np.int64]:
-        """How often each example was in the steps up to `step` that come after `after`."""
+        """Return how often each example occurs in the steps from `after` + 1 to `step`."""
         counts = np.zeros(self._order.count, np.int64)
         while after < step:
             if after % self._order.steps == 0 and step - after >= self._order.steps:
@@ -121,7 +124,10 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write down what has begun: a few bytes that outlive the process, not the machine."""
+        """Write the step and evaluation begun last to a file.
+
+        The bytes survive a crash of the process, but not always one of the machine.
+        """
         if self._folder is None:
             return
         if self._begun is None:
@@ -130,7 +136,7 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """The step up to which the file counts, and the last step and look that were begun.
+        """Return the step that the counts cover, and the last step and evaluation that were begun.
 
         A run that has `done` steps has both files.
         """
@@ -157,7 +163,7 @@ class Releases:
 
 
 def _noted(step: int, looks: int) -> bytes:
-    """Two numbers, and a few bytes of their digest."""
+    """Encode two numbers, followed by a few bytes of their digest."""
     data = np.array([step, looks], "<i8").tobytes()
     return data + hashlib.sha256(data).digest()[:8]
 
@@ -165,10 +171,10 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """The account of every example: the trained ones by position, the held-out one behind them.
+    """Return the ledger of every example: training examples by position, then one held-out example.
 
-    Each of its rounds is one time that an example was sent; all held-out examples were sent
-    equally often and stand as one.
+    Round n of the ledger is the nth time that an example was sent. All held-out examples were sent
+    equally often, so one entry stands for all of them.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -183,7 +189,7 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return what an example spends when it is sent: under `reuse` only the `first` time."""
+    """Return an example's charges for being sent. Under `reuse` only the `first` time has any."""
     return _charges(
         (part, privacy)
         for part, privacy in _private_parts(split, party)
@@ -194,11 +200,11 @@ def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Cha
 def figures(
     split: SplitModel, party: str, releases: Releases, delta: float, label: PrivacyLoss | None
 ) -> list[Line]:
-    """A party's account: a bit, a one-hot row, an example sent once, an example in the run.
+    """Return a party's epsilons: per bit, per one-hot row, per example sent once, and for the run.
 
-    The last is the example that was sent most often. Without privacy on any crossing nothing is
-    promised, and nothing is listed. Beside a crossing with privacy, of any party, one without has
-    an infinite epsilon: the whole example is promised nothing.
+    The last is that of the example sent most often. If no party protects any crossing, no guarantee
+    is made and the list is empty. If some crossings are protected and one of this party's is not,
+    its epsilon is infinite: the whole example has no guarantee.
     """
     found = []
     parts = _private_parts(split, party)
@@ -229,7 +235,7 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """What a party says of EmbeddingDP before it sends anything, in the words of the source."""
+    """Return a party's first log lines, about EmbeddingDP, as MindSpore Federated words them."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = "one bit a value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"
@@ -247,13 +253,13 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def _bare_parts(split: SplitModel, party: str) -> list[str]:
-    """Return the parts of `sends_unprotected`, or none in a run that claims no protection."""
+    """Return the parts of `sends_unprotected`, or none if the run claims no protection at all."""
     claims = any(part.privacy is not None for part in split.parts)
     return sends_unprotected(split, party) if claims else []
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return a party's parts whose output leaves it, is of its own data, and is unprotected."""
+    """Return a party's parts that send outputs computed from its own data without protection."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [
@@ -264,7 +270,7 @@ def sends_unprotected(split: SplitModel, party: str) -> list[str]:
 
 
 def _private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:
-    """A party's parts whose output leaves it under EmbeddingDP."""
+    """Return a party's parts that send under EmbeddingDP, with their privacy settings."""
     return [(part, part.privacy) for part in split.owned_by(party) if part.privacy is not None]
 
 

@@ -1,4 +1,4 @@
-"""The blocks of a vertical job and all of its keys, below what holds between them."""
+"""The blocks and keys of a vertical job. `rules` checks how they combine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.vertical import task_settings
 
 
 class TaskSettings(Choice):
-    """What is trained, and who holds what; the unused blocks wait."""
+    """The model, and each party's data. Blocks of tasks that are not selected are ignored."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in task_settings.TASKS}
 
@@ -35,7 +35,7 @@ class TaskSettings(Choice):
 
 
 class OptimizerSettings(Block):
-    """How a part's parameters follow their gradients; null: as the task has it."""
+    """How a part's parameters follow their gradients. null uses the task's value."""
 
     name: Literal["sgd", "adam", "adamw"] | None = Field(
         None, description="torch's rule of that name"
@@ -54,7 +54,7 @@ class OptimizerSettings(Block):
 
 
 class EmbeddingDPSettings(Block):
-    """One bit of every value that crosses, told truthfully or not: 1/32 of the bytes."""
+    """One bit for every value that is sent, randomised: 1/32 of the bytes."""
 
     eps: float | None = Field(
         None, ge=0, description="eps/2 a bit, as in the source; 0: pure noise; null: no noise"
@@ -71,13 +71,13 @@ class EmbeddingDPSettings(Block):
 
 
 class LabelDPSettings(Block):
-    """Labels told truthfully or not, drawn once for every example and remembered."""
+    """Randomised labels, drawn once for every example and then reused."""
 
     eps: float = Field(1.0, ge=0, description="a label is kept with e^eps / (e^eps + classes - 1)")
 
 
 class LabelProtectionSettings(Block):
-    """Noise in the gradients that go back to followers, sized to hide labels; no epsilon."""
+    """Noise in the gradients that the leader returns, sized to hide labels. It gives no epsilon."""
 
     name: Literal["marvell", "max_norm"] = Field(
         "marvell",
@@ -93,7 +93,7 @@ class LabelProtectionSettings(Block):
 
 
 class PrivacySettings(Block):
-    """What becomes of what leaves a party."""
+    """Protection of everything that a party sends."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None, description="applied to what leaves a part that reads data"
@@ -123,7 +123,7 @@ class PrivacySettings(Block):
 
 
 class PartPrivacySettings(Block):
-    """What becomes of one part's output where it leaves its owner."""
+    """Protection of one part's output when it is sent to another party."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None, description="in place of the job's `privacy.embedding_dp`; null: as it is"
@@ -131,7 +131,7 @@ class PartPrivacySettings(Block):
 
 
 class PartSettings(Block):
-    """A part; what is left out is as the task has it, under the same name."""
+    """One part of the model. Omitted keys keep the values of the task's part of that name."""
 
     owner: str | None = Field(None, description="the party that computes it")
     inputs: list[str] | None = Field(
@@ -158,7 +158,7 @@ class PartSettings(Block):
 
 
 class CompressionSettings(Block):
-    """Values that cross in a few bits each, between the least and greatest of their example's."""
+    """Quantises values to a few bits each, between the minimum and the maximum of their example."""
 
     bits: int = Field(8, ge=1, le=8, description="of each value; float32 has 32")
     forward: bool = Field(
@@ -173,7 +173,7 @@ class CompressionSettings(Block):
 
 
 class AlignmentSettings(Block):
-    """How parties on different machines find the examples that all hold."""
+    """How parties on different machines find the examples that all of them have."""
 
     by: Literal["intersection", "digests"] | None = Field(
         None,
@@ -198,32 +198,32 @@ class AlignmentSettings(Block):
 
 
 class CheckpointSettings(Block):
-    """How much an interruption may cost."""
+    """How often a run is saved, which bounds the work lost to an interruption."""
 
     every_steps: int = Field(
-        100, ge=1, description="all parties save after every so many steps, and after the last"
+        100, ge=1, description="all parties save after every N steps, and after the last"
     )
 
 
 class RecordSettings(Block):
-    """What is written down, and who sees it."""
+    """Which figures are recorded, and who sees them."""
 
-    every_steps: int = Field(10, ge=1, description="a line after every so many steps")
+    every_steps: int = Field(10, ge=1, description="a line after every N steps")
     followers_see_loss: bool = Field(
         True, description="whether the leader tells followers the loss of every step"
     )
 
 
 class EvaluationSettings(Block):
-    """When the held-out examples are looked at, through the same crossings and protection."""
+    """Times of evaluations, which use the same messages and protection as training."""
 
     every_epochs: int | None = Field(
-        1, ge=1, description="after every so many epochs, and after the last; null: never"
+        1, ge=1, description="after every N epochs, and after the last; null: never"
     )
 
 
 class VerticalFields(CheckedJob):
-    """A vertical job's keys; `VerticalJob` adds what must hold between them."""
+    """All keys of a vertical job. `VerticalJob` adds the rules for their combinations."""
 
     name: RunName = Field("vertical-digits", description="what the run is called")
     seed: int = Field(0, ge=0, description="decides everything random in a seeded run")

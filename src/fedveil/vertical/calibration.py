@@ -1,9 +1,9 @@
-"""Probabilities that mean what they say: of those told at 0.2, a fifth is so.
+"""Calibrated probabilities: a class predicted with 0.2 is right for one example in five.
 
-A network's own are too sure, and under class weights those of the rare classes are too high. All
-scores are scaled by a factor and each class's moved by a number of its own, fitted by the
-likelihood of labels (Guo et al., On Calibration of Modern Neural Networks, 2017), with a weak pull
-towards changing nothing, for where examples are few.
+A network is usually overconfident, and class weights make its probabilities of rare classes too
+high. Here all scores are multiplied by one factor, and each class's scores are shifted by a
+constant. Both are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern
+Neural Networks, 2017), with a weak pull towards no change for small data sets.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from scipy.special import log_softmax
 
 from fedveil.base.arrays import Array, Float64s, Int64s
 
-#: Scores beyond this size count as this size: e^-2000 is 0.
+#: Larger scores are clipped to this size: e^-2000 is 0.
 _LARGEST = 1000.0
 
 
 def calibrated(outputs: Array, labels: Array) -> Float64s:
-    """Probabilities [examples, classes] of outputs that are logits.
+    """Turn `outputs`, which are logits, into calibrated probabilities [examples, classes].
 
-    Every second example's are fitted on the labels of the others: none on its own.
+    The even-numbered examples are calibrated on the labels of the odd-numbered ones and vice versa,
+    so that no example is calibrated on its own label.
     """
-    # A model may mask a class with minus infinity, whose product with 0 is not a number.
+    # A model may mask a class with minus infinity, whose product with 0 is NaN.
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     truth = labels.reshape(-1).astype(np.int64)
     found = np.empty_like(scores)
@@ -35,13 +36,13 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
 
 
 def log_loss(probabilities: Float64s, labels: Array) -> float:
-    """The mean negative log-likelihood of the labels, in nats."""
+    """Return the mean negative log-likelihood of the labels, in nats."""
     told = np.take_along_axis(probabilities, labels.reshape(-1, 1).astype(np.int64), axis=1)
     return float(-np.log(np.maximum(told, np.finfo(float).tiny)).mean())
 
 
 def _fit(scores: Float64s, labels: Int64s) -> tuple[float, Float64s]:
-    """The factor and the numbers that classes are moved by."""
+    """Return the factor of all scores, and each class's shift."""
     rows = np.arange(len(labels))
 
     def cost(at: Float64s) -> tuple[float, Float64s]:

@@ -1,11 +1,12 @@
-"""Numbers that cross in 1 to 8 bits each, and what that leaves out.
+"""Compression of values to 1 to 8 bits each, with optional error feedback.
 
-Every example's values are rounded to 2^bits levels, evenly from the least of them to the greatest,
-which cross beside them as two float32. It protects nothing: it saves bytes.
+Every example's values are rounded to 2^bits evenly spaced levels between their minimum and maximum,
+which are sent with them as two float32. Compression saves bytes and protects nothing.
 
-With error feedback the sender adds to an example's values what was left out the last time that it
-was in a step, so that what is left out does not add up (J. Wang et al., Fine-tuning Language Models
-over Slow Networks using Activation Compression with Guarantees, 2022, for what goes forward).
+With error feedback the sender adds the rounding error of an example's values to the values of the
+next step that has this example, so that errors do not accumulate (J. Wang et al., Fine-tuning
+Language Models over Slow Networks using Activation Compression with Guarantees, 2022, for the
+forward pass).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
 
 Positions = npt.NDArray[np.int64]
-#: A part, and whether its gradient is meant.
+#: A part's name, and True for its gradient or False for its output.
 Place = tuple[str, bool]
 
 
 @dataclass(frozen=True)
 class Compression:
-    """Which way values are compressed, to how many bits, and whether errors are fed back."""
+    """Settings of compression: the bits per value, the directions and error feedback."""
 
     bits: int = 8
     forward: bool = True
@@ -45,7 +46,7 @@ class Compression:
 
 
 def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
-    """The codes of values [examples, ...], packed, and the least and greatest of each example."""
+    """Return packed codes of `values` [examples, ...], and each example's minimum and maximum."""
     rows = values.reshape(len(values), -1).astype(np.float64)
     ranges = np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1).astype(np.float32)
     low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
@@ -56,7 +57,7 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
 
 
 def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
-    """The values that codes stand for; raises InvalidValue where they are none of such a shape."""
+    """Decode the values. Raises InvalidValue if codes or ranges do not fit the other arguments."""
     codes = np.empty(math.prod(shape), np.int64)
     if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
         raise InvalidValue("its ranges do not go from a number to one that is no less")
@@ -71,13 +72,16 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
 
 
 class Errors:
-    """What was left out of each example's values the last time, by the place where they cross."""
+    """The rounding errors of each example's values at the last step, by part and direction."""
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """The errors of these examples, 0 where there is none yet."""
+        """Return the errors of the examples at `positions`, 0 if there are none yet.
+
+        `like` has the shape and type of the result.
+        """
         found, held = np.zeros_like(like), self._held.get(place)
         if held is not None:
             there = positions < len(held)
@@ -85,7 +89,7 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Take over the errors of a step that has been applied."""
+        """Store the errors of a step that has been applied."""
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1
@@ -97,14 +101,14 @@ class Errors:
                 held[positions] = errors
 
     def state(self) -> dict[str, torch.Tensor]:
-        """As `<part>///forward` and `<part>///backward`."""
+        """Return the errors by name: `<part>///forward` or `<part>///backward`."""
         return {
             f"{part}///{'backward' if gradient else 'forward'}": torch.from_numpy(held)
             for (part, gradient), held in self._held.items()
         }
 
     def restore(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Go on from errors by part and direction."""
+        """Restore the errors from tensors by part and direction."""
         self._held = {
             (part, direction == "backward"): held.numpy().copy()
             for part, directions in state.items()
@@ -113,5 +117,5 @@ class Errors:
 
 
 def staging() -> defaultdict[Place, list[tuple[Positions, Float32s]]]:
-    """Where a step puts its errors until it is applied."""
+    """Return an empty store for the errors of a step until it is applied."""
     return defaultdict(list)

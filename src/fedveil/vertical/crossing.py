@@ -1,12 +1,12 @@
-"""What a tensor becomes on its way between two parties, and what is checked where it arrives.
+"""The encoding of a tensor for its way to another party, and the checks when it is received.
 
     {"kind": "tensor", "name": part, "step": n, "micro": m, "data": array}
 
-`name` is the part's, with `.grad` for a gradient that comes back and `.test` for an output of a
-pass that trains nothing. `data` is the values as they are, float32 or the 16 bits of a bfloat16;
-under EmbeddingDP an output crosses as bits, 32 to a float, and arrives as 0.0 and 1.0. Under
-`compression` it is codes, and `ranges` are each example's least and greatest. Sending as it is
-copies nothing here, arriving copies once where the bytes are read-only.
+`name` is the part's name, with `.grad` for a returned gradient and `.test` for an output of an
+evaluation. `data` contains the values unchanged, as float32 or as the 16 bits of a bfloat16. Under
+EmbeddingDP an output is sent as bits, one instead of each float, and decoded to 0.0 and 1.0. Under
+`compression`, `data` contains codes, and `ranges` the minimum and maximum of each example. Sending
+unchanged values copies nothing here; receiving copies once if the bytes are read-only.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np
 def tensor_message(
     transfer: Transfer, fields: Mapping[str, npt.NDArray[Any]], *, training: bool, step: int
 ) -> dict[str, Value]:
-    """What lets the other party have a tensor; `fields` are what has become of its values."""
+    """Build the message with a tensor for the other party. `fields` are its encoded values."""
     name = _name_of(transfer, training)
     return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The values of a tensor as an array on their own memory, where that is the processor's."""
+    """Return a tensor's values as an array, which shares their memory if that is the CPU's."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.uint16)
@@ -49,7 +49,7 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """What a tensor's values cross as where nothing protects them: as they are, or compressed."""
+    """Encode the values of an unprotected tensor, compressed if its crossing is compressed."""
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
         return {"data": to_wire(tensor)}
@@ -58,7 +58,7 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
 
 
 def check_sizes(split: SplitModel, rows: int) -> None:
-    """Refuse tensors of so many examples that no message carries."""
+    """Raise an error if a tensor of `rows` examples is too large for one message."""
     for crossing in split.crossings:
         for gradient in (False, True) if crossing.gradient else (False,):
             held = crossing.compressed(gradient=gradient)
@@ -71,12 +71,12 @@ def check_sizes(split: SplitModel, rows: int) -> None:
 
 
 def abort_message(reason: str, *, at_limit: bool) -> Message:
-    """Return the message that ends a step, or with `at_limit` the run in good order."""
+    """Return the message that aborts a step or, with `at_limit`, ends the run normally."""
     return {"kind": "abort", "reason": reason} | ({"at_limit": True} if at_limit else {})
 
 
 def check_not_abort(message: Message, peer: str) -> None:
-    """Raise `PeerAborted` if the peer ended the step, `PeerAtLimit` if it reached its limit."""
+    """Raise `PeerAborted` if the peer aborted the step, `PeerAtLimit` if it reached its limit."""
     if message.get("kind") == "abort":
         reason = message.get("reason")
         is_plain = isinstance(reason, str) and reason.isprintable()
@@ -85,7 +85,7 @@ def check_not_abort(message: Message, peer: str) -> None:
 
 
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
-    """Raise ExchangeError where the message of an untrusted peer is not that word of that step."""
+    """Raise ExchangeError unless an untrusted peer's message is `word` for step `step`."""
     _check_head(message, peer, word, step)
     _check_fields(message, peer, word, {"kind", "step"})
 
@@ -93,9 +93,9 @@ def check_word(message: Message, peer: str, word: str, step: int) -> None:
 def from_wire(
     message: Message, transfer: Transfer, *, training: bool, step: int, rows: int
 ) -> torch.Tensor:
-    """The tensor that a message of an untrusted peer holds; ExchangeError where it is not due.
+    """Decode the tensor in a message of an untrusted peer. Raises ExchangeError if it is not due.
 
-    Name, step, micro-batch, type, shape and finiteness have been checked when it returns.
+    Checks name, step, micro-batch, type, shape and finiteness.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
@@ -169,9 +169,10 @@ def _decompressed(
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite.
+    """Return True if no value is NaN or infinite.
 
-    A sum is finite where all values are, or they are too large; one pass and no memory.
+    The sum is tried first, in one pass without extra memory. If it is finite, so are all values; if
+    not, the values may just be too large to add up, so each is checked.
     """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 

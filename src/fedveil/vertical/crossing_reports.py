@@ -1,7 +1,7 @@
-"""The reports that leave a party: drawn anew for every step, or drawn once and kept.
+"""The EmbeddingDP reports that a party sends: drawn for every step, or drawn once and reused.
 
-What is kept is in a file before it leaves, so that a process that takes over from a killed one
-sends the same again and an example pays once.
+A reused report is written to a file before it is sent, so that a process that takes over from a
+killed one sends the same report and an example pays once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _KEY_BYTES = 8
 
 
 class Reports:
-    """EmbeddingDP where a tensor leaves: each report from a stream of its own.
+    """Applies EmbeddingDP to a tensor before it is sent: each report from its own random stream.
 
-    Reports of a crossing under `reuse` are kept in `folder`; without one, in memory. `note` is
-    told what only this party is to know.
+    Reports of a crossing under `reuse` are saved in `folder`, or stay in memory without one. `note`
+    is called with sentences for this party alone.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
-        """The values, with zeros for each example of which any is not a number.
+        """Return the values, with all of an example's values set to zero if one of them is NaN.
 
-        What another party sends back can bring a part to such values for certain examples: were
-        there no report then, that would tell of them what no noise covers.
+        The gradients that another party returns can push a part to NaN for chosen examples. An
+        omitted report would then reveal these examples, which no noise would cover.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -77,7 +77,10 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Refuse a folder that lacks reports of so many training examples: anew they would cost."""
+        """Raise RunFolderError if the file has reports of fewer than `examples` training examples.
+
+        Drawing them again would cost privacy again.
+        """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
@@ -103,13 +106,13 @@ class Reports:
 
 
 class _KeptMemory(ReportMemory):
-    """A memory of reports that is a file as well: a record of a key and a report for each."""
+    """A memory of reports that is also saved to a file, as records of a key and a report."""
 
     def __init__(self, width: int, path: Path) -> None:
         super().__init__(width)
         record = _KEY_BYTES + width
         raw = read_bytes(path, MOST_STATE_BYTES) if path.exists() else b""
-        whole = len(raw) - len(raw) % record  # a killed process may have left a part of one
+        whole = len(raw) - len(raw) % record  # a killed process may have left an incomplete record
         records = np.frombuffer(raw[:whole], np.uint8).reshape(-1, record)
         keys = np.ascontiguousarray(records[:, :_KEY_BYTES]).view("<i8").reshape(-1)
         self._file: IO[bytes] | None = None
@@ -118,7 +121,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """The reports of `keys`; new ones are in the file when this returns."""
+        """Return the reports of `keys`. New ones are in the file when this returns."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

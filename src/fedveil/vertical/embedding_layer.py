@@ -13,16 +13,16 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 
 
 class EmbeddingDPLayer(nn.Module):
-    """Sends its input through EmbeddingDP: bits 0 and 1 of the same shape and dtype.
+    """Applies EmbeddingDP to its input: bits 0 and 1 of the same shape and dtype.
 
-    In training and in evaluation alike: what a party sends for an example is protected whatever
-    it is sent for. Nothing is remembered, so that every pass of an example costs `loss` again.
+    The layer protects in training and in evaluation alike. It remembers no report, so every pass of
+    an example costs `loss` again.
 
-    gradient = "straight_through" hands the gradient of the bits on as if they were the input, so
-    that the layers below learn; it is not the derivative, which is 0 almost everywhere.
-    gradient = "none" hands on nothing, and needs nothing back from whoever reads the bits.
+    gradient = "straight_through" passes the gradient of the bits on as the gradient of the input,
+    so that the layers below learn. It is not the derivative, which is 0 almost everywhere. gradient
+    = "none" passes nothing on, so the reader of the bits need not return a gradient.
 
-    Secure randomness is drawn where no `entropy` is given.
+    Without `entropy`, the layer uses secure randomness.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EmbeddingDPLayer(nn.Module):
 
     @property
     def loss(self) -> EmbeddingLoss:
-        """What one pass costs, per bit, per one-hot row and per vector."""
+        """Return the privacy loss of one pass: per bit, per one-hot row and per vector."""
         return self.mechanism.loss
 
     def forward(self, embedding: torch.Tensor) -> torch.Tensor:

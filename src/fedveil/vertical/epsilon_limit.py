@@ -1,4 +1,4 @@
-"""A party's own limit on what its examples may spend: `privacy.max_epsilon`."""
+"""A party's limit on the privacy budget of its examples: `privacy.max_epsilon`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedveil.vertical.split import SplitModel
 
 
 class Limit:
-    """Refuses to send an example again where that would bring it above `epsilon` at `delta`.
+    """Refuses to send an example if that would bring it above `epsilon` at `delta`.
 
-    An example spends what its values spend each time they are sent and, if it is trained on, what
-    its label spends once. Labels without LabelDP have no epsilon and no limit. Values that are
-    sent unprotected have an infinite epsilon: they are never sent.
+    An example pays for its values each time they are sent and, if it is trained on, once for its
+    label. Labels without LabelDP have no epsilon and no limit. Unprotected values have an infinite
+    epsilon, so the limit never lets them be sent.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Limit:
     def check(self, what: str, times: int, *, labelled: bool) -> None:
         """Raise `LimitReached` if an example that was sent `times` times is above the limit.
 
-        `labelled` examples are trained on. `what` names the step or the look in the message.
+        A training example is `labelled`. `what` names the step or the evaluation in the error.
         """
         if self._epsilon is None:
             return
@@ -52,7 +52,7 @@ class Limit:
             )
 
     def forecast(self, epochs: int) -> str | None:
-        """Return a sentence if a run of `epochs` epochs will end early."""
+        """Return a warning if a run of `epochs` epochs will end early, else None."""
         try:
             self.check(f"epoch {epochs}, the last,", epochs, labelled=True)
         except LimitReached as limit:
@@ -60,7 +60,7 @@ class Limit:
         return None
 
     def figure(self, times: int, *, labelled: bool) -> Figure:
-        """Return what an example has spent after `times` times."""
+        """Return the privacy spent by an example that was sent `times` times."""
         key = times, labelled
         if key not in self._spent:
             ledger = Ledger()

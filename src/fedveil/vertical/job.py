@@ -1,7 +1,8 @@
-"""What a vertical run is: typed settings, all of them checked before anything starts.
+"""The job of a vertical run: typed settings, all checked before anything starts.
 
 `VerticalJob()` is the default job; `VerticalJob.load` reads one from YAML. The same file serves
-every party; what a party must not know of another (its data, its modules) is not in it.
+every party, so it contains nothing that a party must hide from another, such as its data or its
+modules.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from fedveil.vertical.rules import RULES
 
 
 class VerticalJob(VerticalFields):
-    """A vertical run, described completely.
+    """A complete description of a vertical run.
 
-    Raises JobError with every problem that its values have, one by one and between them.
+    Raises JobError with every problem of single values and of their combinations.
     """
 
-    #: What may differ between the parties' copies of a job.
+    #: Keys that may differ between the parties' copies of a job.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("name", "device", "threads")
 
     def _broken(self, wrong: Collection[Path]) -> list[str]:
         return RULES.broken(self, wrong)
 
     def agreed(self) -> dict[str, Any]:
-        """What must be the same in every party's copy of the job."""
+        """Return the settings that must be equal in every party's copy of the job."""
         agreed = {k: v for k, v in self.model_dump().items() if k not in self.OWN_KEYS}
         for own in ("most_ids", "least_common"):
             del agreed["alignment"][own]
@@ -42,7 +43,7 @@ class VerticalJob(VerticalFields):
 
 
 def job_of_run(path: FilePath) -> VerticalJob:
-    """The job in a run's folder; of a federated run it is said what takes it."""
+    """Load the job of a run folder. The error for a federated run names the right command."""
     try:
         return VerticalJob.load(path)
     except JobError:

@@ -1,6 +1,6 @@
-"""The reference of every key of a vertical job, made from the settings themselves.
+"""The reference page of every key of a vertical job, generated from the settings.
 
-The site has it as a page (`docs/keys.py`), `fedveil vertical keys` says it in a terminal.
+The site has it as a page (`docs/keys.py`), and `fedveil vertical keys` prints it in a terminal.
 """
 
 from __future__ import annotations

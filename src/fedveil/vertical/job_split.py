@@ -1,4 +1,4 @@
-"""The task and the split model of a job: the same on every machine that takes part."""
+"""The task and the split model of a job, identical on every machine that takes part."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedveil.vertical.task import Task, build, initial
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
-    """The job's task; `folder` is a run's, where the task finds the files that it left there.
+    """Return the job's task. It finds its files of an earlier start in the run folder `folder`.
 
-    First weights are drawn from `own_seed`: a party's own, or the job's without it.
+    Initial weights are drawn from `own_seed`, a party's own, or else from the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
     task = build(job.task.name, job.task.settings, seed, folder)
@@ -47,10 +47,10 @@ def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None
 def make_split(
     job: VerticalJob, task: Task, here: Collection[str] | None = None, own_seed: int | None = None
 ) -> SplitModel:
-    """The task's parts as the job has them.
+    """Return the split model: the task's parts with the job's changes.
 
-    Modules that the job names, or that the task makes from a party's data, are made for the
-    parties in `here` alone, for all without it. `own_seed` is that of `make_task`.
+    Builds modules that the job names, or that the task derives from a party's data, only for the
+    parties in `here`, or for all if it is None. `own_seed` is as in `make_task`.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)
@@ -77,13 +77,13 @@ def make_split(
 
 
 def report_entropy(job: VerticalJob) -> Entropy:
-    """What reports draw from in one process."""
+    """Return the randomness for reports when one process simulates all parties."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "vertical")
 
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Let torch have so many threads meanwhile; None leaves it as it is."""
+    """Set torch's number of threads within the context. None leaves it unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if number is None else number)
     try:
@@ -93,7 +93,7 @@ def threads(number: int | None) -> Iterator[None]:
 
 
 def own_functions(job: VerticalJob) -> list[str]:
-    """The `package.module:function` names in a job."""
+    """Return the `package.module:function` names in a job."""
     names = (job.task.name, *(part.module for part in job.parts.values()))
     return [name for name in names if name is not None and ":" in name]
 
@@ -139,7 +139,7 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 def _optimizer(
     base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
 ) -> Optimizer | OwnOptimizer:
-    """The task's optimiser, with what the job and then its part say on top."""
+    """Return the task's optimiser with the job's and then the part's settings applied."""
     said = {
         key: value
         for settings in (job, part)
@@ -164,7 +164,7 @@ def _optimizer(
 
 
 def _own_module(name: str, part: str, seed: int) -> nn.Module:
-    """What a function of the user's returns; its initial weights are the seed's and the part's."""
+    """Call the user's function for a part's module. `seed` and `part` set the initial weights."""
     place = f"parts.{part}.module = {name!r}"
     make = load(name, key=place, error=InvalidValue)
     with told(place, InvalidValue):

@@ -1,14 +1,15 @@
-"""Labels read from the gradients that come back to a follower in split training.
+"""Attacks that read labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is (p - e_label), the probabilities less a 1 at the label, seen
-through the leader's part. Where that is linear and there are two classes, every gradient is a
-multiple of one vector, and its sign is the label. Elsewhere the gradients of a class lie closer
-together than to those of others. The attacker knows its own gradients and how large the classes
-are, and for some attacks the labels of a few examples; nothing of the leader's part.
+The gradient of an example's loss is (p - e_label), the probabilities minus 1 at the label, passed
+back through the leader's part. If that part is linear and there are two classes, every gradient is
+a multiple of one vector, and its sign reveals the label. Otherwise the gradients of one class lie
+closer to each other than to those of other classes. The attacker knows its own gradients, the sizes
+of the classes and, for some attacks, the labels of a few examples. It knows nothing of the leader's
+part.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
-direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical
-Federated Learning, 2022 (the spectral attack, there on what goes forward).
+direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
+Learning, 2022 (the spectral attack, there on forward embeddings).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from fedveil.base.arrays import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
 
-#: How often the centres of the classes are moved, at most; and begun anew where nothing is known.
+#: The most iterations of the clustering, and its number of starts if no label is known.
 _ROUNDS, _STARTS = 30, 8
 
 
 def directions(looks: Sequence[Float64s]) -> Float64s:
-    """Each example's gradients, [examples, values] a look, at length 1 and side by side.
+    """Scale each example's gradients to length 1, and put those of all looks side by side.
 
-    Looks are the parts that a follower has a gradient of: inner products of what is returned are
-    sums of the looks' cosines. A row of zeros stays one.
+    A look contains the gradients of one of the follower's parts, [examples, values]. The inner
+    product of two rows of the result is the sum of the looks' cosines. A row of zeros stays zero.
     """
     found = []
     for gradients in looks:
@@ -41,10 +42,10 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
-    """The norm attack: a score of each example, the greater, the rarer its class is likely to be.
+    """Run the norm attack: the greater an example's score, the rarer its class is likely to be.
 
-    A network that has learnt how frequent the classes are is surprised by the rarer one. What is
-    summed are an example's norms, each look's by its mean.
+    A network that has learnt the class frequencies makes larger errors on the rarer class. The
+    score is the sum of an example's gradient norms, each divided by the mean norm of its look.
     """
     scores = np.zeros(len(looks[0]))
     for gradients in looks:
@@ -54,11 +55,11 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_sign(rows: Float64s) -> Float64s:
-    """Of two classes, a score of each example whose sign tells them apart, not which is which.
+    """Return scores whose signs separate two classes, without telling which class is which.
 
-    `rows` are `directions`. The score is the projection on their first right singular vector.
+    `rows` are from `directions`. The score is the projection on their first right singular vector.
     """
-    if rows.shape[1] > len(rows):  # the same from the smaller of both products
+    if rows.shape[1] > len(rows):  # the smaller of the two products gives the same scores
         values, vectors = np.linalg.eigh(rows @ rows.T)
         wide: Float64s = vectors[:, -1] * np.sqrt(max(values[-1], 0.0))
         return wide
@@ -69,9 +70,10 @@ def by_sign(rows: Float64s) -> Float64s:
 
 @dataclass(frozen=True)
 class Window:
-    """Some steps in a row: whose gradients came back, as places among all examples, and where to.
+    """The gradients returned in a few consecutive steps.
 
-    `rows` are `directions`, one for each time that one of `places` came up.
+    `rows` are from `directions`. `places` has the example of each row, as its position among all
+    examples; an example may occur several times.
     """
 
     places: Int64s
@@ -79,18 +81,19 @@ class Window:
 
     @classmethod
     def of(cls, rows: Float64s) -> Window:
-        """A window that every example came up in once, in order."""
+        """Return a window that contains every example once, in order."""
         return cls(np.arange(len(rows)), rows)
 
 
 def by_known(
     windows: Sequence[Window], examples: int, known: Int64s, labels: Int64s, classes: int
 ) -> Float64s:
-    """The direction attack: [examples, classes], how near to each class the gradients point.
+    """Run the direction attack: how near each example's gradients point to each class.
 
-    The labels of the examples `known` are known. A class begins as the mean of their rows in the
-    first window and becomes the mean of all that are nearest to it, as often as that changes
-    anything, from window to window. A class without any is never the best.
+    Returns scores [examples, classes]. `labels` are those of the examples `known`. A class's centre
+    starts as the mean of its known rows in the first window. It then becomes the mean of all rows
+    nearest to it, repeatedly until nothing changes, in one window after the other. A class without
+    a known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -107,10 +110,11 @@ def by_known(
 
 
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
-    """Which of so many groups each example is in, without a label: two by sign, more by nearness.
+    """Sort examples into `classes` groups without any label.
 
-    More groups begin at examples of the first window that point apart, drawn from the seed; of
-    several beginnings that one is taken whose examples lie closest to the middle of their group.
+    Two groups are formed by `by_sign`, more by distance. More groups start at examples of the first
+    window that point in different directions, drawn from `seed`. Of several starts the one is used
+    whose examples lie closest to the centre of their group.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -126,10 +130,10 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """[examples, groups]: cosines to the middle of each group, added up over the windows.
+    """Return [examples, groups]: cosines to the centre of each group, summed over the windows.
 
-    The middles move with the weights of the leader's part: each window begins at those before, and
-    keeps the examples that came up before together.
+    The centres move with the weights of the leader's part. So each window starts from the centres
+    of the previous one, and adds an example's earlier cosines when it assigns the example.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -139,41 +143,43 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """The groups as classes: named so that most of the labels at `places` are right."""
+    """Turn groups into classes, so that most of the labels at `places` are right."""
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
 
 
 def decided(scores: Float64s, common: int) -> Int64s:
-    """The class of the best score; the most common one where no class has a better one."""
+    """Return the class with the best score, or `common` if all classes score the same."""
     found: Int64s = scores.argmax(axis=1).astype(np.int64)
     found[scores.max(axis=1) == scores.min(axis=1)] = common
     return found
 
 
 def ceiling(eps: float | None, shares: Float64s) -> float:
-    """How often the best attacker is right under LabelDP who sees the label that is told.
+    """Return the success rate of the best attacker under LabelDP who sees the randomised label.
 
-    `shares` are the classes' odds before it. From even odds that is the label told, right with
-    probability e^eps / (e^eps + k - 1); from others the most likely class of
+    `shares` are the prior probabilities of the classes. If they are equal, the best guess is the
+    randomised label, right with probability e^eps / (e^eps + k - 1). Otherwise it is the class c
+    with the largest
 
-        share(c) · e^eps   where c is told,   share(c)   of any other c,
+        share(c) · e^eps   if c is the randomised label,   share(c)   for any other c,
 
-    over e^eps + k - 1. An attacker to whom the features tell the label is right more often, as
-    anybody is who has the features and a model: that is no leak of the label. None is no LabelDP.
+    over e^eps + k - 1. An attacker who can infer the label from the features is right more often,
+    as is anyone with the features and a model: that is no leak of the label. If `eps` is None,
+    there is no LabelDP.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())
 
 
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
-    """The likeliest true class of each told one under LabelDP, where classes have these odds."""
+    """Return the likeliest true class of each label `told` by LabelDP, for prior `shares`."""
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]
 
 
 def _likely(eps: float | None, classes: int) -> Float64s:
-    """The probability of each told class (a row) under each true one."""
+    """Return the probability of each randomised label (row) under each true class (column)."""
     keep = 1.0 if eps is None else LabelDP(eps).keep_probability(classes)
     likely = np.full((classes, classes), (1 - keep) / (classes - 1))
     np.fill_diagonal(likely, keep)
@@ -183,9 +189,10 @@ def _likely(eps: float | None, classes: int) -> Float64s:
 def _settled(
     rows: Float64s, centres: Float64s, before: Float64s | float = 0.0
 ) -> tuple[Float64s, Float64s]:
-    """The centres, moved until they are the means of the rows that are nearest; the cosines.
+    """Move the centres until they are the means of their nearest rows.
 
-    What was found of the rows' examples `before` counts for which centre is nearest.
+    Returns the centres and the cosines. The scores of earlier windows, `before`, are added to the
+    cosines when the nearest centre is chosen.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -201,14 +208,14 @@ def _settled(
 
 
 def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
-    """The direction of each group's mean; zeros where it has none."""
+    """Return the direction of each group's mean, or zeros for an empty group."""
     sums = np.zeros((count, rows.shape[1]))
     np.add.at(sums, groups, rows)
     return directions([sums])
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """So many of the rows, the next likelier the farther it is from those before."""
+    """Draw `count` rows. A row is likelier the farther it is from those drawn before."""
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -222,7 +229,10 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """A class for each group, none twice, so that most labels are right; in doubt its number."""
+    """Return a distinct class for each group, so that most labels are right.
+
+    A tie goes to the class with the group's own number.
+    """
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -1,4 +1,4 @@
-"""Gradients of some examples, added up over a run's epochs, as an attacker would add them up."""
+"""Sums of the returned gradients of some examples over a run's epochs, as an attacker would add."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedveil.vertical.step import Occasion
 
 
 class GradientSums:
-    """Adds up what comes back for the first examples of a run, at every part.
+    """Adds up the gradients returned for the first examples of a run, separately for every part.
 
-    Each micro-batch's gradients are divided by their root mean square length: gradients shrink as
-    a model learns, and noise that follows their size hides no more then. At most `examples`
-    examples with `values` numbers in all are followed.
+    Each micro-batch's gradients are divided by their root mean square norm, because gradients
+    shrink as a model learns, and noise in proportion to their size shrinks with them. At most
+    `examples` examples with `values` numbers in total are followed.
     """
 
     def __init__(self, examples: int, values: int) -> None:
@@ -47,12 +47,12 @@ class GradientSums:
 
     @property
     def repeated(self) -> bool:
-        """Return True once an example has come back more than once."""
+        """Return True once an example's gradient has been returned more than once."""
         return any((times > 1).any() for times in self._times.values())
 
     @property
     def labels(self) -> Array:
-        """The followed examples' labels."""
+        """Return the labels of the followed examples."""
         return np.array([self._labels[place] for place in self._rows])
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:

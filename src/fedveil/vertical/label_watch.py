@@ -1,15 +1,15 @@
-"""Measures what followers read of the labels, in a run's first and last steps.
+"""Measures how well followers can read the labels, in a run's first and last steps.
 
-The leader plays the attacker on the very gradients that it sends, after any protection, against
-the labels that it trains on: examples are parted by the directions of their gradients
-(`label_reading`), every second one says which group is which class, and the others judge. Nothing
-of the run depends on it.
+The leader plays the attacker on the gradients that it sends, after any protection, against the
+labels that it trains on. It groups examples by the directions of their gradients (`label_reading`).
+Every second example decides which group is which class, and the others test the result. The run
+itself does not depend on it.
 
-A rare class is hidden by accuracy: who always says the common one is nearly always right. So labels
-count as read if the interval of any of these lies above chance: the accuracy, the AUC of a score,
-or the recall of the rarest class against the rate at which it is named. All intervals together
-hold with the stated confidence. If none does, the sentence says which AUC would not have been seen.
-At the end the watch also judges what comes back for an example in all epochs together, added up.
+Accuracy is misleading for a rare class: always guessing the common class is nearly always right. So
+labels count as read if the confidence interval of any of these is above chance: the accuracy, the
+AUC of a score, or the recall of the rarest class against its false positive rate. All intervals
+together hold with the stated confidence. If none is above chance, the log line says which AUC is
+not excluded. At the end the watch also tests each example's gradients added up over all epochs.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from fedveil.vertical.label_sums import GradientSums
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion, Returned
 
-#: Steps at the start and at the end that are looked at, and examples and values of each.
+#: The number of observed steps at the start and at the end, and of examples and values in each.
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
-#: Of sequences, so many tokens.
+#: The number of tokens used, if the examples are sequences.
 _TOKENS = 4096
 _READ = "lets them be read"
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
 
 
 class LabelWatch:
-    """Gradients on their way back to followers: they pass as `passed` has them, and are looked at.
+    """Passes gradients to `passed`, which returns them protected, and measures what these reveal.
 
-    `classes` is the task's; `tell` is called with a sentence for every cut, and for all cuts of a
-    follower together where it has several, once the first steps have gone by.
+    `classes` is the task's. After the first steps `tell` is called with a sentence for every cut,
+    and with one for all cuts of a follower together if it has several.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LabelWatch:
         return passed
 
     def step_ended(self, *, last: bool = False) -> None:
-        """Count a step that all parties have applied. After the `last` there are no more."""
+        """Count a step that all parties have applied. `last` marks the last step of the run."""
         watched = self._watches
         self._steps += 1
         if watched and (last or self._steps == self._windows[0][1]):
@@ -139,7 +139,7 @@ class LabelWatch:
         return self._began + self._steps - 1
 
     def _groups(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each cut of a follower, and all its cuts together, with the words for them."""
+        """Yield each cut of a follower, and all its cuts together, with a description."""
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
                 yield f"what comes back to {follower} for {', '.join(group)}", group
@@ -166,7 +166,7 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     counts = np.bincount(labels, minlength=classes)
     guess = float((labels[judged] == counts.argmax()).mean())
     ranked = _scores(rows, looks, labels, naming, classes)
-    confidence = 1 - (1 - CONFIDENCE) / (len(ranked) + 2)  # of all intervals together
+    confidence = 1 - (1 - CONFIDENCE) / (len(ranked) + 2)  # all intervals hold together
     right = int((told[judged] == labels[judged]).sum())
     found = share("", right, len(judged), guess=guess, confidence=confidence)
     rare = int(np.where(counts > 0, counts, counts.max() + 1).argmin())
@@ -192,7 +192,8 @@ def _scores(
 ) -> list[tuple[str, int, Float64s]]:
     """Return scores that rank a class above the others, each with its name and the class.
 
-    Of two classes the sign and the norm; of more the nearness to each class that occurs.
+    For two classes these are the sign and the norm; for more, the nearness to each class that
+    occurs.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -207,7 +208,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the share of the rarest class that is named so, beside the share of all others."""
+    """Return the recall of the rarest class. Its chance level is the false positive rate."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to judge by", 0.0, 0.0, 1.0, 1.0, 0)
@@ -225,7 +226,7 @@ def _shown(measured: Measured) -> str:
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Read sequences: every second token's gradient is known, and the nearest names each other."""
+    """Attack sequences: every second label is known, and the nearest one is the guess."""
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)

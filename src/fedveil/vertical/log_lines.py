@@ -1,4 +1,4 @@
-"""A vertical run's records as lines, in the form of the source's log."""
+"""Log lines of a vertical run's records, in the format of MindSpore Federated's log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fedveil.record.recorder import Record
 
 
 def line(record: Record) -> str:
-    """`epoch 0 step 10/43391 loss: 10.653997`, and what it took; or what a look has shown."""
+    """Format a record: `epoch 0 step 10/43391 loss: 10.653997` and its cost, or an evaluation."""
     if "look" in record:
         shown = (
             f"{name.removeprefix('test_')} {value:.4f}"

@@ -1,4 +1,4 @@
-"""Where the C library is glibc: what a step frees is kept for the next one."""
+"""Makes glibc reuse the memory that one step frees for the next step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import ctypes
 from contextlib import suppress
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-#: The largest threshold that glibc takes for blocks that it maps one by one.
+#: The largest threshold that glibc accepts for blocks that it maps individually.
 _LARGEST_MAPPED = 32 << 20
 _LARGEST_KEPT = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of tensors that it frees.
+    """Make this process reuse the memory of freed tensors. Does nothing without glibc.
 
-    A step allocates the same tensors as the one before. By itself glibc gives blocks of a
-    megabyte back to the system and faults them in again page by page, which costs more than
-    computing what is in them.
+    Every step allocates the same tensors. By default glibc returns blocks of a megabyte to the
+    system and faults them in again page by page, which takes longer than computing their contents.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

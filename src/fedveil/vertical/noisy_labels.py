@@ -1,4 +1,4 @@
-"""The labels that are trained on under LabelDP: drawn once for a run, and kept in a file."""
+"""Training labels under LabelDP: drawn once for a run, and saved in a file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.rows import Rows
 
-#: The file of the leader's folder that holds them.
+#: The file in the leader's folder that contains them.
 LABELS = "labels"
 
 
 def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Rows:
-    """The rows with labels drawn by the mechanism, from the stream of `entropy` that is theirs."""
+    """Return `rows` with labels randomised by `mechanism`, from a stream of `entropy`."""
     assert rows.labels is not None, "the leader has the labels"
     truth = rows.labels.reshape(-1).long().numpy()
     return _with(rows, mechanism.perturb_classes(truth, classes, entropy.stream("labels")))
 
 
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
-    """The rows with the labels that a file holds."""
+    """Return `rows` with the labels from a file that `file_of` made."""
     with intact(path):
         fields = unsealed(read_bytes(path, MOST_STATE_BYTES))
         only_fields(fields, "labels")
@@ -40,7 +40,7 @@ def kept(path: Path, rows: Rows, classes: int) -> Rows:
 
 
 def file_of(rows: Rows) -> bytes:
-    """What `kept` reads."""
+    """Encode the labels of `rows` as a file for `kept`."""
     assert rows.labels is not None, "the leader has the labels"
     return sealed({"labels": rows.labels.reshape(-1).long().numpy()})
 

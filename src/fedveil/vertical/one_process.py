@@ -1,6 +1,7 @@
 """A vertical run in one process: every party, exact and repeatable.
 
-The run's folder holds the job and a folder for each party, as the party's own machine would.
+The run folder contains the job and a folder for each party, equal to the one on the party's own
+machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SEEDED = "first weights are drawn from the job's seed, which all parties know: 
 
 @dataclass(frozen=True)
 class VerticalRun:
-    """A run that has ended: each party's records and ledger, and the joined model."""
+    """A finished run: each party's records and ledger, and the joined model."""
 
     job: VerticalJob
     split: SplitModel
@@ -51,7 +52,7 @@ class VerticalRun:
 
     @property
     def leader(self) -> str:
-        """The party whose records have the task's figures."""
+        """Return the party whose records have the task's metrics."""
         return self.split.leader
 
     @property
@@ -60,7 +61,7 @@ class VerticalRun:
 
     @property
     def model(self) -> Joined:
-        """All parts as one module: what nobody has where the parties are apart."""
+        """Return all parts as one module. On separate machines, no party has all parts."""
         return self.split.joined()
 
 
@@ -74,9 +75,9 @@ def train(
 ) -> VerticalRun:
     """Run every party of a job in this process.
 
-    `out` is the run's folder (a new one under runs/ without it). `progress` is called with each
-    of the leader's records, `say` with what else is worth a line. With `encoded`, every message
-    goes through its bytes, as between machines; it changes nothing but the time.
+    `out` is the run folder (by default a new one under runs/). `progress` is called with each of
+    the leader's records, `say` with every other log line. With `encoded`, every message is encoded
+    and decoded, as between machines, which changes only the run time.
     """
     with ExitStack() as stack:
         stack.enter_context(threads(job.threads))
@@ -94,10 +95,10 @@ def resume(
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> VerticalRun:
-    """Go on with a run that ended early, from the last step that all parties hold.
+    """Resume an interrupted run from the last step that all parties have saved.
 
-    With seeded randomness it ends with the bytes that it would have ended with if nothing had
-    happened. `progress` is called with the old records first.
+    With seeded randomness it produces the same bytes as an uninterrupted run. `progress` is called
+    with the old records first.
     """
     with ExitStack() as stack:
         parties = _reopened(folder, stack, progress, say, encoded)
@@ -105,9 +106,10 @@ def resume(
 
 
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
-    """The task's figures of a run's model on the held-out examples, and what looking has cost.
+    """Evaluate a run's model on the held-out examples.
 
-    The examples go through the same crossings and the same protection as in training.
+    Returns the metrics and every party's privacy account. The examples are sent with the same
+    messages and protection as in training.
     """
     with ExitStack() as stack:
         parties = _reopened(folder, stack)
@@ -116,7 +118,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]
 
 
 def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The ids of the held-out examples, and the last part's output for each."""
+    """Return the ids of the held-out examples, and the last part's output for each."""
     with ExitStack() as stack:
         parties = _reopened(folder, stack)
         outputs = parties.look(PartyRun.predict)
@@ -125,7 +127,7 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """The leader's result of an exchange that every party of a run plays with its model."""
+    """Run an exchange among all parties of a run with its model. Returns the leader's result."""
     with ExitStack() as stack:
         return _reopened(folder, stack).look(how)
 
@@ -145,7 +147,7 @@ def _reopened(
 
 
 class _Parties:
-    """All parties of a job, put together; nothing is written before `enter`."""
+    """All parties of a job, connected in one process. Writes nothing before `enter`."""
 
     def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
         self._began = time.perf_counter()
@@ -195,7 +197,7 @@ class _Parties:
             stack.callback(self.runs[name].close)
 
     def _say(self, sentence: str) -> None:
-        """Tell the caller once what several parties say alike."""
+        """Log a sentence once, even if several parties say it."""
         if sentence not in self._said:
             self._said.add(sentence)
             self._tell(sentence)
@@ -224,7 +226,7 @@ class _Parties:
         )
 
     def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
-        """The leader's result of a pass over the held-out examples, after the last step held."""
+        """Restore the last common step, run the exchange `how` and return the leader's result."""
         self._restore(self.last_common_step())
         return self._together(how)[self.split.leader]
 
@@ -242,7 +244,7 @@ class _Parties:
         return drive_together(exchanges, encoded=self._encoded)
 
     def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
-        """Where each party has the common examples; what is left out is noted."""
+        """Return each party's positions of the common examples, and note how many are left out."""
         positions = align({name: columns.ids for name, columns in owned.items()}, self.task.leader)
         for name, columns in owned.items():
             left_out = len(columns) - len(positions[name])

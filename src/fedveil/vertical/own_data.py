@@ -1,4 +1,4 @@
-"""Which parts of a split model compute on their owner's own data."""
+"""Finds the parts of a split model that compute on their owner's own data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedveil.vertical.split import Part
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the parts whose output their owner computes from its own columns.
 
-    A part counts if it reads columns, or the output of another part of its owner that counts.
-    What has crossed to another party and come back does not.
+    A part counts if it reads columns, or the output of another part of its owner that counts. An
+    input from another party does not count, even if it was computed from the owner's data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

@@ -1,7 +1,7 @@
-"""What a party's parts need of memory, told from their shapes before anything is held.
+"""Memory that a party's parts need, computed from their shapes before anything is allocated.
 
-Torch's meta device makes modules that have shapes and no numbers: parts of billions of parameters
-in a second.
+Torch's meta device makes modules that have shapes but no values: billions of parameters in a
+second.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from fedveil.vertical.part_optimizers import trained
 from fedveil.vertical.split import Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task
 
-#: Of a parameter, and of each number that stands beside it.
+#: The bytes of a parameter, and of each number that training stores for it.
 _BYTES = 4
 
 
 @dataclass(frozen=True)
 class PartMemory:
-    """A part's parameters, and the bytes of what training holds; shared ones are the first's.
+    """The number of a part's parameters, and the bytes needed to train it.
 
-    `stepping` is what torch's optimiser holds beside while it changes one parameter on a CPU.
+    Parameters that parts share count for the first part. `stepping` is the temporary memory of
+    torch's optimiser while it changes one parameter on a CPU.
     """
 
     part: str
@@ -41,9 +42,10 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """The parties whose parts have shapes before anything is made.
+    """Return the parties whose parts' shapes are known before any part is built.
 
-    None has where modules are functions of the job's, and of the task's own only some may have.
+    There are none if the job names a function for a module. Otherwise the task's `by_shape` lists
+    them.
     """
     if any(part.module is not None for part in job.parts.values()):
         return []
@@ -52,13 +54,13 @@ def sizable(job: VerticalJob, task: Task) -> list[str]:
 
 
 def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
-    """The parts of some of those by shape, without a number."""
+    """Build the parts of `parties` on the meta device: shapes without values."""
     with torch.device("meta"):
         return make_split(job, task, parties)
 
 
 def memory_of(split: SplitModel) -> list[PartMemory]:
-    """What each part that is here needs to be trained."""
+    """Return the memory for training each part whose module exists here."""
     having = [part for part in split.parts if part.module is not None]
     learning: dict[str, list[int]] = {}
     for owner in {part.owner for part in having}:
@@ -69,13 +71,13 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
 
 
 def needed(parts: Collection[PartMemory]) -> int:
-    """The bytes that some parts need together: their optimisers step in turn."""
+    """Return the bytes for some parts together. Their optimisers step one after the other."""
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
     return held + max((part.stepping for part in parts), default=0)
 
 
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
-    """Refuse what the device has not the memory for, before anything of it is made."""
+    """Raise ModelInvalid if the device has too little free memory, before anything is allocated."""
     wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
         return
@@ -89,7 +91,7 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 
 def told(parts: Sequence[PartMemory]) -> str:
-    """What some parts need together, in words."""
+    """Describe the memory for some parts together as a sentence."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
@@ -103,7 +105,7 @@ def told(parts: Sequence[PartMemory]) -> str:
 
 
 def free_bytes(device: str) -> int | None:
-    """How much memory a device has left; None where nobody says."""
+    """Return a device's free memory in bytes, or None if it is unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -131,17 +133,17 @@ def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
 
 
 def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
-    """How many numbers an optimiser holds for each that is learnt; a task's own does not say."""
+    """Return how many numbers an optimiser stores for each trained number, or 0 if unknown."""
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """How many numbers it holds beside at most while it changes one parameter after the other.
+    """Return how many temporary numbers an optimiser needs while it changes the parameters in turn.
 
-    SGD makes one tensor of a parameter's size for weight decay. Adam makes two, the last of which
-    it keeps while it makes those of the next.
+    SGD makes one tensor of a parameter's size for weight decay. Adam makes two, and frees the
+    second only after making those of the next parameter.
     """
     if not isinstance(optimizer, Optimizer):
         return 0

@@ -1,4 +1,4 @@
-"""How a party's parts follow their gradients, and what of that is kept: torch's optimisers."""
+"""The optimisers of a party's parts, from torch, with their saved state."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import nn
 from fedveil.errors import InvalidValue
 from fedveil.vertical.split import Optimizer, Part, SplitModel, module_of
 
-#: What Adam holds for a parameter, and what of it is never negative.
+#: The names of Adam's state for a parameter, and those of them that are never negative.
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
 _NEVER_NEGATIVE = {"step", "exp_avg_sq"}
-#: By the number of a parameter, and by name, what an optimiser holds for it.
+#: An optimiser's state: a parameter's number -> a name -> a tensor.
 Held = Mapping[int, Mapping[str, torch.Tensor]]
 
 
 class PartOptimizers:
-    """One optimiser for each part of a party that trains."""
+    """One optimiser for each trained part of a party."""
 
     def __init__(self, split: SplitModel, party: str) -> None:
         self._split, self._party = split, party
@@ -34,12 +34,12 @@ class PartOptimizers:
         return part in self._made
 
     def step(self, number: int) -> None:
-        """Change the weights by their gradients; steps are numbered from 1."""
+        """Update the weights by their gradients. `number` is the step's, from 1."""
         for made in self._made.values():
             made.step(number)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What they hold, as `<part>//<parameter>/<name>`."""
+        """Return the optimisers' state, as `<part>//<parameter>/<name>`."""
         tensors = {}
         for part, made in self._made.items():
             for number, held in made.optimizer.state_dict()["state"].items():
@@ -49,7 +49,7 @@ class PartOptimizers:
         return tensors
 
     def check(self, held: Mapping[str, Held]) -> None:
-        """Raise `InvalidValue` unless these parts' optimisers can hold that."""
+        """Raise `InvalidValue` unless the state fits the optimisers of these parts."""
         for part, numbered in held.items():
             made = self._made[part]
             for number, values in numbered.items():
@@ -58,7 +58,7 @@ class PartOptimizers:
                     raise InvalidValue(f"it does not hold what the optimiser of {part} holds")
 
     def restore(self, held: Mapping[str, Held]) -> None:
-        """Go on from what they held; schedules are those of the steps that come."""
+        """Restore the state. A schedule continues at the number of the next step."""
         self._made = {
             part.name: _Made.of(part, own) for part, own in trained(self._split, self._party)
         }
@@ -70,7 +70,7 @@ class PartOptimizers:
 
 @dataclass(frozen=True)
 class _Made:
-    """A part's optimiser over its own parameters, and the schedule of its rate where it has one."""
+    """A part's optimiser for its own parameters, with its learning rate schedule if it has one."""
 
     part: Part
     own: list[nn.Parameter]
@@ -92,16 +92,16 @@ class _Made:
             for group in self.optimizer.param_groups:
                 group["lr"] = rule.lr_of(number)
         elif self.schedule is not None:
-            with warnings.catch_warnings():  # a run that goes on takes all of its steps at once
+            with warnings.catch_warnings():  # a resumed run takes all earlier steps at once
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 while self.schedule.last_epoch < number - 1:
                     self.schedule.step()
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Whether the optimiser can hold these values for a parameter of that shape."""
+        """Return True if the optimiser can have these values for a parameter of that shape."""
         if not isinstance(self.part.optimizer, Optimizer):
-            return shape is not None  # what another optimiser holds, it knows itself
+            return shape is not None  # only the task knows the state of its own optimiser
         sgd = isinstance(self.optimizer, torch.optim.SGD)
         return set(values) == ({"momentum_buffer"} if sgd else _MOMENTS) and all(
             tensor.is_floating_point()
@@ -112,7 +112,7 @@ class _Made:
 
 
 def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
-    """The parts that train; a parameter that parts share belongs to the first."""
+    """Yield the trained parts with their parameters. A shared one belongs to the first part."""
     taken: set[int] = set()
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):

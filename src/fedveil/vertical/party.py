@@ -1,7 +1,7 @@
 """A party: its parts, their optimisers, and its side of every step.
 
-The same object serves a run in one process and a party alone on its machine: it asks an engine
-to send and receive (see `channel`), and knows nothing of where the others are.
+The same object serves a run in one process and a party alone on its machine. It asks an engine to
+send and receive (see `channel`), and does not know where the other parties are.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ T = TypeVar("T")
 class Party:
     """One party of a split model.
 
-    A step trains on one batch that all parties take part in, and is applied by all or by none:
+    A step trains on one batch with all parties. Either all of them apply it, or none does:
 
-    - every tensor is checked where it arrives: name, step, micro-batch, type, shape, finiteness;
-    - weights and optimisers change only once the party knows that every party has checked all
-      that it receives in the step (`schedule` says by which message it knows);
-    - a tensor that is not due ends the step with ExchangeError on every side, and weights,
+    - the receiver checks every tensor: name, step, micro-batch, type, shape, finiteness;
+    - weights and optimisers change only after the party knows that every party has checked
+      everything that it receives in the step (`schedule` defines the message that says so);
+    - a tensor that is not due ends the step with ExchangeError at every party, and weights,
       optimiser states and running statistics are those from before the step.
 
-    What can still part them is a process that dies, a link that breaks, or a `ready` or `commit`
-    that is not due, after the first of them knew: one has then applied the step and another has
-    not, and they go back to the last checkpoint that both hold.
+    Parties can still diverge if a process dies, a link breaks, or a `ready` or `commit` arrives
+    that is not due, after the first party knew that all have checked the step. Then one party has
+    applied the step and another has not, and both go back to the last checkpoint that both have.
 
-    With `in_flight = 1` a step is the same arithmetic as that of the joined model, to the bit.
-    With more, the gradients of as many micro-batches are added up, each weighted by its share of
-    the batch, and the weights change at the end of the step: no gradient is ever stale.
+    With `in_flight = 1` a step computes the same as the joined model, to the bit. With more, the
+    gradients of that number of micro-batches are added up, each weighted by its share of the batch,
+    and the weights change at the end of the step: no gradient is ever stale.
 
-    `loss` is the leader's, a mean over a batch. `entropy` is what EmbeddingDP draws from, `seed`
-    what dropout does. `report` replaces how a crossing's values become bits, and `returned` is what
-    becomes of the gradients that the leader sends back.
+    `loss` is a mean over a batch; only the leader has one. `entropy` is the randomness of
+    EmbeddingDP, `seed` that of dropout. `report` replaces the encoding of a crossing's values as
+    bits, and `returned` processes the gradients that the leader sends back.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Party:
         self._bytes: dict[tuple[SplitModel, int, bool, int], tuple[int, int]] = {}
 
     def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
-        """Train on a batch; the result is its mean loss, where it is known here.
+        """Train on a batch. Returns its mean loss if this party knows it.
 
-        Steps are numbered by the caller, alike on every side. `settled`: every example was in a
-        step before, so that what is under `reuse` learns no more (`SplitModel.settled`).
+        The caller numbers the steps, equally for every party. `settled` means that every example
+        was in an earlier step, so that parts under `reuse` learn no more (`SplitModel.settled`).
         """
         self._context = self._contexts[settled]
         self._switch(training=True)
@@ -132,9 +132,9 @@ class Party:
     def look(
         self, number: int, batch: Batch, *, occasion: int = 0
     ) -> Exchange[torch.Tensor | None]:
-        """Run forward alone, under the same protection; the leader's result is the outputs.
+        """Run the forward pass alone, with the same protection. Returns the outputs at the leader.
 
-        `occasion` tells reports apart that are drawn for the same `number` at different times.
+        `occasion` distinguishes reports that are drawn for the same `number` at different times.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -142,7 +142,7 @@ class Party:
         return torch.cat(step.outputs) if step.outputs else None
 
     def announcing_failure(self, exchange: Exchange[T]) -> Exchange[T]:
-        """Play this party's side; where it fails, tell the other parties that it is over."""
+        """Run this party's side of an exchange. If it fails, tell the other parties."""
         try:
             return (yield from exchange)
         except ExchangeError as error:
@@ -154,13 +154,14 @@ class Party:
         """Tell every peer except `but` that the step is over."""
         for peer in self._peers:
             if peer != but:
-                with suppress(LinkLost, PeerRefused):  # the error counts more than its news
+                with suppress(LinkLost, PeerRefused):  # the original error matters more
                     yield Send(peer, abort_message(reason, at_limit=at_limit))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights and statistics as `<part>/<name>`, optimisers as `<part>//<parameter>/<name>`.
+        """Return weights, statistics, optimiser states and fed back compression errors.
 
-        What compression left out under error feedback stands as `<part>///forward` and `backward`.
+        Weights and statistics are named `<part>/<name>`, optimiser states
+        `<part>//<parameter>/<name>`, and compression errors `<part>///forward` or `backward`.
         """
         tensors = {
             f"{part}/{name}": tensor.detach()
@@ -170,9 +171,9 @@ class Party:
         return tensors | self._optimizers.state() | self._errors.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave, tensors that are nobody else's.
+        """Restore what `state` returned. The caller must not use the tensors afterwards.
 
-        Raises `InvalidValue` for what such a party has not.
+        Raises `InvalidValue` if the state does not fit this party.
         """
         weights: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
@@ -213,7 +214,7 @@ class Party:
         self._optimizers.check(held)
 
     def _check_left_out(self, left_out: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Raise `InvalidValue` unless these are errors of what this party sends."""
+        """Raise `InvalidValue` unless these are compression errors of this party's tensors."""
         feeds = {
             (each.part, direction): each.output
             for each in self.split.crossings
@@ -231,7 +232,8 @@ class Party:
             raise InvalidValue("a step needs at least one example, batch has none")
         sizes = micro_sizes(batch.rows, self.in_flight)
         program, tells = self._program(len(sizes), training)
-        # Bytes are alike for all steps of a size whose numbers are encoded in as many.
+        # Messages have equal sizes in all steps with this key: step numbers of equal bit length are
+        # encoded in equally many bytes.
         alike = self._context.split, batch.rows, training, number.bit_length()
         step = Step(
             self._context,
@@ -242,7 +244,7 @@ class Party:
             number=number,
             training=training,
             occasion=occasion,
-            # Alike wherever the party runs, and after a resumption.
+            # The seed is the same wherever the party runs, and after a resumption.
             seed=Seeded(self._seed, "torch", self.name, number).integer(1 << 62) if training else 0,
             measure=alike not in self._bytes,
         )
@@ -256,7 +258,7 @@ class Party:
         return step
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
-        """The party's instructions, and which of the messages in them bring the loss."""
+        """Return the party's instructions, and which of their messages carry the loss."""
         split = self._context.split
         key = split, micros, training
         if key not in self._programs:
@@ -265,7 +267,7 @@ class Party:
         return self._programs[key]
 
     def _switch(self, *, training: bool) -> None:
-        """Tell the modules whether they train; frozen ones never do."""
+        """Switch the modules to training or evaluation mode. Frozen ones never train."""
         for part in self._context.split.owned_by(self.name):
             module, wanted = self.modules[part.name], training and not part.frozen
             if module.training != wanted:
@@ -281,9 +283,9 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 
 class _Statistics:
-    """The buffers that forward passes change, such as BatchNorm's, so that they can be put back.
+    """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them.
 
-    Which ones do is seen by torch's version counters: at first all are kept.
+    Torch's version counters show which buffers change. Until then all of them are saved.
     """
 
     def __init__(self, modules: nn.Module) -> None:

@@ -1,6 +1,6 @@
-"""One party's side of a whole run: epochs, looks at held-out examples, records, checkpoints.
+"""One party's side of a whole run: epochs, evaluations, records and checkpoints.
 
-A party alone on its machine agrees with its peers on the step to go on from, restores it and plays
+A party alone on its machine agrees with its peers on the step to resume from, restores it and runs
 `train` over its channels.
 """
 
@@ -52,11 +52,12 @@ Progress = Callable[[Record], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a party's side of a run is made from.
+    """Everything that a party's side of a run is built from.
 
-    `rows` are its examples in the agreed order, `order_seed` is the leader's word on the order of
-    training, `entropy` is what leaves it drawn from, `folder` is where it writes. From `own_seed`
-    its first weights were drawn, and its modules draw what they drop; None: from the job's.
+    `rows` are its examples in the agreed order. `order_seed`, which comes from the leader,
+    determines the order of training. `entropy` is the randomness of everything that the party
+    sends, and `folder` is its run folder. `own_seed` determines its initial weights and its
+    dropout; None uses the job's seed.
     """
 
     job: VerticalJob
@@ -71,9 +72,9 @@ class Setting:
 
 
 class PartyRun:
-    """A party in a run; `restore` is called before `train`, with a step that all parties hold.
+    """A party in a run. Call `restore` before `train`, with a step that all parties have saved.
 
-    After `train` has ended with an error, `restore` and `train` begin again from a step held.
+    If `train` has ended with an error, call `restore` and `train` again with a saved step.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class PartyRun:
         self._say = say or (lambda sentence: None)
         self._reports = Reports(setting.entropy, setting.folder.path, self.event)
         self._order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
-        # What is drawn again from a seed is the same, and tells nothing new.
+        # Randomness drawn again from a seed is the same, and reveals nothing new.
         fresh = not isinstance(setting.entropy, Seeded)
         self._releases = account.Releases(
             setting.folder, self._order, fresh=fresh, epochs=job.epochs
@@ -129,12 +130,12 @@ class PartyRun:
         return self.setting.job.epochs * self._order.steps
 
     def restore(self, step: int) -> None:
-        """Go back, or on, to the checkpoint after `step`."""
+        """Load the checkpoint after `step`, and remove everything later from the folder."""
         self.load(step)
         self.settle()
 
     def load(self, step: int) -> None:
-        """Take over the checkpoint after `step`; what is wrong with a file says so here."""
+        """Load the checkpoint after `step`. Raises an error if one of its files is damaged."""
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
         if saved.fingerprint != self._fingerprint:
@@ -154,7 +155,7 @@ class PartyRun:
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
-        """Let the folder hold what was loaded and nothing later."""
+        """Make the folder contain the loaded state and nothing later."""
         folder = self.setting.folder
         forget_after(folder, self.done)
         self._releases.settle(self.done)
@@ -164,11 +165,11 @@ class PartyRun:
         self.records = self._recorder.records
 
     def train(self) -> Exchange[None]:
-        """Play all steps that are left, and write the files that the run ends with.
+        """Run all remaining steps, and write the files that a run ends with.
 
-        The run ends early, and in good order, before a step or a look that would bring an example
-        of any party above that party's `privacy.max_epsilon`. The traceback of a module of this
-        party's own is saved in its folder.
+        The run ends early, without an error, before a step or an evaluation that would bring an
+        example of any party above that party's `privacy.max_epsilon`. If one of this party's own
+        modules fails, the traceback is saved in its folder.
         """
         self.stopped = None
         try:
@@ -223,19 +224,19 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Look at the held-out examples: the leader's result is the task's averages and figures."""
+        """Evaluate the held-out examples. Returns the task's averages and metrics at the leader."""
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
-        """Look at the held-out examples: the leader's result is the last part's outputs."""
+        """Run the model on the held-out examples. Returns the outputs at the leader."""
         found: list[npt.NDArray[Any]] = []
         yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
-        """What this party's crossings, and the leader's labels, have told of an example so far."""
+        """Return this party's privacy account so far, including the leader's labels."""
         delta, split = self.setting.job.privacy.delta, self.setting.split
         found = account.figures(split, self.name, self._releases, delta, self._label_loss)
         if found and (self.setting.folder.path / TRACEBACK).exists():
@@ -246,7 +247,7 @@ class PartyRun:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
     def say(self, sentence: str) -> None:
-        """What whoever started this party is to know, which its events say too."""
+        """Log a sentence, also for the user who started this party."""
         self.event(sentence)
         self._say(sentence)
 
@@ -284,7 +285,7 @@ class PartyRun:
         return (self._watch or self._returned)(crossing, gradient, labels, occasion)
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
-        """All held-out examples go through the parties; the leader takes each batch's outputs."""
+        """Run all held-out examples. The leader calls `take` with each batch's outputs."""
         looks = self._releases.looks + 1
         self._limit.check(f"look {looks} at the held-out examples", looks, labelled=False)
         self._releases.begin_look()
@@ -354,9 +355,9 @@ class PartyRun:
         return ReturnedGradients(settings, saved_key(setting.folder, setting.entropy))
 
     def _protect_labels(self) -> PrivacyLoss | None:
-        """Draw the labels that are trained on, once for the run: they are read back if it goes on.
+        """Draw the labels for training, once for the run. A resumed run reads them from the file.
 
-        They are on the disk before anything is computed from them.
+        They are on disk before anything is computed from them.
         """
         settings = self.setting.job.privacy.label_dp
         rows = self._rows["train"]
@@ -378,7 +379,7 @@ class PartyRun:
 
 
 def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
-    """Write down the job, and what these parties' task made that it must find again."""
+    """Save the job, and the files of these parties' task that a resumed run needs."""
     keep_job(folder, job, own_functions(job))
     for party in parties:
         for name, data in files_of(task, party).items():
@@ -386,7 +387,7 @@ def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[
 
 
 def _fingerprint(setting: Setting) -> str:
-    """A digest of what a resumed run must find again."""
+    """Return a digest of everything that must be unchanged when a run is resumed."""
     digest = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
     digest.update(f"{setting.party} {setting.order_seed}".encode())
     for part in setting.split.owned_by(setting.party):

@@ -1,4 +1,4 @@
-"""What a model says of the held-out examples, as a file: a table, or the outputs themselves."""
+"""A model's predictions for the held-out examples as a file: a table, or the outputs themselves."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TABLE, ARRAYS = ".csv", ".npz"
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The leader's ids of the held-out examples, the last part's output for each, and what it says.
+    """The ids of the held-out examples, the last part's outputs and the columns of predictions.
 
-    No columns where outputs go into an .npz as they are.
+    There are no columns if the outputs are written to an .npz file unchanged.
     """
 
     ids: npt.NDArray[Any]
@@ -36,10 +36,10 @@ class Predictions:
 
 
 class PredictionFile:
-    """A file to come: `.csv` is a line for each example, `.npz` holds the arrays ids and outputs.
+    """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
 
-    Nothing is overwritten; that, and whether the task's outputs fit a line, is found out before
-    anything is sent, so that no report is spent in vain.
+    An existing file is never overwritten. This is checked before anything is sent, as is whether
+    the task's outputs fit a line, so that no report is wasted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class PredictionFile:
         self._path = path
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
-        """A party's look at the held-out examples: the leader's result is for `write`."""
+        """Run a party's side of the prediction. Returns the leader's result, for `write`."""
         task, output = run.setting.task, run.setting.split.last.output
         is_table = self._path.suffix == TABLE
         fits_a_line = predictions_of(task) is not None or output in ((1,), (task.classes,))
@@ -90,9 +90,10 @@ def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[st
 def told_classes(
     outputs: Array, labels: Array, names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """The class of each example, by name or else by number, and how likely it and all others are.
+    """Return each example's predicted class and the probabilities of all classes.
 
-    It is the one with the highest output; probabilities are calibrated.
+    Classes go by name, or by number without `names`. The prediction is the class with the highest
+    output. The probabilities are calibrated.
     """
     chosen, shares = outputs.argmax(axis=1), calibrated(outputs, labels)
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
@@ -104,5 +105,5 @@ def told_classes(
 
 
 def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
-    """The number of each example, to the digits that a float32 has."""
+    """Return each example's predicted number, with the digits that a float32 has."""
     return {"prediction": [f"{number:.7g}" for number in numbers]}

@@ -1,7 +1,7 @@
-"""The gradients that the leader sends back, under `privacy.label_protection`.
+"""The gradients that the leader returns to followers, under `privacy.label_protection`.
 
-The noise of an example at a crossing is drawn once for the run. An attacker who adds up what comes
-back for an example in every epoch therefore adds up the same noise, not independent noise.
+The noise of an example at a crossing is drawn once for the run. So an attacker who adds up an
+example's gradients of all epochs adds up the same noise, not independent noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
 
-#: The file of the leader's folder from which the run's noise is drawn. It is a secret.
+#: The file in the leader's folder from which the run's noise is drawn. It is a secret.
 NOISE_KEY = "label-noise-key"
 _KEY_BYTES = 32
 
@@ -41,8 +41,8 @@ _KEY_BYTES = 32
 class ReturnedGradients:
     """Adds noise to the gradients of each micro-batch and crossing before they are sent.
 
-    The labels are those that are trained on. Every crossing has noise of its own. `key` decides
-    all noise of a run; a resumed run needs the same one.
+    It uses the labels that the run trains on. Every crossing has noise of its own. `key` determines
+    all noise of a run; a resumed run needs the same key.
     """
 
     def __init__(self, settings: LabelProtectionSettings | None, key: bytes) -> None:
@@ -67,7 +67,7 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return each example's own normal numbers, the same whenever they are asked for."""
+        """Return each example's own standard normal numbers, the same in every call."""
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 
@@ -75,10 +75,10 @@ class ReturnedGradients:
 def projection(
     split: SplitModel, settings: LabelProtectionSettings, rare_share: float, epochs: int
 ) -> Iterator[str]:
-    """Yield a sentence for each follower: what its gradients may tell of a label in the run.
+    """Yield a sentence for each follower: what its gradients may reveal about a label in the run.
 
-    Marvell bounds an AUC for one gradient of each cut, if gradients of a class are alike or
-    Gaussian: the divergences of cuts add up, since every cut has noise of its own.
+    Marvell bounds an AUC for one gradient of each cut, if gradients of a class are equal or
+    Gaussian. The divergences of the cuts add up, since every cut has noise of its own.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
@@ -107,10 +107,10 @@ def drawn_key(entropy: Entropy) -> bytes:
 
 
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
-    """Return the key in a leader's folder, and draw and save it if the run has none yet.
+    """Return the key in a leader's folder. Draws and saves it if the run has none yet.
 
     Raises `RunFolderError` if a run that has begun has lost it: with other noise, the difference of
-    two epochs would tell what the noise hides.
+    two epochs would reveal what the noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

@@ -1,4 +1,4 @@
-"""One party's rows of the examples that all parties hold, in the order that all agreed on."""
+"""One party's rows of the examples that all parties have, in the agreed order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedveil.errors import DataInvalid
 from fedveil.vertical.step import Batch
 from fedveil.vertical.task import Columns
 
-#: So many rows are read of the disk at a time.
+#: The number of rows read from disk at a time.
 _AT_ONCE = 1 << 16
 
 Positions = npt.NDArray[np.int64]
@@ -25,10 +25,10 @@ Ids = npt.NDArray[Any]
 
 
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
-    """Where each party has the examples that all parties hold, in the leader's order.
+    """Return each party's positions of the examples that all parties have, in the leader's order.
 
-    A party without ids has no data and takes part in all of them; if it is the leader, the order
-    is that of the first party that has some.
+    A party without ids has no data and takes part in all examples. If the leader is such a party,
+    the order is that of the first party with ids.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -50,11 +50,11 @@ def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A subset's examples in the agreed order, as one party holds them.
+    """One party's examples of a subset, in the agreed order.
 
-    A party without data has `count` rows and no columns. `ids` are those of the party's own rows;
-    none where it has no data. Columns stay where they are `stored`, on the disk perhaps, and `at`
-    says where the examples are in them; None: as they stand.
+    A party without data has `count` rows and no columns. `ids` are those of the party's own rows,
+    or none if it has no data. Columns stay in `stored`, possibly on disk. `at` has the examples'
+    positions in them; None means all rows in order.
     """
 
     count: int
@@ -65,7 +65,7 @@ class Rows:
 
     @classmethod
     def aligned(cls, owned: Columns, wanted: tuple[str, ...], positions: Positions) -> Rows:
-        """The rows of `owned` at `positions`, of the columns that the party's parts read."""
+        """Return the rows of `owned` at `positions`, with the columns `wanted` by the parts."""
         missing = [name for name in wanted if name not in owned.columns]
         if missing:
             known = ", ".join(owned.columns) or "none"
@@ -80,7 +80,7 @@ class Rows:
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """All rows of every column, in memory."""
+        """Return all rows of every column, in memory."""
         return self._taken(np.arange(self.count))
 
     def batch(self, positions: Positions) -> Batch:
@@ -102,7 +102,7 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add a tensor's rows to a digest, some of them at a time."""
+    """Add a tensor's rows to a digest, a limited number at a time. `at` selects and orders them."""
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):
@@ -113,9 +113,9 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 
 @dataclass(frozen=True)
 class Order:
-    """Which examples are trained on in which step: the same for all parties.
+    """The examples of each training step, equal for all parties.
 
-    Every epoch goes through all examples once, in an order of its own that the seed decides; its
+    Every epoch goes through all examples once, in an order of its own determined by the seed. Its
     last step may be short. Steps are numbered from 1, epochs from 0.
     """
 
@@ -133,10 +133,10 @@ class Order:
         return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def in_turn(self) -> list[Positions]:
-        """All examples once, as they stand."""
+        """Return batches of all examples, once each and without shuffling."""
         return np.split(np.arange(self.count), range(self.batch_size, self.count, self.batch_size))
 
 
-@lru_cache(maxsize=2)  # of parties in one process, some may be an epoch ahead
+@lru_cache(maxsize=2)  # of the parties in one process, some may be an epoch ahead
 def _epoch(seed: int, count: int, number: int) -> Positions:
     return Seeded(seed, "order", number).permutation(count)

@@ -1,4 +1,4 @@
-"""What must hold between the keys of a vertical job; each rule is a sentence of the reference."""
+"""Rules for combinations of a vertical job's keys. The reference lists their docstrings."""
 
 from __future__ import annotations
 

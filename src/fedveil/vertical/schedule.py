@@ -1,27 +1,27 @@
-"""What each party does in a step, in which order: worked out beforehand, the same everywhere.
+"""The schedule of a step: each party's operations in order, computed beforehand by every party.
 
 A batch is cut into micro-batches so that one party computes while another's tensors travel. The
-order comes from list scheduling on an imagined clock: whoever is free takes what can start first,
-and of several a forward pass that another party waits for, then what leads to a gradient that one
-waits for, the earliest micro-batch first. So a follower runs ahead over its forward passes while
-the leader works, and the leader sends each gradient back before it turns to the next micro-batch.
-No clock is read when the programs run: they are lists of instructions, and a party waits where its
-list says.
+order comes from list scheduling with simulated times: a free party takes the operation that can
+start first. Of several it takes a forward pass that another party waits for, then an operation that
+leads to a gradient that another party waits for, with the earliest micro-batch first. So a follower
+runs ahead with its forward passes while the leader works, and the leader returns each gradient
+before it turns to the next micro-batch. No clock is read when the programs run: they are lists of
+instructions, and a party waits for each message in its list.
 
-What holds for the programs of one step, whatever the speeds:
+Whatever the speeds, the programs of one step guarantee:
 
-- every operation is in its owner's program once; those of one part come in micro-batch order, so
-  that gradients are added up in one order;
+- every operation is in its owner's program once; those of one part are in micro-batch order, so
+  that gradients are always added up in the same order;
 - weights change in `apply`, the last instruction of a training program: no gradient is stale;
 - a party receives from another in the order in which that one sends, so that a link is a queue;
-- whoever applies knows that every party has received and checked every tensor of the step:
+- a party that applies knows that every party has received and checked every tensor of the step:
 
-      `ready`    follower -> leader: it has checked all that it receives in this step
-      `commit`   leader -> follower: so has everybody
+      `ready`    follower -> leader: it has checked everything that it receives in this step
+      `commit`   leader -> follower: so has every party
 
-  Each is sent as early as it is true, while the last gradients are computed, and left out where
-  the last tensor on that way says it already: where it is sent after its sender's last receipt
-  (and, for `commit`, where there is no further follower to hear from).
+  Each is sent as early as it is true, while the last gradients are computed. It is omitted if the
+  last tensor in that direction implies it: if that tensor is sent after its sender's last receipt
+  (and, for `commit`, if there is no other follower to hear from).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from typing import Literal, TypeAlias
 from fedveil.vertical.split import Crossing, Part, SplitModel
 
 Kind: TypeAlias = Literal["forward", "loss", "backward"]
-#: What is done with each micro-batch: a kind of operation, and the part.
+#: An operation on each micro-batch: its kind, and the part.
 _Stage: TypeAlias = tuple[Kind, str]
 
-#: The imagined duration of an operation, and of a tensor's way, against a forward pass.
+#: The simulated durations of operations and transfers, relative to a forward pass.
 _DURATION: dict[Kind, int] = {"forward": 1, "loss": 3, "backward": 2}
 _LATENCY = 1
 
@@ -46,7 +46,7 @@ _LATENCY = 1
 class Compute:
     """Run one part on one micro-batch, forward or backward.
 
-    `loss` stands for both passes of the last part, with the loss between them.
+    The kind `loss` means both passes of the last part, with the loss between them.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One tensor on its way: a part's output, or the gradient of it coming back."""
+    """One tensor in transit: a part's output or, if `gradient`, the gradient of it."""
 
     crossing: Crossing
     micro: int
@@ -97,7 +97,7 @@ class ReceiveWord:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Change the weights by the gradients of the whole batch."""
+    """Update the weights by the gradients of the whole batch."""
 
 
 Instruction: TypeAlias = Compute | SendTensor | ReceiveTensor | SendWord | ReceiveWord | Apply
@@ -105,9 +105,9 @@ Program: TypeAlias = tuple[Instruction, ...]
 
 
 def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
-    """Each party's program of a step of `micros` micro-batches.
+    """Return each party's program for a step of `micros` micro-batches.
 
-    Without `training` parts only run forward, up to the last.
+    Without `training`, parts only run forward, up to the last part.
     """
     orders = _orders(split, micros, training)
     sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
@@ -118,14 +118,14 @@ def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[s
 
 
 def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
-    """How a batch of `rows` is cut: into `in_flight`, the larger first; fewer where too small."""
+    """Return the sizes of min(`rows`, `in_flight`) micro-batches, larger ones first."""
     micros = min(rows, in_flight)
     size, larger = divmod(rows, micros)
     return (size + 1,) * larger + (size,) * (micros - larger)
 
 
 def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Compute]]:
-    """Each party's operations in the order in which it runs them."""
+    """Return each party's operations in the order in which it runs them."""
     needs = _needs(split, training)
     owner = {part.name: part.owner for part in split.parts}
     forward, backward = _awaited(split)
@@ -136,7 +136,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # each stage's next micro-batch
 
     def start(stage: _Stage) -> int | None:
-        """When the stage's next operation could start; None where that is not known yet."""
+        """Return the earliest start of the stage's next operation, or None if still unknown."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -164,7 +164,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """What must be done before each stage of a micro-batch, in an order that respects it."""
+    """Return each stage's prerequisites within a micro-batch, in an order that respects them."""
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -181,7 +181,7 @@ def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
 
 
 def _returning(split: SplitModel, name: str) -> list[_Stage]:
-    """The backward passes that give a gradient of `name`'s output."""
+    """Return the backward passes that produce a gradient of `name`'s output."""
     silent = {
         consumer
         for crossing in split.crossings
@@ -196,9 +196,10 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """The parts whose forward pass leads to a tensor for another party, and whose backward does.
+    """Return the parts whose forward pass leads to a tensor for another party.
 
-    Both look along the parts of one owner only.
+    The second result are the parts whose backward pass does. Both follow chains of parts of one
+    owner only.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -218,9 +219,9 @@ def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
 def _with_sends(
     split: SplitModel, party: str, order: Sequence[Compute]
 ) -> list[Compute | SendTensor]:
-    """A party's operations, and each tensor as soon as it can leave.
+    """Return a party's operations, with each tensor sent as soon as it is ready.
 
-    A gradient is whole when all of the party's parts that read the output ran `backward`.
+    A gradient is complete when all of the party's parts that read the output have run `backward`.
     """
     program: list[Compute | SendTensor] = []
     backward: set[tuple[str, int]] = set()
@@ -242,7 +243,7 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """A party's instructions, each receipt where it is first needed, in its sender's order."""
+    """Insert each receipt before its first use, in sending order. Returns `party`'s program."""
     due = {
         peer: deque(
             step.transfer
@@ -263,7 +264,7 @@ def _with_receipts(
 
 
 def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
-    """The tensors from other parties that an operation reads."""
+    """Return the tensors from other parties that an operation reads."""
     if step.kind != "backward":
         return [
             Transfer(crossing, step.micro, gradient=False)
@@ -280,7 +281,7 @@ def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
 def _with_words(
     split: SplitModel, tensors: Mapping[str, Sequence[Instruction]]
 ) -> dict[str, Program]:
-    """The programs with `ready`, `commit` and `apply`."""
+    """Return the programs with `ready`, `commit` and `apply` added."""
     leader = split.leader
     ready = [name for name in split.followers if not _says_it(tensors[name], leader)]
     told_already = len(split.followers) == 1 and _says_it(tensors[leader], split.followers[0])
@@ -294,7 +295,7 @@ def _with_words(
         heard = [ReceiveWord("commit", leader)] if follower in commit else []
         made[follower] = (*program[:checked], *word, *program[checked:], *heard, Apply())
     program = tensors[leader]
-    # What is left to compute then is the leader's alone: the followers need not wait for it.
+    # Only the leader's own computations follow: the followers need not wait for them.
     settled = 1 + _last(not isinstance(step, Compute) or step.kind == "loss" for step in program)
     made[leader] = (
         *program[:settled],
@@ -307,11 +308,11 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Whether the last tensor to `peer` leaves after the last receipt from anybody."""
+    """Return True if the last tensor to `peer` is sent after the last receipt from any party."""
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 
 
 def _last(found: Iterable[bool]) -> int:
-    """The last place at which it was found; -1 where it never was."""
+    """Return the last position of True, or -1 if there is none."""
     return max((place for place, here in enumerate(found) if here), default=-1)

@@ -1,9 +1,9 @@
-"""Who computes which part of a network, and what crosses between the parties.
+"""The split of a network into parts, their owners, and the tensors that the parties exchange.
 
-A split model is an ordered list of parts. Each belongs to one party and reads columns of its
-owner's data, or what earlier parts give. What a part gives to another party's part is a crossing;
-its gradient comes back the same way. The last part belongs to the leader, who alone has the
-labels and the loss, and every crossing has the leader at one end: followers talk to nobody else.
+A split model is an ordered list of parts. Each part belongs to one party and reads columns of its
+owner's data, or outputs of earlier parts. An output that another party's part reads is a crossing;
+its gradient is returned the same way. The last part belongs to the leader, who alone has the labels
+and the loss. Every crossing has the leader at one end: followers exchange nothing with each other.
 
     followers' bottoms, leader's top     left:  bank   <- data.x
                                          right: shop   <- data.x
@@ -28,20 +28,21 @@ from fedveil.errors import SplitInvalid
 from fedveil.link.names import check_name
 from fedveil.vertical.compression import Compression
 
-#: Inputs of this form are columns of the owner's data; all others are names of earlier parts.
+#: Inputs with this prefix are columns of the owner's data; all others are names of earlier parts.
 DATA = "data."
-#: What makes an optimiser of a part's parameters, or one and the schedule of its rate.
+#: A function that makes an optimiser of a part's parameters, optionally with a learning rate
+#: schedule.
 OwnOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Any]
-#: What a crossing may hold, and the bytes of one value.
+#: The types of values that can cross.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How a part's parameters follow their gradients: torch's rule of that name.
+    """The settings of one of torch's optimisers for a part.
 
     The learning rate rises linearly over the first `warmup_steps` steps and is `lr` from then on.
-    Each step's gradient is shortened to the L2 norm `gradient_norm`, over all of the part.
+    Each step's gradient, over all of the part, is clipped to the L2 norm `gradient_norm`.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -61,7 +62,7 @@ class Optimizer:
             positive("optimizer.gradient_norm", self.gradient_norm)
 
     def lr_of(self, step: int) -> float:
-        """The learning rate of a step; steps are numbered from 1."""
+        """Return the learning rate of a step. Steps are numbered from 1."""
         return self.lr * min(1.0, step / max(self.warmup_steps, 1))
 
     def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -74,12 +75,12 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class EmbeddingPrivacy:
-    """What becomes of a part's output before it leaves its owner: EmbeddingDP.
+    """The settings of EmbeddingDP for a part's output, applied before it is sent.
 
-    `eps` is the source's, eps/2 a bit; None quantises without noise and promises nothing.
-    Under `gradient = "none"` no gradient comes back. `reuse` remembers what was sent for an
-    example and sends it again: the part learns in the first epoch, from the gradients of what it
-    then sends, and stays as it is from the second on, in which no gradient comes back.
+    `eps` is the source's, eps/2 a bit; None quantises without noise and guarantees nothing. Under
+    `gradient = "none"` no gradient is returned. `reuse` remembers the report of an example and
+    sends it again: the part learns in the first epoch, from the gradients of its reports, and does
+    not change from the second epoch on, in which no gradient is returned.
     """
 
     eps: float | None = None
@@ -96,12 +97,13 @@ class EmbeddingPrivacy:
 class Part:
     """One party's piece of the network.
 
-    `module` is called with one tensor for each of `inputs`, the examples along the first
-    dimension, and gives one tensor of shape (examples, *output) and of type `dtype`; it is None
-    where another party keeps the module to itself. The parameters of a `frozen` part stay as
-    they are. `optimizer` may be a function of the parameters that makes any of torch's, or one and
-    the schedule of its rate, which moves by a step each step. `privacy` is applied where the output
-    leaves its owner, never to what the owner's own parts read, and `compression` to what crosses.
+    `module` is called with one tensor for each of `inputs`, with the examples along the first
+    dimension. It returns one tensor of shape (examples, *output) and type `dtype`. It is None if
+    another party keeps the module to itself. The parameters of a `frozen` part do not change.
+    `optimizer` may be a function from the parameters to any torch optimiser, or to an optimiser and
+    its learning rate schedule, which advances once a step. `privacy` is applied when the output is
+    sent to another party, never when the owner's own parts read it, and `compression` to everything
+    sent.
     """
 
     name: str
@@ -117,20 +119,20 @@ class Part:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of its owner's data that it reads."""
+        """Return the columns of its owner's data that it reads."""
         return tuple(name[len(DATA) :] for name in self.inputs if name.startswith(DATA))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the parts whose output it reads."""
+        """Return the names of the parts whose output it reads."""
         return tuple(name for name in self.inputs if not name.startswith(DATA))
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What one part gives to the parts of another party, once for all of them.
+    """One part's output for all parts of one other party, sent to it once.
 
-    One example's values have the shape `output`. `gradient` says whether theirs comes back.
+    One example's values have the shape `output`. `gradient` is True if their gradient is returned.
     """
 
     part: str
@@ -144,7 +146,7 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """How its values are compressed on that way; a bit of EmbeddingDP is one already."""
+        """Return the compression of the output or gradient, if any. EmbeddingDP bits have none."""
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None
@@ -152,7 +154,7 @@ class Crossing:
 
 
 class SplitModel:
-    """An ordered list of parts that has been checked; raises SplitInvalid with one sentence."""
+    """An ordered list of checked parts. Raises SplitInvalid if they do not fit together."""
 
     def __init__(self, parts: Sequence[Part], *, leader: str) -> None:
         self.parts = tuple(parts)
@@ -166,51 +168,54 @@ class SplitModel:
 
     @property
     def last(self) -> Part:
-        """The part whose output the loss reads."""
+        """Return the part whose output the loss reads."""
         return self.parts[-1]
 
     @cached_property
     def parties(self) -> tuple[str, ...]:
-        """The leader, then the followers as their first parts come."""
+        """Return the leader, then the followers in the order of their first parts."""
         return (self.leader, *self.followers)
 
     @cached_property
     def followers(self) -> tuple[str, ...]:
-        """Everybody but the leader, as their first parts come."""
+        """Return all parties except the leader, in the order of their first parts."""
         return tuple(dict.fromkeys(part.owner for part in self.parts if part.owner != self.leader))
 
     def owned_by(self, party: str) -> tuple[Part, ...]:
-        """The parts of one party, in order."""
+        """Return the parts of one party, in order."""
         return tuple(part for part in self.parts if part.owner == party)
 
     def consumers(self, name: str) -> tuple[Part, ...]:
-        """The parts that read the part `name`, in order."""
+        """Return the parts that read the part `name`, in order."""
         return tuple(part for part in self.parts if name in part.sources)
 
     def columns(self, party: str) -> tuple[str, ...]:
-        """The columns of its data that a party's parts read, once each."""
+        """Return the columns that a party's parts read, once each."""
         return tuple(
             dict.fromkeys(column for part in self.owned_by(party) for column in part.columns)
         )
 
     def runs_backward(self, name: str) -> bool:
-        """Whether a gradient of the part's output comes to it and is of use there or behind it."""
+        """Return True if the part gets a gradient that its or an earlier part's weights need."""
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:
-        """Whether the part gives the same for an example in every epoch: no weight behind moves."""
+        """Return True if the part's output for an example never changes.
+
+        That is so if no weight of the part, or of the parts that it depends on, changes.
+        """
         part = self.by_name[name]
         moves = self.runs_backward(name) and not part.frozen
         return not moves and all(self.is_constant(source) for source in part.sources)
 
     def replace(self, name: str, **changes: Any) -> SplitModel:
-        """The same model with one part changed, checked again."""
+        """Return the same model with one part changed, checked again."""
         parts = [replace(part, **changes) if part.name == name else part for part in self.parts]
         return SplitModel(parts, leader=self.leader)
 
     @cached_property
     def settled(self) -> SplitModel:
-        """The model when every example was sent once: what is under `reuse` learns no more."""
+        """Return the model for epochs after the first: parts under `reuse` learn no more."""
         bare = self
         for part in self.parts:
             if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":
@@ -222,12 +227,12 @@ class SplitModel:
         return settled
 
     def joined(self) -> Joined:
-        """All parts as one module, as one machine would train it: no crossing, no privacy."""
+        """Return all parts as one module, as one machine would train it, without any privacy."""
         return Joined(self)
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Whether a gradient of a part's output would change a weight, its own or one behind it."""
+        """Map each part to True if its output's gradient would change its or earlier weights."""
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))
@@ -268,9 +273,9 @@ class SplitModel:
 
 
 class Joined(nn.Module):
-    """The parts of a split model in one place; maps columns to the last part's output.
+    """All parts of a split model in one module. Maps columns to the last part's output.
 
-    A column is found under "<party>.<column>", or under its bare name where no such key is.
+    A column's key is "<party>.<column>" or, if there is no such key, its bare name.
     """
 
     def __init__(self, split: SplitModel) -> None:
@@ -289,14 +294,14 @@ class Joined(nn.Module):
 
 
 def module_of(part: Part) -> nn.Module:
-    """The part's module; raises SplitInvalid where this machine has none."""
+    """Return the part's module. Raises SplitInvalid if this machine does not have it."""
     if part.module is None:
         raise SplitInvalid(f"the part {part.name} of {part.owner} has no module here")
     return part.module
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Whether the privacy of `source` keeps `consumer` from sending a gradient back."""
+    """Return True if the privacy of `source` means that `consumer` returns no gradient."""
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

@@ -1,4 +1,4 @@
-"""One party's way through its program: a step that trains, or a look that does not."""
+"""One party's execution of its program: a training step or an evaluation of a batch."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from fedveil.vertical.schedule import Program, Transfer
 from fedveil.vertical.split import DATA, DTYPES, Crossing, Part, SplitModel, module_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-#: A crossing's values under EmbeddingDP, as packed bits.
+#: A function that turns a crossing's values into packed bits of EmbeddingDP.
 Report = Callable[[Crossing, npt.NDArray[np.float32], "Occasion"], npt.NDArray[np.uint8]]
 
-#: A gradient on its way back from the leader, and the labels of its examples, as it crosses.
+#: A function that processes a gradient and the labels of its examples before the gradient is
+#: returned.
 Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Tensor]
 
 
@@ -47,7 +48,7 @@ Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Te
 class Batch:
     """One party's rows of the examples of a step, or of a micro-batch.
 
-    `positions` are the examples' places in the list that all parties hold in the same order.
+    `positions` are the examples' positions in the list that all parties have in the same order.
     """
 
     positions: npt.NDArray[np.int64]
@@ -61,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """What a report is drawn for: no two reports of a run are drawn for the same."""
+    """Identifies the randomness of a report: no two reports of a run have equal occasions."""
 
     subset: Literal["train", "test"]
     number: int
@@ -76,34 +77,34 @@ class Occasion:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a party brings to every step."""
+    """Everything that is the same for all of a party's steps."""
 
     name: str
     split: SplitModel
     device: torch.device
     report: Report
-    #: The leader's alone.
+    #: Set at the leader alone.
     loss: Loss | None = None
-    #: Whether followers hear the loss of every step.
+    #: If True, followers receive the loss of every step.
     tell_loss: bool = True
-    #: The leader's: what becomes of gradients before they go back.
+    #: Processes gradients before they are returned. Set at the leader alone.
     returned: Returned | None = None
-    #: What compression left out, under error feedback.
+    #: The compression errors, for error feedback.
     errors: Errors = field(default_factory=Errors)
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """A number for each part, far enough apart to add that of a micro-batch."""
+        """Map each part to a number, far enough apart to add the number of a micro-batch."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
 @dataclass(eq=False)
 class Step:
-    """The instructions of one party for one batch, carried out one after another.
+    """The instructions of one party for one batch, executed one after another.
 
-    `tells` are the places of the messages that bring the loss (`last_words`). `occasion` and
-    `number` name the step in reports, `seed` what its modules draw from torch.
-    Bytes are counted where `measure` says so.
+    `tells` are the places of the messages that carry the loss (`last_words`). `occasion` and
+    `number` identify the step in reports; `seed` is for random numbers that its modules draw from
+    torch. Bytes are counted if `measure` is set.
     """
 
     context: Context
@@ -116,14 +117,14 @@ class Step:
     occasion: int
     seed: int
     measure: bool
-    #: The batch's mean loss, once it is known here.
+    #: The batch's mean loss, once this party knows it.
     loss: float | None = None
-    #: The last part's outputs by micro-batch, where the leader looks.
+    #: The last part's outputs by micro-batch, at the leader in an evaluation.
     outputs: list[torch.Tensor] = field(default_factory=list)
     sent_bytes: int = 0
     received_bytes: int = 0
     waited_s: float = 0.0
-    #: What compression leaves out in this step.
+    #: The compression errors of this step.
     left_out: dict[Place, list[tuple[npt.NDArray[np.int64], Float32s]]] = field(
         default_factory=staging
     )
@@ -137,7 +138,7 @@ class Step:
         self._tells = self.tells if self.training and self.context.tell_loss else frozenset()
 
     def run(self) -> Exchange[None]:
-        """All instructions up to `Apply`, which is the caller's."""
+        """Execute all instructions up to `Apply`, which the caller executes."""
         for place, instruction in enumerate(self.program):
             match instruction:
                 case schedule.Compute():
@@ -152,7 +153,7 @@ class Step:
                         message = self._tensor(transfer, place)
                     except ExchangeError:
                         raise
-                    except Exception as error:  # EmbeddingDP refuses what the module gave
+                    except Exception as error:  # EmbeddingDP rejects the module's output
                         raise self._failure(transfer.crossing.part, error) from error
                     yield self._send(transfer.receiver, message)
                 case schedule.ReceiveTensor(transfer):
@@ -182,11 +183,11 @@ class Step:
         return message
 
     def _told(self, place: int) -> dict[str, Value]:
-        """The loss, on the leader's last message to a follower in the step."""
+        """Return the loss as a field, for the leader's last message to a follower in the step."""
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """The message without the loss, which the leader's last one brings."""
+        """Return the message without the loss, and store the loss if this message carries it."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -196,7 +197,7 @@ class Step:
         self.loss = loss
         return {name: value for name, value in message.items() if name != "loss"}
 
-    # --- what is computed
+    # --- computation
 
     def _compute(self, operation: schedule.Compute) -> None:
         part, micro = self.context.split.by_name[operation.part], operation.micro
@@ -231,11 +232,11 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """What a part reads: of another one tensor for all its owner's parts, gradients added."""
+        """Return an input of a part. The party's parts that read it add up their gradients."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))
-        if leaf is None:  # a part of this party; another's is put there when it arrives
+        if leaf is None:  # a part of this party; another party's output is stored when it arrives
             value = self._values[source, micro]
             leaf = self._leaves[source, micro] = value.detach()
             if self.training and self.context.split.runs_backward(source):
@@ -257,7 +258,7 @@ class Step:
             torch.autograd.backward(loss)
 
     def _gradient(self, name: str, micro: int) -> torch.Tensor | None:
-        """What came back for an output, from this party's own parts and then from the others."""
+        """Return an output's gradient: from this party's own parts, plus those of other parties."""
         leaf = self._leaves.pop((name, micro), None)
         found = [] if leaf is None or leaf.grad is None else [leaf.grad]
         for crossing in self.context.split.crossings:
@@ -267,7 +268,7 @@ class Step:
             return None
         return functools.reduce(torch.add, found)
 
-    # --- what crosses
+    # --- messages
 
     def _tensor(self, transfer: Transfer, place: int) -> Message:
         crossing, micro = transfer.crossing, transfer.micro
@@ -290,7 +291,7 @@ class Step:
         return {**sent, **self._told(place)}
 
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """What a tensor's values cross as; what was left out before is fed back."""
+        """Encode a tensor's values, compressed if its crossing is, with error feedback."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
         if crosses is None or not crosses.error_feedback or not self.training:
             return fields_of(transfer, tensor)
@@ -304,7 +305,7 @@ class Step:
         return {"data": data, "ranges": ranges}
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
-        """Refuse to send what overflowed, and name those whose values were last computed with."""
+        """Raise ExchangeError for NaN or infinity, and name the parties whose values were used."""
         if is_finite(tensor):
             return
         crossings, owner = self.context.split.crossings, self.context.name
@@ -321,7 +322,7 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """The one report of a part's output, whoever receives it."""
+        """Return the report of a part's output, which is the same for every receiver."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])
@@ -346,7 +347,7 @@ class Step:
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
     def _failure(self, part: str, error: Exception) -> PartFailed:
-        """What is raised: it names the part, and tells the other parties no more than that."""
+        """Return the error to raise. The other parties learn only the name of the part."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
         place = place_of(error)
         where = "" if place is None else f" ({place})"
@@ -355,7 +356,7 @@ class Step:
 
 
 def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:
-    """The micro-batches; views of the batch where the device is the processor."""
+    """Cut a batch into micro-batches, which are views of it if the device is the CPU."""
     return [
         Batch(
             batch.positions[end - size : end],
@@ -367,7 +368,7 @@ def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Bat
 
 
 def last_words(program: Program, leader: str) -> frozenset[int]:
-    """The places of the leader's last message to each follower, in the program of either."""
+    """Return the places of the leader's last message to each follower, in either's program."""
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):
         match step:

@@ -1,8 +1,8 @@
-"""What a party needs to go on after a step: one file a step, data only, each replaced whole.
+"""A party's checkpoints: one file for each saved step, data only, each written atomically.
 
-All parties save after the same steps. A party keeps its last two: it may have been killed before
-or after its peers saved, and since no party enters a step before all have ended the one before,
-one of the two is the last that all hold.
+All parties save after the same steps. A party keeps its last two checkpoints: it may have been
+killed before or after its peers saved. No party begins a step before all have ended the previous
+one, so one of the two is the last that all parties have.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    Tensors are written from their own memory, and made one at a time from the file that is read.
-    `metrics_bytes` of its metrics had been written, known by `metrics_digest`, and `window` is what
-    its next line adds to.
+    Tensors are written from their own memory, and read from the file one at a time. `metrics_bytes`
+    and `metrics_digest` identify the part of the metrics file written so far. `window` has the sums
+    for its next line.
     """
 
     step: int
@@ -42,9 +42,9 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
 
     def write(self, folder: RunFolder) -> None:
-        """Add this to the folder's checkpoints, and let those go that nobody goes back to.
+        """Save this checkpoint, and delete those that no party can resume from any more.
 
-        Those of later steps are gone since `forget_after`.
+        `forget_after` has already deleted those of later steps.
         """
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
@@ -71,19 +71,19 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Let a party go on from here; what is none of its tensors is refused by name."""
+        """Restore a party from this checkpoint. An error names the tensor that does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 
 
 def held(folder: RunFolder) -> list[int]:
-    """The steps that a folder holds checkpoints of, in order."""
+    """Return the steps of a folder's checkpoints, in order."""
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{9}", name))
 
 
 def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
-    """The last step that all parties of the run in `path` hold."""
+    """Return the last step that all parties of the run in `path` have saved."""
     steps = {name: set(held(folder)) for name, folder in folders.items()}
     common = set.intersection(*steps.values())
     if not common:
@@ -96,12 +96,12 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
 
 
 def from_last_step(command: str, path: Path) -> str:
-    """How a run that ended early is gone on with."""
+    """Return a sentence that says how to resume a run that ended early."""
     return f"`{command} --resume {path}` goes on from the last step that all hold"
 
 
 def forget_after(folder: RunFolder, step: int) -> None:
-    """Let the checkpoints of later steps go: what follows `step` now may be another history."""
+    """Delete the checkpoints after `step`: the resumed run may differ from them."""
     for later in held(folder):
         if later > step:
             (folder.path / _file(later)).unlink()

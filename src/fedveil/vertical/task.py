@@ -1,9 +1,9 @@
-"""What a split model is trained for: its parts, who holds which columns, the loss, what is counted.
+"""The task of a split model: its parts, the parties' columns, the loss and the metrics.
 
 A job names a built-in task or a function of its own, `package.module:function`, which is called
-with a seed for first weights and returns an object with the attributes of `Task`. In one process
-the seed is the job's; a party on a machine of its own has one that nobody else knows, so that data
-and ids must not follow from it.
+with a seed for initial weights and returns an object with the attributes of `Task`. In one process
+the seed is the job's. A party on a machine of its own has a secret seed, so data and ids must not
+depend on it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedveil.vertical.task_settings import TASKS
 Subset: TypeAlias = Literal["train", "test"]
 SUBSETS: tuple[Subset, ...] = ("train", "test")
 Unit: TypeAlias = Literal["examples", "tokens"]
-#: A follower's side of something done with the trained model; its reports draw from the entropy.
+#: A follower's side of an exchange with the trained model. Its reports use the given entropy.
 Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What one party holds of a subset: a row of every column for each id.
+    """One party's data of a subset: a row of every column for each id.
 
-    Ids are whole numbers or texts, none twice; rows of different parties belong together where
-    their ids are equal, in whatever order each party holds them. Labels are the leader's alone.
+    Ids are distinct whole numbers or texts. Rows of different parties belong together if their ids
+    are equal, in whatever order each party has them. Only the leader has labels.
     """
 
     ids: npt.NDArray[Any]
@@ -73,25 +73,25 @@ class Columns:
 class Task(Protocol):
     """A task, the same on every machine that takes part.
 
-    `classes` is how many classes the labels have, numbered from 0; None where a label is no
-    class, so that label_dp does not apply. `unit` is what throughput is counted in, and
-    `units_per_example` how many of them an example has.
+    `classes` is the number of classes, which are numbered from 0. It is None if labels are not
+    classes, so that label_dp does not apply. `unit` is the unit of throughput, and an example has
+    `units_per_example` of them.
 
     A task may also have
-    - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that a run
-      keeps in its folder, for the task that is made again to read;
-    - `figures(outputs, labels) -> dict[str, Any]`: what is measured of all held-out examples
-      together, of arrays; a figure that is no float is kept in the record, and not drawn;
-    - `predictions(outputs, labels) -> dict[str, list[str]]`: what the last part's outputs, an
-      array, say of each example, as columns of a table; either argument may be left out;
-    - `assists: Mapping[str, Assist]`: what followers take part in besides training, evaluating and
-      predicting, by the purpose that the leader names;
-    - `numbered`: whether its ids are numbers that every party gives the same examples by itself, so
+    - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that are
+      saved in the run folder and read when the run is resumed;
+    - `figures(outputs, labels) -> dict[str, Any]`: metrics over all held-out examples together,
+      from arrays; a metric that is not a float is saved in the record, but not plotted;
+    - `predictions(outputs, labels) -> dict[str, list[str]]`: columns of a table with predictions,
+      from an array of the last part's outputs; the function may omit either argument;
+    - `assists: Mapping[str, Assist]`: the followers' sides of exchanges other than training,
+      evaluation and prediction, by the purpose that the leader names;
+    - `numbered`: True if ids are numbers that every party gives the same examples by itself, so
       that they are no secret and digests align them;
-    - an argument `here` of `split_model`: the parties whose modules are needed, where it need not
-      or cannot make the others'; None: all;
-    - `by_shape`: the parties whose parts `split_model` makes without their data's rows and without
-      drawing a number itself, so that torch's meta device can size them before they are made.
+    - an argument `here` of `split_model`: the parties whose modules are needed, if it can omit
+      the modules of others; None means all;
+    - `by_shape`: the parties whose parts `split_model` makes without reading their data's rows
+      and without drawing a random number itself, so that torch's meta device can size them.
     """
 
     leader: str
@@ -101,24 +101,24 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """The parts, their initial weights drawn from the seed, of the same shapes everywhere."""
+        """Return the parts. The seed determines initial weights; shapes are equal everywhere."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """What a party holds, and nothing of what the others hold; no ids where it has no data."""
+        """Return a party's own data, without ids if it has none, and never another party's data."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Sums over a batch, such as loss_sum and correct, and `examples`; see `averages`."""
+        """Return a batch's sums, such as loss_sum and correct, and `examples`; see `averages`."""
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:
-    """The task that a job names.
+    """Build the task that a job names.
 
-    What makes it is called with those of the arguments `settings` (its block of the job, None for
-    the defaults), `seed` and `folder` (of the run that goes on, where the task's own files are)
-    that it has.
+    Its function is called with those of the arguments `settings`, `seed` and `folder` that it
+    accepts. `settings` is the task's block of the job (None for the defaults), `folder` that of a
+    resumed run, which contains the task's own files.
     """
     key = f"task.name = {name!r}"
     make: Callable[..., Task] = load(
@@ -142,19 +142,19 @@ def check_party(task: Task, party: str) -> None:
 
 
 def assists_of(task: Task) -> Mapping[str, Assist]:
-    """What the followers of this task take part in that those of others do not."""
+    """Return the exchanges that this task's followers support beyond those of every task."""
     own: Mapping[str, Assist] = getattr(task, "assists", {})
     return own
 
 
 def files_of(task: Task, party: str) -> Mapping[str, bytes]:
-    """What this task keeps of a party in a run's folder."""
+    """Return the files that this task saves in a run folder for a party."""
     own: Mapping[str, bytes] = getattr(task, "files", lambda party: {})(party)
     return own
 
 
 def predictions_of(task: Task) -> Callable[..., Mapping[str, Sequence[str]]] | None:
-    """What makes this task's own columns of outputs; None where it has none."""
+    """Return the task's function that turns outputs into columns, or None if it has none."""
     own: Callable[..., Mapping[str, Sequence[str]]] | None = getattr(task, "predictions", None)
     return own
 
@@ -163,16 +163,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def initial(seed: int, part: str, make: Callable[[], M]) -> M:
-    """The module that `make` makes, its initial weights a function of the seed and the part."""
+    """Call `make` for a part's module. `seed` and `part` determine its initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
         return make()
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
-    """The figures that sums of `Task.metrics` stand for: x_sum as x, correct as accuracy.
+    """Turn sums from `Task.metrics` into averages: x_sum becomes x, correct becomes accuracy.
 
-    The divisor is `examples`, or `tokens` where that was counted.
+    The divisor is `tokens` if it is among the sums, else `examples`.
     """
     count = sums["tokens"] if "tokens" in sums else sums["examples"]
     names = {name: name.removesuffix("_sum") for name in sums if name not in ("examples", "tokens")}
@@ -183,7 +183,7 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 class Measured:
-    """A task's averages and figures over batches that are added one after the other."""
+    """Accumulates a task's averages and figures over batches."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._sums = task, defaultdict[str, float](float)
@@ -191,7 +191,7 @@ class Measured:
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, outputs: torch.Tensor, labels: torch.Tensor | None) -> None:
-        """The outputs of a batch, where its labels are here."""
+        """Add the outputs of a batch. Does nothing without labels."""
         if labels is not None:
             for name, value in self._task.metrics(outputs, labels).items():
                 self._sums[name] += value
@@ -199,7 +199,7 @@ class Measured:
                 self._kept.append((outputs.float(), labels))
 
     def quality(self) -> dict[str, Any]:
-        """Nothing where nothing was added."""
+        """Return the averages and figures, or nothing if no batch was added."""
         found: dict[str, Any] = averages(self._sums) if self._sums else {}
         if self._kept and self._figures is not None:
             outputs, labels = (torch.cat(part).numpy() for part in zip(*self._kept, strict=True))
@@ -208,5 +208,5 @@ class Measured:
 
 
 def by_default(task: Task) -> Literal["intersection", "digests"]:
-    """How a task's examples are found where the job leaves it: numbers are no secret."""
+    """Return a task's default alignment: digests if the task numbers the examples itself."""
     return "digests" if getattr(task, "numbered", False) else "intersection"

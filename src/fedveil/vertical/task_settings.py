@@ -1,4 +1,4 @@
-"""The built-in tasks and their settings, as a job file names them; needs no torch."""
+"""The built-in tasks and their settings, as a job file names them. Importable without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.settings.settings import Settings, text
 TextPath = Annotated[str, text("the path of a file or folder", r"(?s).+")]
 FilePath = Annotated[str, text("the path of a file", r"(?s).+")]
 
-#: What makes each built-in task, from its block of the job and the seed.
+#: The class of each built-in task.
 TASKS = {
     "mnist_halves": "fedveil.tasks.mnist_halves:MnistHalves",
     "tabular": "fedveil.tasks.tabular:Tabular",
@@ -21,7 +21,7 @@ TASKS = {
 
 
 class HalvesSettings(Settings):
-    """`mnist_halves`: two followers hold the halves of each image."""
+    """`mnist_halves`: each of two followers has one half of every image."""
 
     data: Literal["digits", "mnist", "fashion_mnist"] = Field(
         "digits", description="the images; all but digits must lie on this machine already"
@@ -30,7 +30,7 @@ class HalvesSettings(Settings):
 
 
 class TabularSettings(Settings):
-    """`tabular`: the leader and the follower bank hold features of the same rows."""
+    """`tabular`: the leader and the follower bank have different features of the same rows."""
 
     table: Literal["breast_cancer", "wine", "diabetes"] = Field(
         "breast_cancer", description="one of scikit-learn's tables; diabetes is a regression"
@@ -46,7 +46,7 @@ class TabularSettings(Settings):
 
 
 class TableSettings(Settings):
-    """One party's table: its own affair, of which the other parties' copies say nothing."""
+    """One party's table. Parties do not compare these settings with each other."""
 
     path: FilePath | None = Field(
         None,
@@ -81,9 +81,9 @@ class TableSettings(Settings):
 
 
 class TablesSettings(Settings):
-    """`tables`: every party reads a table of its own; one part is linear in it, the other deep."""
+    """`tables`: every party reads its own table with a linear (wide) part and a deep part."""
 
-    #: What may differ between the parties' copies of a job: each party's own table.
+    #: Keys that may differ between the parties' copies of a job: each party's own table.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("files",)
 
     leader: str = Field("leader", description="the party with the labels")
@@ -117,9 +117,9 @@ class TablesSettings(Settings):
 
 
 class PanguSettings(Settings):
-    """`pangu`: a decoder-only language model cut in three."""
+    """`pangu`: a decoder-only language model cut into three parts."""
 
-    #: What may differ between the parties' copies of a job: where the leader has its text.
+    #: Keys that may differ between the parties' copies of a job: the leader's text.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("text", "test_text")
 
     preset: Literal["tiny", "small", "350M", "1.3B", "2.6B"] = Field(

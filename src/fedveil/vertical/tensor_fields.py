@@ -3,7 +3,7 @@
     layout       := JSON of {name: [type, shape]}
     tensor/NAME  := its bytes
 
-A file of gigabytes is neither put together in memory nor taken apart there.
+A file of gigabytes is never in memory as a whole, neither on writing nor on reading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """A sealed file's other fields, and its tensors; of the file one at a time is in memory."""
+    """Return a sealed file's other fields and its tensors, reading one tensor at a time."""
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
 
 
 def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
-    """The fields that hold the tensors; those in memory in one piece are not copied."""
+    """Return the fields for the tensors. Contiguous tensors in CPU memory are not copied."""
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     layout = {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -54,9 +54,9 @@ def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
 def taken(
     message: Message, let_go: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """A message's other fields, and the tensors; raises `MessageInvalid` where there are none.
+    """Return a message's other fields and its tensors. Raises `MessageInvalid` for bad fields.
 
-    `let_go` is called before each tensor's bytes are copied: those of others are not needed.
+    `let_go` is called before each tensor's bytes are copied: it may free those of earlier ones.
     """
     names = [name for name in message if name.startswith(_TENSOR)]
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}
@@ -76,14 +76,14 @@ def taken(
 
 
 def _made(dtype: torch.dtype, shape: list[int], raw: Array) -> torch.Tensor:
-    """A tensor on memory of its own."""
+    """Return a tensor with memory of its own."""
     tensor = torch.empty(shape, dtype=dtype)
     _bytes_of(tensor)[:] = raw
     return tensor
 
 
 def _bytes_of(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor that is in one piece."""
+    """Return the memory of a contiguous tensor."""
     held: Array = tensor.reshape(-1).view(torch.uint8).numpy()
     return held
 

@@ -1,9 +1,9 @@
-"""What a party's columns become for its parts, learnt from its own training rows alone.
+"""The encoding of a party's columns for its parts, computed from its own training rows alone.
 
-A number x becomes (x - mean) / deviation for the deep part, and for the wide part the place of the
-interval between quantiles that holds it. A word becomes its place, for both: in the parts stands a
-row of a table for each place. An encoding is kept with the run, so that whatever looks at the model
-later speaks of the same numbers, places and classes.
+For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
+place of its interval between quantiles. A word becomes its place in both: each place has a row of a
+table in the parts. An encoding is saved with the run, so that later evaluations use the same
+numbers, places and classes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fedveil.tasks.wide_and_deep import Features
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 _SHOWN = 5
-#: No whole number has more of them; Python itself reads no more than a few thousand.
+#: Longer cells are not whole numbers. Python itself reads at most a few thousand digits.
 _DIGITS = 64
 
 
 class Scale(Settings):
-    """Mean and standard deviation of a column's numbers."""
+    """The mean and standard deviation of a column's numbers."""
 
     mean: float
     deviation: float = Field(gt=0)
 
     @classmethod
     def of(cls, table: Table, column: str) -> Scale:
-        """The scale of a column's numbers that are there; they are not all the same."""
+        """Compute the scale of a column's numbers. Raises DataInvalid if they are all equal."""
         values = _present(table, column)
         if np.ptp(values) == 0:
             raise DataInvalid(
@@ -52,7 +52,7 @@ class Scale(Settings):
         return cls(mean=mean, deviation=deviation)
 
     def applied(self, table: Table, column: str) -> Float32s:
-        """The column's numbers, the mean where there is none, with mean 0 and deviation 1."""
+        """Return the column scaled to mean 0 and deviation 1. A missing number becomes the mean."""
         values = self.filled(table, column)
         with np.errstate(over="ignore"):
             scaled: Float32s = ((values - self.mean) / self.deviation).astype(np.float32)
@@ -65,7 +65,7 @@ class Scale(Settings):
         return scaled
 
     def filled(self, table: Table, column: str) -> Float64s:
-        """The column's numbers, the mean where there is none."""
+        """Return the column's numbers. A missing number becomes the mean."""
         values = table.numbers(column)
         return np.where(np.isnan(values), self.mean, values)
 
@@ -87,20 +87,20 @@ class Numbers(Settings):
         return cls(scale=scale, edges=tuple(edges.tolist()))
 
     def intervals(self, table: Table, column: str) -> Codes:
-        """Which interval holds each number, from 0."""
+        """Return each number's interval, from 0."""
         values = self.scale.filled(table, column)
         return np.searchsorted(np.array(self.edges), values, side="right")
 
 
 class Words(Settings):
-    """A column of words: those with a place of their own; the last place is all others'."""
+    """A column of words: those with a place of their own. All others share the last place."""
 
     words: tuple[str, ...]
     places: int
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Places for the most frequent words of the training rows, of equals in their order."""
+        """Give places to the most frequent training words, ties in alphabetical order."""
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -112,20 +112,20 @@ class Words(Settings):
         return cls(words=tuple(word for _, word in frequent), places=places)
 
     def applied(self, table: Table, column: str) -> Codes:
-        """The place of each word, from 0."""
+        """Return the place of each word, from 0."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)[table.codes(column)]
 
 
 class Classes(Settings):
-    """The labels' classes, as the file names them, by number."""
+    """The classes of the labels, as named in the file, in the order of their numbers."""
 
     classes: tuple[str, ...]
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """The classes of the training rows: whole numbers in their order, others as texts."""
+        """Return the classes of the training rows: whole numbers by value, then others as texts."""
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -151,7 +151,7 @@ class Classes(Settings):
 
 
 class Encoding(Settings):
-    """All columns of a party's table, in their order, and the leader's labels."""
+    """The encodings of a party's columns, in their order, and of the leader's labels."""
 
     columns: dict[str, Numbers | Words]
     label: Classes | Scale | None = None
@@ -164,27 +164,27 @@ class Encoding(Settings):
             raise DataInvalid(f"{source} is damaged: it is no encoding of a table") from None
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Whether words have so many places, and numbers so many intervals."""
+        """Return True if words have these places, and numbers have `bins` intervals."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
 
     def written(self) -> bytes:
-        """As JSON; every number is read back as it is."""
+        """Encode as JSON, from which every number is read back exactly."""
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     @property
     def features(self) -> Features:
-        """How many intervals each number has, and places each word."""
+        """Return the number of intervals of each number, and of places of each word."""
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),
         )
 
     def applied(self, table: Table) -> dict[str, torch.Tensor]:
-        """The columns `numbers`, `intervals` and `words` of a table, each a row for each of its.
+        """Return the columns `numbers`, `intervals` and `words` that encode a table's rows.
 
-        They lie on the disk, as narrow as they can be; none where the party has no features.
+        They are on disk, in the narrowest type. There are none if the party has no features.
         """
         if not self.columns:
             return {}
@@ -219,7 +219,7 @@ def _present(table: Table, column: str) -> Float64s:
 
 
 def _as_ordered(text: str) -> tuple[int, int, str]:
-    """Whole numbers before all else, by size."""
+    """Return a sort key: whole numbers by value, before all other texts."""
     digits = text.removeprefix("-")
     whole = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
     return (0, int(text), text) if whole else (1, 0, text)

@@ -1,4 +1,4 @@
-"""A table as CSV in UTF-8 with a header; lines without anything are passed over."""
+"""Reads a table from CSV in UTF-8 with a header. Empty lines are skipped."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Record: TypeAlias = tuple[int, list[str]]
 
 #: A table of all transcripts of a genome has some 60,000 columns.
 MOST_COLUMNS: Final = 100_000
-#: A row of that many numbers of 17 digits has about 2 million characters.
+#: A row of `MOST_COLUMNS` numbers of 17 digits has about 2 million characters.
 MOST_LINE_CHARACTERS: Final = 1 << 24
-#: Rows in memory at a time, and their cells: 2 million of some 60 bytes each.
+#: The limits of rows and cells in memory at a time: 2 million cells of some 60 bytes each.
 _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
 
 
 class _Records(Piece):
-    """Some of a file's records."""
+    """A piece of a CSV file."""
 
     unit = "line"
 
@@ -70,7 +70,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _lines(path: str, file: TextIO) -> Iterator[str]:
-    """Yield the file's lines; raises DataInvalid for one that is too long."""
+    """Yield the file's lines. Raises DataInvalid for a line that is too long."""
     try:
         yield from lines(file, MOST_LINE_CHARACTERS)
     except UnicodeDecodeError:
@@ -99,7 +99,7 @@ def _header(path: str, reader: Any) -> list[str]:
 
 
 def _records(path: str, reader: Any, width: int) -> Iterator[Record]:
-    """The line on which each record begins, and its cells."""
+    """Yield each record as the line on which it begins, and its cells."""
     line = reader.line_num + 1
     for cells in reader:
         if cells:

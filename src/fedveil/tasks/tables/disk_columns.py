@@ -1,7 +1,7 @@
-"""Columns on the disk, in files without a name that are gone with the process.
+"""Columns on disk, in unnamed files that disappear with the process.
 
-`TMPDIR` says in which folder. What is mapped from them the system may drop from memory at any time
-and read again.
+`TMPDIR` chooses the folder. The system may drop mapped columns from memory at any time and read
+them again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.base.arrays import Array
 
 
 class Spool:
-    """Columns that grow at their ends, a piece of each at a time, and are read whole."""
+    """Columns that grow piece by piece and are read as a whole."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
@@ -26,13 +26,13 @@ class Spool:
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, column: str, piece: Array) -> None:
-        """Add to a column, whose pieces have one type."""
+        """Append to a column. All pieces of a column must have the same type."""
         self._types[column] = piece.dtype
         self._pieces[column].append((self._file.seek(0, 2), len(piece)))
         self._file.write(np.ascontiguousarray(piece).data)
 
     def column(self, name: str) -> Array:
-        """The whole column."""
+        """Return the whole column."""
         kind, pieces = self._types[name], self._pieces[name]
         whole = np.empty(sum(length for _, length in pieces), kind)
         filled = 0
@@ -44,7 +44,7 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """An array of zeros on the disk, and the tensor on the same memory."""
+    """Return an array of zeros on disk, and a tensor that shares its memory."""
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)
@@ -54,7 +54,7 @@ def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.T
 
 
 def narrowest(count: int) -> type[np.integer[Any]]:
-    """The least of the types that torch has for the numbers below `count`."""
+    """Return the narrowest type of torch for the numbers below `count`."""
     for kind in (np.uint8, np.int16, np.int32):
         if count - 1 <= np.iinfo(kind).max:
             return kind

@@ -1,8 +1,8 @@
-"""`tables`: every party reads a table of its own; the wide-and-deep model over their features.
+"""`tables`: a wide-and-deep model in which every party reads a table of its own.
 
-Each party names its file, its id column and its features in its own copy of the job; of that the
-others learn nothing but what crosses. Which examples are held out follows from their ids, or from
-files that each party sets apart.
+Each party names its file, its id column and its features in its own copy of the job. The others
+learn nothing of it except through the tensors that it sends. The held-out examples follow from the
+ids, or come from separate files of each party.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _HELD_OUT = b"fedveil: held out"
 class Tables(ByLabel):
     """The task of `task.tables` settings.
 
-    Numbers that are labels are scaled to mean 0 and variance 1 over the training rows. `folder`
-    is that of a run that goes on, with the encodings it began with.
+    Labels that are numbers are scaled to mean 0 and variance 1 over the training rows. `folder` is
+    that of a resumed run and contains its encodings.
     """
 
     unit: Unit = "examples"
@@ -61,13 +61,13 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Those whose tables' headers are here to be read, and a leader without features."""
+        """Return the owners whose table header is readable here, and a leader without features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Two parts for each owner, and the top; an owner's need its table's header."""
+        """Return two parts for each owner, and the top. Modules need the owner's table header."""
         owners = {
             owner: _Chosen(self._settings, owner, self.leader).features
             if here is None or owner in here
@@ -85,7 +85,7 @@ class Tables(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """The columns `numbers`, `intervals` and `words` of an owner's rows; ids are texts."""
+        """Return an owner's columns `numbers`, `intervals` and `words`. Ids are texts."""
         return self._of(party).owned[subset]
 
     def files(self, party: str) -> dict[str, bytes]:
@@ -93,13 +93,13 @@ class Tables(ByLabel):
 
     @cached_property
     def class_names(self) -> Sequence[str] | None:
-        """The classes as the leader's file names them."""
+        """Return the names of the classes in the leader's file."""
         label = self._of(self.leader).encoding.label
         return label.classes if isinstance(label, Classes) else None
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """The leader's, by class; 1 where it names none."""
+        """Return the classes' weights from the leader's settings, 1 for a class not named."""
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None
@@ -126,7 +126,7 @@ class Tables(ByLabel):
 
 
 class _Chosen:
-    """The columns of a party's table that its job chooses: their names, of its header alone."""
+    """The columns that a job selects from a party's table, known from its header alone."""
 
     def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
         self.place = f"{_PLACE}.files.{party}"
@@ -148,14 +148,14 @@ class _Chosen:
 
     @property
     def features(self) -> Features:
-        """Those of the encoding, whatever the rows are."""
+        """Return the features of the encoding, which do not depend on the rows."""
         return Features(
             intervals=(self._bins,) * len(self.numbers),
             places=tuple(self.table.categories[name] for name in self.words),
         )
 
     def _checked(self) -> list[str]:
-        """The header, which has all columns that the job names."""
+        """Return the header. Raises DataInvalid if it lacks a column that the job names."""
         table, columns = self.table, table_file.header(self.path)
         named = {
             "id": [table.id],
@@ -169,7 +169,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """The columns that are trained on, in the order of the file."""
+        """Return the features to train on, in the order of the file."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -182,9 +182,9 @@ class _Chosen:
 
 
 class _Held:
-    """What a party holds: what is `owned` of each subset, and the `encoding` of its table.
+    """A party's data: the columns `owned` of each subset, and the `encoding` of its table.
 
-    That is learnt from the rows that are trained on, or read where `kept` is there.
+    The encoding is read from `kept` if that exists, and otherwise computed from the training rows.
     """
 
     def __init__(
@@ -264,10 +264,10 @@ class _Held:
 
 
 def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_]:
-    """Which ids are held out: a digest of each decides, so that all parties find the same.
+    """Mark the held-out ids. A digest of each id decides, so that all parties agree.
 
-    It knows nothing of the seed: runs with other seeds hold out the same examples, and a larger
-    share holds out those of a smaller one too.
+    The seed has no influence: runs with other seeds hold out the same examples. A larger `fraction`
+    also holds out all examples of a smaller one.
     """
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))

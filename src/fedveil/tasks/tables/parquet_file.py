@@ -1,4 +1,4 @@
-"""A table as Parquet; ids and words are texts or whole numbers, numbers are of any kind."""
+"""Reads a table from Parquet. Ids and words are texts or whole numbers; numbers are of any type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 15
 
 
 class _Batch(Piece):
-    """Some of a file's rows, as pyarrow has them."""
+    """A piece of a Parquet file, as a batch of pyarrow."""
 
     unit = "row"
 
@@ -38,7 +38,7 @@ class _Batch(Piece):
         with _whole(self.path):
             if not types.is_dictionary(found.type):
                 return _texts(found)
-            # Each text is there once, however often the column repeats it.
+            # The dictionary has each text once, however often the column repeats it.
             words = _texts(found.dictionary)
             return ["" if place is None else words[place] for place in found.indices.to_pylist()]
 
@@ -62,7 +62,7 @@ class _Batch(Piece):
         return np.asarray(numbers, np.float64)
 
     def _kind(self, column: str) -> Any:
-        """The type of a column's values, which may be kept as a dictionary and places in it."""
+        """Return the type of a column's values, also if the column is dictionary-encoded."""
         from pyarrow import types
 
         kind = self._batch.column(column).type
@@ -74,7 +74,7 @@ class _Batch(Piece):
 
 
 def _texts(values: Any) -> list[str]:
-    """The values as texts, without spaces around."""
+    """Return the values as texts without surrounding spaces."""
     import pyarrow.compute as pc
 
     trimmed = pc.utf8_trim_whitespace(values.cast("string"))
@@ -94,7 +94,7 @@ def header(path: str) -> list[str]:
 
 
 def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
-    """The file's rows, of these columns alone."""
+    """Yield the file's rows in pieces, with these columns alone."""
     first, chosen = 1, list(dict.fromkeys(names))
     with _opened(path) as file:
         schema = file.schema_arrow
@@ -113,7 +113,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a file. Of the columns `texts` each different value is in memory once."""
+    """Open a file. Each distinct value of the columns `texts` is in memory only once."""
     try:
         from pyarrow import parquet
     except ImportError:
@@ -129,7 +129,7 @@ def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
 
 @contextmanager
 def _whole(path: str) -> Iterator[None]:
-    """What pyarrow finds wrong with a file, in one sentence."""
+    """Turn pyarrow's errors for a file into a DataInvalid of one sentence."""
     import pyarrow
 
     try:

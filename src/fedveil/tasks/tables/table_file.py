@@ -1,7 +1,7 @@
-"""One party's table as a file, CSV or Parquet: a piece at a time, every cell checked as it is read.
+"""Reads one party's table from a CSV or Parquet file in pieces, and checks every cell.
 
-Spaces around a text do not count, and ids and words are texts whatever they were stored as. What is
-wrong is a sentence with the file, the line or row, and the column.
+Spaces around a text are ignored, and ids and words are texts whatever type they have in the file.
+An error is a sentence with the file, the line or row, and the column.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SHOWN_COLUMNS = 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which columns are read, and as what.
+    """The columns to read, and their kinds.
 
-    A cell of those in `may_lack` may be empty; then a number is NaN and a word is "".
+    A cell of the columns in `may_lack` may be empty. Then a number is NaN and a word is "".
     """
 
     id: str
@@ -39,9 +39,9 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The columns of a file that were wanted, row by row as they stand; no id is there twice.
+    """The wanted columns of a file, in the order of its rows, with distinct ids.
 
-    Columns wait on the disk. Of a column of words `known` has each word once.
+    Columns are on disk. `known` has each distinct word of a column of words once.
     """
 
     path: str
@@ -59,11 +59,11 @@ class Table:
         return self._column(column)
 
     def codes(self, column: str) -> npt.NDArray[np.int32]:
-        """Which of the words in `known` stands in each row."""
+        """Return the index of each row's word in `known`."""
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Some of the rows of a whole table."""
+        """Return some of the rows of a whole table."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at)
 
@@ -76,12 +76,12 @@ class Table:
 
 
 def header(path: str) -> list[str]:
-    """The names of the columns, none twice and none empty."""
+    """Return the names of the columns, which are distinct and not empty."""
     return parquet_file.header(path) if _is_parquet(path) else csv_file.header(path)
 
 
 def check_known(path: str, wanted: Collection[str], columns: Collection[str], key: str) -> None:
-    """Refuse a name that no column has; `key` is where it comes from."""
+    """Raise DataInvalid for a name that no column has. `key` is the setting with the names."""
     known = set(columns)
     for name in wanted:
         if name not in known:
@@ -94,7 +94,7 @@ def check_known(path: str, wanted: Collection[str], columns: Collection[str], ke
 
 
 def read(path: str, wanted: Wanted) -> Table:
-    """The file's wanted columns, which it must have; what is in memory at a time is a piece."""
+    """Read the wanted columns, which the file must have. One piece is in memory at a time."""
     names = (wanted.id, *wanted.numbers, *wanted.words)
     check_known(path, names, header(path), "the job")
     spool, ids, places = Spool(), [], []

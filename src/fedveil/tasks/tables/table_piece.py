@@ -1,4 +1,4 @@
-"""Some rows of a table's file, a column at a time: every cell is checked where it is read."""
+"""Some rows of a table's file, read by column. Every cell is checked when it is read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedveil.base.arrays import Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 
-#: All ids of a table take as much memory as the longest: NumPy's texts have one width, of 4 bytes
-#: a letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
+#: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
+#: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
 MOST_ID_LETTERS: Final = 256
-#: How a number that is not there is written, besides as nothing.
+#: The texts that mean a missing number, in lower case.
 _NO_NUMBER = ("", "na", "nan")
 
 
 class Piece(ABC):
-    """Some rows; `places` are their lines in the file, or their numbers in it from 1."""
+    """Some rows. `places` are their line numbers in the file, or their row numbers from 1."""
 
     path: str
     unit: str
@@ -29,10 +29,10 @@ class Piece(ABC):
 
     @abstractmethod
     def cells(self, column: str) -> list[str]:
-        """A column as texts, without spaces around; empty where nothing is."""
+        """Return a column as texts without surrounding spaces, "" for a missing cell."""
 
     def text(self, column: str, row: int) -> str:
-        """A cell as a sentence shows it."""
+        """Return a cell as an error message shows it."""
         return self.cells(column)[row]
 
     def words(self, column: str, may_lack: bool) -> list[str]:
@@ -42,13 +42,13 @@ class Piece(ABC):
         return cells
 
     def ids(self, column: str) -> list[str]:
-        """A column as ids, none empty and none longer than `MOST_ID_LETTERS`."""
+        """Return a column as ids. Raises DataInvalid for one that is empty or too long."""
         found = self.words(column, False)
         for row, cell in enumerate(found):
             problem = ""
             if len(cell) > MOST_ID_LETTERS:
                 problem = f"has {len(cell):,} letters, and an id has at most {MOST_ID_LETTERS}"
-            elif "\0" in cell:  # NumPy drops it at a text's end: two ids would become one
+            elif "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
                 problem = "holds a NUL character, and an id has none"
             if problem:
                 where = f"{self.path}, {self.unit} {self.places[row]}"
@@ -56,7 +56,7 @@ class Piece(ABC):
         return found
 
     def numbers(self, column: str, may_lack: bool) -> Float64s:
-        """A column as finite numbers, or NaN where they may lack."""
+        """Return a column as finite numbers. With `may_lack`, missing numbers are NaN."""
         found = self.raw_numbers(column)
         if np.isinf(found).any():
             row = int(np.isinf(found).argmax())
@@ -66,7 +66,7 @@ class Piece(ABC):
         return found
 
     def raw_numbers(self, column: str) -> Float64s:
-        """A column as numbers of any kind."""
+        """Return a column as numbers, including NaN and infinite ones."""
         cells = self.cells(column)
         try:
             return np.array([float(cell) for cell in cells])

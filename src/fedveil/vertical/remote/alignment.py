@@ -1,14 +1,14 @@
-"""How parties on different machines find the examples that all hold; the leader's order rules.
+"""Alignment: how parties on different machines find the examples that all of them have.
 
-By `intersection` (there it says what each learns), or by digests, for ids that are no secret: a
-follower sends a keyed digest of each, under a key that the leader draws anew every time. What
-that reveals:
+The examples are in the leader's order. Parties align by `intersection` (that module says what each
+learns), or by digests, for ids that are no secret. For digests, a follower sends a keyed digest of
+each id, under a key that the leader draws anew every time. They reveal:
 
-- the leader learns which of its own examples each follower holds, and how many others a follower
-  has; an id that it does not hold it learns only by guessing it (ids from a small range, such as
-  consecutive numbers, are all guessed at once);
-- a follower learns which of its own examples are held by all parties, their order at the leader,
-  and nothing of any other id.
+- to the leader, which of its own examples each follower has, and how many others a follower has;
+  the leader learns another id only by guessing it (ids from a small range, such as consecutive
+  numbers, can all be guessed at once);
+- to a follower, which of its own examples all parties have, in the leader's order, and nothing
+  about any other id.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DIGEST_BYTES = 16
 Digests = npt.NDArray[np.uint8]
 
 
-#: Where each party has the examples of one subset that all hold, and a sentence for every follower
-#: whose examples are not the leader's.
+#: Each party's positions of the examples of one subset that all parties have, and a sentence for
+#: every follower whose examples differ from the leader's.
 Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """The alignment of parties by the digests of their ids, none twice in one party's."""
+    """Align parties by the digests of their ids. Each party's digests are distinct."""
     ids = {party: _as_ids(rows) for party, rows in held.items()}
     positions = align(ids, leader)
     sizes = {party: len(theirs) for party, theirs in ids.items()}
@@ -47,10 +47,10 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
 def align_found(
     found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
 ) -> Aligned:
-    """The alignment where `found` says where followers have each of the leader's ids; -1: nowhere.
+    """Align parties by `found`: each follower's position of each of the leader's ids, or -1.
 
-    A party of size 0 has no data and takes part in all; where that is the leader, one follower
-    alone may have some, whose order rules.
+    A party of size 0 has no data and takes part in all examples. If that is the leader, only one
+    follower may have data, and its order is used.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
@@ -75,7 +75,10 @@ def align_found(
 def _lacking(
     sizes: Mapping[str, int], shared: Mapping[str, int], used: int, leader: str, subset: str
 ) -> list[str]:
-    """A sentence for every follower with other examples than the leader; `shared` are in both."""
+    """Return a sentence for every follower whose examples differ from the leader's.
+
+    `shared` counts the examples that both have.
+    """
     notes = []
     for party, size in sizes.items():
         if party == leader or not size or not sizes[leader]:
@@ -90,7 +93,7 @@ def _lacking(
 
 
 def digests(ids: Ids, key: bytes) -> Digests:
-    """A row of 16 bytes for each id."""
+    """Return a digest of 16 bytes for each id, one in each row."""
     joined = b"".join(
         hashlib.blake2b(text, key=key, digest_size=DIGEST_BYTES).digest() for text in texts(ids)
     )
@@ -102,5 +105,5 @@ def holds_twice(rows: Digests) -> bool:
 
 
 def _as_ids(rows: Digests) -> npt.NDArray[np.bytes_]:
-    """The digests as values that NumPy can sort: their width is the same, so no two become one."""
+    """Return the digests as values that NumPy can sort. Equal widths keep them distinct."""
     return np.ascontiguousarray(rows).view(f"S{DIGEST_BYTES}").reshape(-1)

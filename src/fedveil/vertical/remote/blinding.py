@@ -1,10 +1,10 @@
-"""Ids hidden in a group, so that two parties find those that both hold and learn no others.
+"""Blinding of ids in a group, so that two parties find their common ids and learn no others.
 
-The group is ristretto255 (RFC 9496), of prime order. H sends an id to a point of it whose logarithm
-nobody knows: SHA-512, then the group's own map of 64 bytes. A party draws an exponent k, and an id
-x becomes H(x)^k. Exponents commute: H(x)^(k l) is the same whoever raised it first. Who knows
-neither k nor l tells H(x)^k from a random point only by solving the decisional Diffie-Hellman
-problem, H being a random oracle; that holds for ids from a small range too.
+The group is ristretto255 (RFC 9496), of prime order. H maps an id to a point whose logarithm nobody
+knows: SHA-512, then the group's own map of 64 bytes. A party draws an exponent k, and blinds an id
+x as H(x)^k. Exponents commute: H(x)^(k l) does not depend on the order. Without k and l, telling
+H(x)^k from a random point is as hard as the decisional Diffie-Hellman problem, if H is a random
+oracle. That holds for ids from a small range too.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from fedveil.errors import MessageInvalid, MissingExtra
 from fedveil.vertical.remote import exponent_proof
 from fedveil.vertical.rows import Ids
 
-#: One point in each row.
+#: Points, one in each row.
 Points: TypeAlias = npt.NDArray[np.uint8]
 POINT_BYTES = 32
-#: So many go to a thread at a time.
+#: The number of points that a thread processes at a time.
 _PIECE = 512
 _DOMAIN = b"fedveil: an id of %s\0"
 
 
 class Blinding:
-    """An exponent, drawn once for an alignment and kept nowhere."""
+    """A secret exponent, drawn once for an alignment and never saved."""
 
     def __init__(self, entropy: Entropy) -> None:
         self._exponent: bytes = _group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
 
     def blinded(self, ids: Ids, subset: str) -> Points:
-        """H(x)^k of every id, in their order; another H for every subset."""
+        """Return H(x)^k of every id, in their order. Every `subset` has another H."""
         point, domain = _group().crypto_core_ristretto255_from_hash, _DOMAIN % subset.encode()
 
         def one(text: bytes) -> bytes:
@@ -50,17 +50,17 @@ class Blinding:
         return self._all(list(texts(ids)), one)
 
     def raised(self, points: Points) -> Points:
-        """P^k of every point; raises `MessageInvalid` where one is none, or the group's unit."""
+        """Return P^k of every point. Raises `MessageInvalid` for bad points and the identity."""
         return self._all([row.tobytes() for row in points], self._raised)
 
     @property
     def commitment(self) -> bytes:
-        """G^k, to which a proof about the exponent refers."""
+        """Return G^k, the public commitment to which proofs about the exponent refer."""
         committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
-        """Prove that `raised` are `points` to the exponent of the commitment."""
+        """Prove that `raised` are `points`, raised to the exponent of the commitment."""
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(_group(), self._exponent, self.commitment, weighted, Secure())
 
@@ -69,7 +69,7 @@ class Blinding:
         return raised
 
     def _all(self, given: Sequence[bytes], one: Callable[[bytes], bytes]) -> Points:
-        """`one` of each, by as many threads as there are cores: the library holds no lock."""
+        """Apply `one` to each item, in a thread for each core: the library releases the GIL."""
 
         def piece(start: int) -> bytes:
             return b"".join(map(one, given[start : start + _PIECE]))
@@ -85,9 +85,9 @@ class Blinding:
 def check_raised(
     commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
 ) -> None:
-    """Raise `MessageInvalid` unless the proof shows that `raised` are `points` to one exponent.
+    """Raise `MessageInvalid` unless `proof` shows that one exponent turns `points` into `raised`.
 
-    The exponent is that of the commitment, and whoever made the proof knows it.
+    The proof also shows that the exponent is that of `commitment`, and that the prover knows it.
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
@@ -105,7 +105,7 @@ def _weighted(
 
 
 def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
-    """Return Σ d_i P_i, a piece for each thread at a time."""
+    """Return Σ d_i P_i, computed in pieces by several threads."""
     times, add = _group().crypto_scalarmult_ristretto255, _group().crypto_core_ristretto255_add
 
     def piece(start: int) -> bytes:
@@ -120,7 +120,7 @@ def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """The ids as bytes; whole numbers and texts have nothing in common."""
+    """Return the ids as bytes. A whole number and a text are never equal."""
     if ids.dtype.kind == "U":
         return (b"text " + text.encode() for text in ids.tolist())
     return (b"number %d" % number for number in ids.tolist())
@@ -133,7 +133,7 @@ def _threads() -> ThreadPoolExecutor:
 
 @cache
 def _group() -> Any:
-    """The library; it copies itself into a temporary file to be loaded, which goes at once."""
+    """Load the library, and delete the temporary copy of itself that it makes for loading."""
     try:
         import rbcl
     except ImportError:

@@ -1,15 +1,16 @@
-"""Proves that several points were raised to one exponent, without revealing it.
+"""Proofs that several points were raised to the same exponent, without revealing it.
 
 A leader claims that some of a follower's blinded ids are among its own. For each claimed id it
-shows the point D_i = k B_i, where B_i is the follower's and K = k G is its commitment to k. The
-proof is that of Chaum and Pedersen (1992) for one pair of points, batched as in RFC 9497, 2.2.1:
+shows the point D_i = k B_i, where B_i is the follower's point and K = k G is the leader's
+commitment to k. The proof is that of Chaum and Pedersen (1992) for one pair of points, batched as
+in RFC 9497, 2.2.1:
 
     M = Σ d_i B_i,   Z = Σ d_i D_i       with weights d_i hashed from K and all points
     prover:    draws r, sends c = hash(K, M, Z, r G, r M) and s = r - c k
     verifier:  c = hash(K, M, Z, s G + c K, s M + c Z)
 
-Whoever can prove it knows k. If any D_i is not k B_i, a try passes with probability about 2^-128:
-the weights have 128 bits. That is in the random-oracle model.
+A prover who succeeds knows k. If any D_i is not k B_i, an attempt succeeds with probability about
+2^-128, as the weights have 128 bits. Both hold in the random-oracle model.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def prove(
 
 
 def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: bytes) -> None:
-    """Raise `MessageInvalid` unless `raised` is `weighted` to the exponent of the commitment."""
+    """Raise `MessageInvalid` unless `raised` is `weighted` to the commitment's exponent."""
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")
     challenge, response = proof[:SCALAR_BYTES], proof[SCALAR_BYTES:]
@@ -59,7 +60,7 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 
 
 def weights(commitment: Point, points: list[bytes], domain: bytes) -> list[Scalar]:
-    """Return a weight of 128 bits for each pair; nobody can choose the points after them."""
+    """Return a weight of 128 bits for each pair. Points cannot be chosen after the weights."""
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment + b"".join(points)).digest()
     count = len(points) // 2
     return [

@@ -1,4 +1,4 @@
-"""The examples that all parties hold, as one party remembers them: nobody aligns twice."""
+"""The examples that all parties have, saved by each party so that they align only once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ NAME_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class FoundExamples:
-    """Where a party has the examples that all hold, in the order that all agreed on.
+    """A party's positions of the examples that all parties have, in the agreed order.
 
-    `name` is drawn by the leader for one alignment: parties that know the same name remember the
-    same examples.
+    The leader draws `name` once for an alignment: parties with the same name have the same
+    examples.
     """
 
     name: bytes
     positions: Mapping[Subset, Positions]
 
     def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """For the party's folder; it holds for these ids alone."""
+        """Encode this for the party's folder. It is valid for these ids alone."""
         rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
         return sealed({"name": self.name, "ids": _digest(ids), **rows})
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """What was kept; None where it was of other ids. Raises `MessageInvalid`."""
+        """Decode saved examples. Returns None if they are of other ids. Raises `MessageInvalid`."""
         kept = unsealed(raw)
         if take(kept, "ids", bytes) != _digest(ids):
             return None

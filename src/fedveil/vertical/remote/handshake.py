@@ -1,14 +1,15 @@
-"""What parties on different machines agree on before they train or look together.
+"""The handshake of parties on different machines before they train, evaluate or predict.
 
-    begin    leader -> followers   the attempt, the run, what for, how many ids it has
-    apply    follower -> leader    its job, parts, number of ids and the steps it holds
-             (`alignment`)         which examples all hold, unless all remember that alike
-    agreed   leader -> followers   the step to go on from, and which of their examples are used
+    begin    leader -> followers   the attempt, the run, the purpose, its number of ids
+    apply    follower -> leader    its job, parts, number of ids and saved steps
+             (`alignment`)         the common examples, unless all have saved the same ones
+    agreed   leader -> followers   the step to resume from, and which of their examples are used
 
-The leader begins anew, with the next attempt, whenever a party has started again; whatever was
-under way then is void. It compares, and refuses with one sentence. A follower keeps to its own
-job, whatever the leader says: it answers only in the order of `_DUE`, and uses only examples that
-it remembers, or whose ids the leader has proved to have brought (`intersection`).
+Whenever a party has restarted, the leader begins a new attempt, and every exchange in progress is
+void. The leader compares the applications with its own state, and rejects one with one sentence. A
+follower uses its own job, whatever the leader says: it answers only in the order of `_DUE`, and
+uses only examples that it has saved, or whose ids the leader has proved to have sent
+(`intersection`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fedveil.vertical.task import SUBSETS, Subset
 TRAIN = "train"
 RUN_BYTES = 16
 
-#: What a leader may send to a follower, by what has happened since the last `begin`.
+#: The messages that a leader may send to a follower, by the state since the last `begin`.
 _DUE: Mapping[str, frozenset[str]] = {
     "new": frozenset({"begin"}),
     "applied, to exchange ids": frozenset({"begin", "blinded", "agreed"}),
@@ -45,8 +46,8 @@ _DUE: Mapping[str, frozenset[str]] = {
 
 
 def described(split: SplitModel) -> dict[str, Any]:
-    """The parts and crossings of a model, in words that can be compared."""
-    # A module is its owner's affair, and an optimiser of its own too.
+    """Describe the parts and crossings of a model as data that parties can compare."""
+    # A module, or an optimiser of its own, is known to its owner alone.
     parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
     for part in split.parts:
         del parts[part.name]["name"], parts[part.name]["module"]
@@ -64,10 +65,10 @@ def lead(
     order_seed: int,
     keep_run: Callable[[], None] = lambda: None,
 ) -> Exchange[Agreement]:
-    """The leader's side; raises Unfit for a follower that cannot take part.
+    """Run the leader's side of the handshake. Raises Unfit for a follower that cannot take part.
 
-    `keep_run` is called before a follower may write the run's identity down: when this returns, the
-    leader has it on its own disk.
+    `keep_run` is called before a follower may save the run's identity, so that the leader has saved
+    it first.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -87,7 +88,7 @@ def lead(
     for follower in followers:
         message = yield from received(follower)
         while (message.get("kind"), message.get("attempt")) != ("apply", attempt):
-            message = yield from received(follower)  # it was on its way when the attempt began
+            message = yield from received(follower)  # a message of an earlier attempt
         _check_application(own, follower, message, purpose)
         applications[follower] = message
     steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))
@@ -119,7 +120,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """A follower's side; `begin` is the leader's, where that has come already."""
+    """Run a follower's side of the handshake. `begin` is the leader's if it has arrived."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -150,7 +151,7 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
         raise ExchangeError(f"{leader} does not agree as a leader does: {error}") from None
 
 
-# --- what the leader makes of an application
+# --- the leader's checks of an application
 
 
 def _check_application(own: Standing, follower: str, message: Message, purpose: str) -> None:
@@ -201,7 +202,7 @@ def _steps(message: Message) -> set[int]:
 
 
 def _counts(message: Message) -> dict[Subset, int]:
-    """How many ids of every subset a party says that it has."""
+    """Return the number of ids of every subset that a party says that it has."""
     counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
     if min(counts.values()) < 0:
         raise MessageInvalid("its ids are fewer than none")
@@ -216,7 +217,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Count the ids of the attempt that begins, of all subsets, and save the count."""
+    """Add the ids of a new attempt, of all subsets, to the party's count, and save it."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -225,7 +226,7 @@ def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
-    """Return the examples that all hold, and for each follower the fields that prove it."""
+    """Return the examples that all parties have, and for each follower the fields that prove it."""
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
         if own.align_by == "digests":
@@ -258,7 +259,7 @@ def _aligned_by_digests(
     return alignment.align_digests(held, own.party, subset)
 
 
-# --- what a follower says and hears
+# --- a follower's messages and checks
 
 
 def _application(own: Standing, begin: Message) -> dict[str, Value]:
@@ -324,7 +325,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield what each other party has learnt of this party's ids, for this party's own log."""
+    """Yield what each other party has learnt about this party's ids, for this party's own log."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -348,10 +349,10 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return this party's rows. After an exchange they arrive as places in the order it drew.
+    """Return this party's rows. After an exchange the leader sends places in the exchange's order.
 
-    Raises `MessageInvalid` for rows of which the leader has not proved that it brought their ids.
-    `leads`: how many ids it says that it has.
+    Raises `MessageInvalid` for rows whose ids the leader has not proved to have sent. `leads` is
+    the number of ids that the leader says that it has.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])
@@ -360,7 +361,7 @@ def _checked_rows(
     if held and (rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) != len(rows)):
         raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
     if not held or own.align_by == "digests":
-        return rows.copy()  # what came is read-only
+        return rows.copy()  # the array received is read-only
     if exchanged is not None:
         exchanged.check(subset, rows, agreed)
         return exchanged.order[rows]

@@ -1,4 +1,4 @@
-"""A party's position in the handshake: what it brings, and what it holds to afterwards."""
+"""A party's state before the handshake, and the result of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from fedveil.vertical.task import SUBSETS, Subset
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """What a party brings: its copy of what must agree, its examples' ids, the steps it holds.
+    """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` is the identity of the run that its folder holds; empty where that is still to come.
-    `examples` are those that it remembers, of these ids. Of another party it takes at most
-    `most_ids` ids, which are as many guesses at its own, in all attempts together to find the
-    intersection: `brought` counts them, and `keep_brought` saves the count before any is answered.
-    Fewer than `least_common` examples in an intersection are refused; with 0 a leader
-    without ids may use all of them.
+    `run` identifies the run in its folder; it is empty for a new run. `examples` are those saved
+    for these ids. The party accepts at most `most_ids` ids from another party, in all attempts to
+    find the intersection together, since each id is a guess at its own. `brought` counts them, and
+    `keep_brought` saves the count before any is answered. Fewer than `least_common` examples in an
+    intersection are rejected; with 0 a leader without ids may use all of them.
     """
 
     party: str
@@ -40,17 +39,17 @@ class Standing:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many ids of every subset, as messages say it."""
+        """Return the number of ids of every subset, as fields of a message."""
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:
-        """The examples that it remembers by that name."""
+        """Return the saved examples if they have that name, else None."""
         return self.examples if self.examples is not None and self.examples.name == name else None
 
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What all parties hold to: the run, what for, the step, and this party's rows in order."""
+    """The agreement of all parties: the run, the purpose, the step, and this party's rows."""
 
     run: bytes
     purpose: str

@@ -1,4 +1,4 @@
-"""How a leader and its followers find the examples that all hold, by ids that are blinded.
+"""Intersection: a leader and its followers find their common examples by blinded ids.
 
 For every subset, with the leader's exponent k and a follower's l (`blinding`), in batches:
 
@@ -6,22 +6,22 @@ For every subset, with the leader's exponent k and a follower's l (`blinding`), 
     raised    follower -> leader   the same to the power of l; and H(x)^l of the follower's ids, in
                                    an order that it draws
 
-The leader raises the latter to the power of k and compares: H(x)^(l k) = H(y)^(k l) where x = y.
-It then tells each follower which of its ids, in the drawn order, all parties hold, and proves it:
-with the commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is
-k (`exponent_proof`). The follower accepts an id only if that value is one that it raised itself,
-so that the leader has brought the id: a leader cannot claim an example that it does not know.
+The leader raises the latter to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. It
+then tells each follower which of its ids, in the drawn order, all parties have, and proves it: with
+the commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is k
+(`exponent_proof`). The follower accepts an id only if that value is one that it raised itself, so
+that the leader has sent the id: a leader cannot claim an example that it does not know.
 
-What each learns, if both keep to the protocol:
+If both follow the protocol, they learn:
 
-- the leader: how many ids a follower has, and which of its own ids the follower holds;
-- a follower: how many ids the leader has, and which of its own ids all parties hold, in the order
-  in which the leader has them. Nothing of another follower.
+- the leader: how many ids a follower has, and which of its own ids the follower has;
+- a follower: how many ids the leader has, and which of its own ids all parties have, in the
+  leader's order. It learns nothing about another follower.
 
-A party that does not keep to it may bring ids that it guesses, and learns of each whether the other
-has it, a follower only of those that all hold. Every id that a party brings is a guess. Guesses are
-counted in the other's run folder, over all attempts and restarts, before they are answered. More
-than its job's `alignment.most_ids` are refused.
+A party that does not follow it may send guessed ids. A leader learns of each whether the follower
+has it, a follower only of those that all parties have. Every id that a party sends is a guess. The
+other party counts guesses in its run folder, over all attempts and restarts, before it answers
+them. It rejects more than its job's `alignment.most_ids`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from fedveil.vertical.remote.blinding import POINT_BYTES, Blinding, Points, chec
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.task import SUBSETS, Subset
 
-#: So many ids travel at a time, while as many are raised on either side.
+#: The number of ids sent at a time, while the same number is raised on either side.
 BATCH = 1 << 12
 
-#: By subset.
+#: The number of ids, by subset.
 Counts = Mapping[Subset, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What the leader knows after the exchange, and how it proves it.
+    """The leader's result of the exchange, with the values that prove it.
 
-    `places[subset][follower]`: where the follower has each of the leader's ids, in the order that
-    it drew; -1: nowhere.
+    `places[subset][follower]` has the place of each of the leader's ids in the order that the
+    follower drew, or -1 if the follower does not have it.
     """
 
     places: Mapping[Subset, Mapping[str, Positions]]
@@ -75,8 +75,8 @@ class Found:
 class Exchanged:
     """A follower's side of the complete exchange for one subset.
 
-    `order`: the order in which it showed its ids. `own`: these ids blinded. `raised`: the values
-    that it made of the leader's ids.
+    It sent its ids in the order `order`, blinded as `own`. `raised` are the leader's ids, raised to
+    the follower's exponent.
     """
 
     order: Positions
@@ -84,7 +84,7 @@ class Exchanged:
     raised: Points
 
     def check(self, subset: Subset, rows: Positions, agreed: Message) -> None:
-        """Raise `MessageInvalid` unless the leader has brought each of the ids at these places."""
+        """Raise `MessageInvalid` unless the leader has sent each of the ids at these places."""
         if len(rows) > len(self.raised):
             raise MessageInvalid(
                 f"it claims {len(rows)} {subset} examples, and has brought {len(self.raised)} ids"
@@ -103,10 +103,10 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find each follower's places of the leader's ids. Raises Unfit.
+    """Find each follower's places of the leader's ids. Raises Unfit for an invalid answer.
 
-    `counts` is how many ids each follower has said that it has; where it or the leader has none,
-    there is nothing to find.
+    `counts` has the number of ids that each follower says that it has. If a follower or the leader
+    has none, there is nothing to find.
     """
     blinding = Blinding(Secure())
     places: dict[Subset, Mapping[str, Positions]] = {}
@@ -123,9 +123,8 @@ def follow(
 ) -> Exchange[tuple[Message, Mapping[Subset, Exchanged]]]:
     """Return the leader's next message of another kind, and the complete exchanges by subset.
 
-    `leads` is how many ids the leader has said that it has; `first` its first message. A subset of
-    which one side has no ids is left out, and so is one that the leader breaks off. Raises
-    `MessageInvalid`.
+    `leads` has the number of ids that the leader says that it has; `first` is its first message. A
+    subset is omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Subset, Exchanged] = {}
@@ -155,7 +154,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """What the leader makes of one subset; `counts` are those of the followers that take part."""
+    """The leader's exchange for one subset. `counts` are those of the participating followers."""
 
     ids: Ids
     counts: Mapping[str, int]
@@ -166,7 +165,7 @@ class _Table:
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
         """Return the places, and each follower's ids as it sent them and as they were raised.
 
-        A batch is on its way to every follower while the one before is raised here.
+        The next batch travels to every follower while the leader raises the current one.
         """
         sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
@@ -210,7 +209,7 @@ class _Table:
         return Unfit(follower, f"{follower} does not align as a follower does: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
-        """Where each of `own` is among `theirs`."""
+        """Return the position in `theirs` of each of `own`, or -1."""
         mine, others = _as_values(own), _as_values(theirs)
         order = np.argsort(others, kind="stable")
         sorted_others = others[order]
@@ -229,5 +228,5 @@ def _points(message: Message, name: str, count: int) -> Points:
 
 
 def _as_values(points: Points) -> npt.NDArray[np.bytes_]:
-    """The points as values that NumPy can sort: their width is the same, so no two become one."""
+    """Return the points as values that NumPy can sort. Equal widths keep distinct ones distinct."""
     return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").reshape(-1)

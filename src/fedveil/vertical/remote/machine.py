@@ -1,4 +1,4 @@
-"""One party on a machine of its own: its task, its data, its run's folder, what it agrees to."""
+"""One party on a machine of its own: its task, its data, its run folder and its agreements."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ OWN_SEED = "own-seed"
 SEED_BYTES = 16
 EXAMPLES = "examples"
 GUESSES = "guesses"
-#: The default of `alignment.most_ids`, in ids of one's own.
+#: The default of `alignment.most_ids`, as a multiple of the number of own ids.
 _MULTIPLE = 4
 FINISHED = "finished"
 
-#: What a session of any task is for, and the exchange that every party plays in it.
+#: The purposes of sessions of any task, and the exchange that every party runs in each.
 PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
     TRAIN: PartyRun.train,
     "evaluate": PartyRun.evaluate,
@@ -57,7 +57,7 @@ PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
 
 @dataclass(frozen=True)
 class Session:
-    """What a party has at the end of a session: the leader's result, and its own account."""
+    """The outcome of a session: the leader's result, and this party's privacy account."""
 
     folder: Path
     run: PartyRun
@@ -66,11 +66,11 @@ class Session:
 
 
 class Machine:
-    """A party with its task, its part of the model and its data; writes nothing before they agree.
+    """A party with its task, its part of the model and its data.
 
-    `here` picks the party from the task's leader and followers. The party's first weights are drawn
-    from a seed of its own that stays in its folder: who knows the job can not rebuild them. Another
-    `own_seed` is for simulation.
+    It writes no files before the handshake. `here` selects the party from the task's leader and
+    followers. The party's initial weights are drawn from a seed of its own that stays in its
+    folder, so that nobody can rebuild them from the job. Pass `own_seed` for simulation only.
     """
 
     root: RunFolder
@@ -138,7 +138,7 @@ class Machine:
                 f"{path} holds a run in which all parties were in one process: it goes on by "
                 f"`fedveil vertical run --resume {path}`"
             )
-        machine._name_run()  # where it was killed before it had written the run's name
+        machine._name_run()  # it may have been killed before it had saved the run's identity
         return machine
 
     def standing(self) -> Standing:
@@ -162,9 +162,9 @@ class Machine:
         return sum(len(ids) for ids in self._ids.values())
 
     def _keep_brought(self) -> None:
-        """Save how many ids each party has brought, before an answer to them leaves.
+        """Save how many ids each party has sent, before an answer to them is sent.
 
-        From then on the folder is a run's, so that a party that is started again counts on.
+        The folder belongs to a run from then on, so that a restarted party continues the count.
         """
         if self.folder is None:
             self._write()
@@ -186,7 +186,7 @@ class Machine:
 
     @property
     def has_finished(self) -> bool:
-        """Whether all parties have said that their files are written."""
+        """Return True if all parties have said that their files are written."""
         return self.folder is not None and (self.folder.path / FINISHED).exists()
 
     def play(
@@ -197,9 +197,9 @@ class Machine:
         own: Callable[[PartyRun], Exchange[Any]] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Session:
-        """Go back to the step that was agreed on, and do what the session is for.
+        """Restore the agreed step, and run the session's exchange.
 
-        `own` is this party's side of it, where that is another than the purpose's.
+        `own` is this party's side of the exchange, if it is not the purpose's.
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
@@ -222,7 +222,7 @@ class Machine:
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
-        """What the folder holds of a run from its first agreement on; a refused party has none."""
+        """Write a run's first files. A party that is refused has written nothing."""
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
@@ -240,7 +240,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Have the run's identity on the disk: whoever else has it may be killed or not, it is."""
+        """Save the run's identity, in case every other party that has it is killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -256,7 +256,7 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """The party's run: one for the process, whatever becomes of the others."""
+        """Return the party's run. It stays the same in this process if other parties restart."""
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -291,7 +291,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Nobody leaves before all have their files: a party that was killed needs the others."""
+        """Wait until all parties have written their files: until then one may need the others."""
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
             for follower in channels:
@@ -305,12 +305,12 @@ class Machine:
 
 
 def drawn_seed() -> int:
-    """What a party draws its first weights from, and what they drop."""
+    """Draw the seed of a party's initial weights and dropout."""
     return int.from_bytes(Secure().token(SEED_BYTES), "little")
 
 
 def _kept_seed(path: Path) -> int | None:
-    """The party's own seed where its folder has one already."""
+    """Return the party's own seed from its folder, or None if it has none yet."""
     if not path.exists():
         return None
     with intact(path):
@@ -321,7 +321,7 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message; after a limit, the next that is not of the step it ended."""
+    """Return the peer's next message. After a limit, skips messages of the step that it ended."""
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)
@@ -334,7 +334,7 @@ def _check(peer: str, message: Message, due: Message) -> None:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Which follower this is: the one that is named, the only one, or the certificate's."""
+    """Return the follower's name: the one given, the only one, or the one in the certificate."""
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

@@ -1,10 +1,9 @@
 """One party of a vertical run on a machine of its own, linked to the others.
 
-The leader listens and each follower dials it. They agree on the job, the examples and the step
-(`handshake`), go back to that step and play the same exchanges as in one process. Whenever a
-party turns out to be a new process they agree anew, so that a run in which any of them was killed
-ends with the weights of one in which none was. When all have written their files, all hear that
-all have.
+The leader listens and each follower connects to it. They agree on the job, the examples and the
+step (`handshake`), restore that step and run the same exchanges as in one process. Whenever a party
+has restarted they agree anew, so that the weights do not depend on whether a party was killed. A
+session ends when every party knows that all have written their files.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ FOLLOWER = "fedveil vertical follower"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a party meets the others, and how it speaks of what happens there.
+    """The address where a party meets the others, and the functions that report to the user.
 
-    Without credentials the link is plaintext, which only loopback addresses take. A party that is
-    away for more than `patience_s` seconds ends the session.
+    Without credentials the link is plaintext, which is allowed on loopback addresses only. A party
+    that is away for more than `patience_s` seconds ends the session.
     """
 
     address: Address
@@ -60,7 +59,7 @@ def lead(
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """The leader's side of a session, from its first listening to its end.
+    """Run the leader's side of a session, from listening to the end.
 
     `own` is as in `Machine.play`.
     """
@@ -112,7 +111,7 @@ class _StartOver(PeerRestarted):
 
 
 class _Attentive:
-    """The channel to the leader of a follower that notices when another attempt begins."""
+    """A follower's channel to the leader, which notices the begin of a new attempt."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
@@ -120,7 +119,7 @@ class _Attentive:
         self._link = link
 
     def receive(self) -> dict[str, Value]:
-        """The leader's next message; raises _StartOver where it begins anew."""
+        """Return the leader's next message. Raises _StartOver if it begins a new attempt."""
         message = self._link.receive()
         if message.get("kind") == "begin":
             raise _StartOver(message)
@@ -128,7 +127,7 @@ class _Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part in whatever the leader does with the trained model, one session after another."""
+    """Take part in every session of the leader with the trained model, one after another."""
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)
@@ -137,7 +136,7 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
 
 
 def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
-    """A follower's side of a session: training, or with `looks` anything but training."""
+    """Run a follower's side of a session: training, or with `looks` anything but training."""
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
     with (
@@ -192,7 +191,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 @contextmanager
 def _closing(links: Iterable[Link]) -> Iterator[None]:
-    """Close the links at the end, telling the peers what kind of end it is."""
+    """Close the links at the end, and send the reason to the peers."""
     reason = ""
     try:
         yield
