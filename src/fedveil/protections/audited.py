@@ -30,7 +30,7 @@ class Outcome(Protocol):
 
 
 class Audited(ABC):
-    """A protection as an audit sees it. The defaults suit protections that release plain updates."""
+    """A protection as an audit sees it. The defaults suit one that releases plain updates."""
 
     #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False

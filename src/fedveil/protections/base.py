@@ -285,7 +285,7 @@ class Protection(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the parameter by which a round's noise depends on the number of rounds, or None."""
+        """Return the parameter that ties a round's noise to the number of rounds, or None."""
         return None
 
     @classmethod
