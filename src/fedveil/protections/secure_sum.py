@@ -137,8 +137,7 @@ class SecureSum(Protection):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return that apps have no roster for active security, or that a sum of one client is no
-        secret."""
+        """Return why an app cannot use these settings, or None. Apps have no roster, for one."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which an app that is "
