@@ -251,7 +251,7 @@ class RecordSettings(Block):
 
 
 class CheckpointSettings(Block):
-    """How many rounds an interruption may cost."""
+    """The interval between checkpoints, which limits the cost of an interruption."""
 
     every: int = Field(1, ge=1, description="save after every so many rounds, and after the last")
 

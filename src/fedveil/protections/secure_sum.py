@@ -137,7 +137,7 @@ class SecureSum(Protection):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why an app cannot use these settings, or None. Apps have no roster, for one."""
+        """Return why an app cannot use these settings, or None. An app has no roster of keys."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which an app that is "
