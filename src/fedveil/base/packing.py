@@ -141,9 +141,7 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
     """Overwrite `out`. Returns the largest number before adding `lowest`."""
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
-    for i in range(
-        0, eights, 8
-    ):  # every eighth number starts at a byte, so the shifts are constant
+    for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
         for k in range(8):
             number = _number(padded, i // 8 * width, k * width) & mask
             largest = max(largest, number)
