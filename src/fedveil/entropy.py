@@ -176,8 +176,7 @@ class Entropy(ABC):
         return out
 
     def _below(self, digits: Sequence[int]) -> bool:
-        """Return True if the next words of a uniform real are below `digits`, the remaining digits
-        of p."""
+        """Return True if the next words of a uniform real are below `digits`, the rest of p."""
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
             if word != digit:
@@ -198,8 +197,7 @@ class Entropy(ABC):
                 return order
 
     def generator(self) -> np.random.Generator:
-        """Return a NumPy generator keyed from this stream, only for values that never leave a
-        client."""
+        """Return a NumPy generator keyed from this stream, for values that never leave a client."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.token(16), "little")))
 
 
@@ -255,8 +253,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return the binary expansion of p in [0, 1): the 64-bit digits after the first, and the
-    first."""
+    """Return the 64-bit digits of p in [0, 1): those after the first, and the first."""
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

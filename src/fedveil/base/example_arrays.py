@@ -61,8 +61,7 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Return the parts with examples of different lengths in all of them, if any part has such
-    examples.
+    """Return the parts, all with examples of different lengths if any of them has such examples.
 
     Raises ValueError if the parts have different inputs.
     """

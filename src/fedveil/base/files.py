@@ -36,8 +36,7 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename a finished file. A power cut leaves either the whole file or none under its new
-    name."""
+    """Rename a finished file. A power cut leaves the whole file or none under its new name."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)

@@ -48,8 +48,7 @@ class _Kernel:
 
     @cached_property
     def jitted(self) -> Any:
-        """The compiled loop. The loops that it calls must be compiled too, since numba accepts no
-        others."""
+        """The compiled loop. The loops that it calls are compiled too, as numba requires."""
         from numba import njit
 
         loop = with_jitted_names(self._loop)

@@ -43,8 +43,7 @@ def lazy(
 
 @cache
 def special() -> Any:
-    """Return SciPy's special functions. Importing them takes a third of a second, so it happens
-    here."""
+    """Import SciPy's special functions at their first use: this takes a third of a second."""
     from scipy import special
 
     return special

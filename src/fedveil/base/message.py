@@ -46,8 +46,7 @@ MOST_CARRIED = (1 << 31) - (1 << 16)
 
 
 def encode(message: Message, *, header: bytes = b"") -> bytes:
-    """Return the canonical encoding of `message`, after the transport's `header`. Does not copy
-    either."""
+    """Return the canonical encoding of `message`, preceded by the transport's `header`."""
     return b"".join([header, *encoded_parts(message)])
 
 
@@ -57,8 +56,7 @@ def encoded_bytes(message: Message) -> int:
 
 
 def check_carried(what: str, size: int) -> None:
-    """Raise `MessageTooLong` if `size` bytes exceed one message between machines. `what` names
-    them."""
+    """Raise `MessageTooLong` if `what`, of `size` bytes, exceeds a message between machines."""
     if size > MOST_CARRIED:
         raise MessageTooLong(
             f"{what} is a message of {size:,} bytes, and between machines one has {MOST_CARRIED:,} "

@@ -78,8 +78,7 @@ def called(function: Callable[..., T], **offered: object) -> T:
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle the named objects of the calling script or notebook for a process that does not run
-    it.
+    """Pickle the named objects of the calling script or notebook for another process.
 
     They are pickled by value, with everything that they use from the script. Raises any error that
     prevents this.
@@ -103,8 +102,7 @@ def unpack(data: bytes) -> None:
 
 @contextmanager
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
-    """Turn any exception of a user's code into `error`, in one sentence. fedveil's own errors
-    pass."""
+    """Turn any exception of a user's code into one sentence. fedveil's own errors pass."""
     try:
         yield
     except FedveilError:

@@ -21,8 +21,7 @@ _SOME = 1 << 11
 
 
 def packed_size(count: int, width: int) -> int:
-    """Return the bytes that `count` numbers of `width` bits take. The last byte's spare bits are
-    zero."""
+    """Return the number of bytes of `count` numbers of `width` bits. Spare bits are zero."""
     return (count * width + 7) // 8
 
 
@@ -79,8 +78,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield blocks of `out` with their packed numbers, followed by padding that may be read as
-    well.
+    """Yield blocks of `out`, each with its packed numbers and some padding behind them.
 
     Two whole words are read at a time, and never past the end. Only one block is copied at a time.
     """

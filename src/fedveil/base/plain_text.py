@@ -1,5 +1,4 @@
-"""Consoles that print text literally: a user's names are never markup, emoji or terminal
-commands."""
+"""Consoles that print text literally: user names are never markup, emoji or terminal commands."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Return a console that prints `[red]` and `:train:` literally and escapes terminal
-    commands."""
+    """Return a console that prints `[red]` and `:train:` literally and escapes commands."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)

@@ -110,8 +110,7 @@ def check_regular(path: str | Path, most: int) -> None:
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:
-    """Yield the lines of a text file, ends included. Raises ValueError for a longer line than
-    `most`.
+    """Yield the lines of a text file, ends included. Raises ValueError above `most` characters.
 
     Otherwise, a file of gigabytes without a line end would be one line in memory.
     """

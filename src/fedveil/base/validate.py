@@ -1,5 +1,4 @@
-"""Checks of arguments. A mechanism makes them once, in its constructor; later code relies on
-them."""
+"""Checks of arguments. A mechanism makes them once, in its constructor."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def within(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return `value` as a float between `low` and `high`. Each end is included unless it is
-    open."""
+    """Return `value` as a float between `low` and `high`. Ends are included unless open."""
     result = number(name, value)
     below = result <= low if open_low else result < low
     above = result >= high if open_high else result > high

@@ -204,10 +204,9 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that creates the output folder at its first call: an attack may be
-    impossible.
+    """Return a function that creates the output folder once there is something to write.
 
-    A folder that is named by `out` is created at once, and must be empty.
+    An attack may be impossible. A folder named by `out` is created at once, and must be empty.
     """
     from fedveil.record.run_folder import JOB, RunFolder
 

@@ -54,8 +54,7 @@ class Commands(TyperGroup):
 
 
 def ended(app: typer.Typer) -> int:
-    """Run the command line and return its exit code. Prints the sentence of any error a user can
-    cause."""
+    """Run the command line and return its exit code. Prints an error as one sentence."""
     try:
         return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
     except click.ClickException as error:
@@ -111,8 +110,7 @@ def _usage(error: click.ClickException) -> int:
 
 
 def _settings(context: click.Context, option: str) -> Iterator[str]:
-    """Yield the `--set` texts for the job's keys that are named like an option, if the command
-    takes `--set`."""
+    """Yield the `--set` texts for keys named like an unknown option, if the command has `--set`."""
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return
     kind = _job_of(context.command_path)

@@ -65,8 +65,7 @@ def load(
 
 
 def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
-    """Return the job of a run to resume. Raises JobError with the right command for a vertical
-    run."""
+    """Return the job of a run to resume. Raises JobError for a vertical run."""
     from fedveil.federated.job import Job
     from fedveil.record.run_folder import job_of
 

@@ -33,8 +33,7 @@ def alone(wanted: bool) -> Iterator[None]:
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """Add `--json` to a command: print the function's return value as JSON. It is ignored without
-    it."""
+    """Add `--json` to a command. It prints the function's return value, otherwise ignored."""
 
     @functools.wraps(command)
     def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:

@@ -14,8 +14,7 @@ VARIABLE = "FEDVEIL_DATA"
 
 
 def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/fedveil, or ~/.cache/fedveil unless that variable is an absolute
-    path."""
+    """Return $XDG_CACHE_HOME/fedveil, or ~/.cache/fedveil without an absolute path there."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if Path(configured).is_absolute():
         return Path(configured) / "fedveil"
@@ -43,8 +42,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path: by folder, then in the order of `names`. Return None if none
-    exists."""
+    """Return the first existing path by folder, then in the order of `names`, or None."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():

@@ -103,8 +103,7 @@ NAMES = tuple(_CATALOGUE)
 
 
 def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Dataset:
-    """Return the data set called `name`, or the one that the user's `package.module:function`
-    returns.
+    """Return the data set `name`, which may be a user's `package.module:function`.
 
     `apart`: no training record of the user's influences another (`lone_records`). This function
     never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.

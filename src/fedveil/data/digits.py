@@ -1,5 +1,4 @@
-"""scikit-learn's digits: 1,797 scans of handwritten digits. They come with a dependency, not by
-download."""
+"""scikit-learn's digits: 1,797 scans of handwritten digits, included in that dependency."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Downloads published files to the per-user cache, from several mirrors, with resume and
-verification.
+"""Downloads published files to the per-user cache: tries several mirrors, resumes and verifies.
 
 A file grows as NAME.part and is verified under that name. Only then is it renamed, atomically. So a
 file under its final name is always complete and genuine. Only https is used, for redirects too.
@@ -74,8 +73,7 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file. It takes that file's bytes and reports those of
-    all."""
+    """Return a progress function for each file, which reports the sum over all files."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 
@@ -134,8 +132,7 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
 
 
 def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
-    """Append the mirror's bytes after the end of `part`. Return True if the mirror sent all of
-    them."""
+    """Append the mirror's bytes to `part`. Return True if the mirror sent all of them."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedveil"})  # noqa: S310
     if have:

@@ -25,8 +25,7 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(frozen=True)
 class IdxFile:
-    """A published file: its name, the shape and MD5 of its content, and the size of its
-    download."""
+    """A published file: name, shape and MD5 of the content, and size of the download."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,8 +56,7 @@ class IdxSet:
 
 
 def read_idx(path: Path, file: IdxFile) -> Uint8s:
-    """Return the array in `path`. Raises `DataInvalid` unless the content is exactly the published
-    one."""
+    """Return the array in `path`. Raises `DataInvalid` unless it is exactly the published one."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:

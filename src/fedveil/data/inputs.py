@@ -61,8 +61,7 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 
 
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
-    """Return real numbers, floats as finite float32. `alone`: this is the only input of the
-    examples."""
+    """Return real numbers, floats as finite float32. `alone`: examples have only this input."""
     if not is_plain(array):
         for field in array.dtype.names or ():
             if array.dtype[field].base.kind == "f":

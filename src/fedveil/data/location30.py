@@ -18,8 +18,7 @@ HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
 
 
 def read() -> Dataset:
-    """Return the set from its archive, in which `features` are bits packed along the second
-    axis."""
+    """Return the set from its archive. `features` are bits packed along the second axis."""
     path = find(FOLDER, FILE)
     if path is None:
         raise DataUnavailable(f"data location30: {FILE} is not on this machine: {HOW}")

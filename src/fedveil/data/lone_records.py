@@ -131,8 +131,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes a record's target may have, and True if an array of another shape is
-    allowed.
+    """Return the shapes that a target may have, and True if arrays of other shapes are allowed.
 
     Targets are stored in the first of the shapes.
     """
@@ -193,7 +192,7 @@ def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
             array = array.real
         with np.errstate(all="ignore"):
             return array.astype(np.float64).reshape(shapes[0])
-    except Exception:  # not numbers, or lists of different lengths
+    except Exception:  # no numbers, or lists of different lengths
         return None
 
 

@@ -21,8 +21,7 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Return a published set. The MD5 covers the decompressed content, as compressed copies
-    differ."""
+    """Return a published set. MD5s cover decompressed content, since compressed copies differ."""
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)

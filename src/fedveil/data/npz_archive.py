@@ -27,8 +27,7 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """Return the arrays called `names`. Raises `DataInvalid` if one is missing or cannot be
-    read."""
+    """Return the arrays called `names`. Raises `DataInvalid` if one is missing or unreadable."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):
@@ -51,8 +50,7 @@ def read_npz(path: Path, *names: str) -> list[Array]:
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> Array:
-    """Read an array if header and archive state the same size. Raises one of `MALFORMED`
-    otherwise."""
+    """Read an array. Raises one of `MALFORMED` if header and archive state different sizes."""
     entry = archive.getinfo(member)
     with archive.open(entry) as stream:
         start = stream.read(_MOST_HEADER_BYTES)

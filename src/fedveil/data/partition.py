@@ -55,8 +55,7 @@ class Partition:
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """Return the clients' sizes in one line and, given `labels`, their numbers of different
-        labels."""
+        """Return the clients' sizes in one line and, given `labels`, their numbers of labels."""
         line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
         if labels is None:
             return line
@@ -190,8 +189,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the split in which each owner is a client, numbered 0..k-1 in sorted order of the
-    owners."""
+    """Return the split in which each owner is a client, numbered in sorted order."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:

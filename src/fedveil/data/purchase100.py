@@ -1,5 +1,4 @@
-"""Purchase-100 (shoppers as 600 binary features, 100 clusters as classes), and a synthetic set like
-it."""
+"""Purchase-100 (shoppers as 600 binary features, 100 clusters as classes), real and synthetic."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the usual archive: `features`, and `labels` that are one-hot, 0..99, or 1..100 if 100
-    occurs."""
+    """Read the usual archive. Its `labels` are one-hot, 0..99, or 1..100 if 100 occurs."""
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):

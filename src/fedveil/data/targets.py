@@ -28,8 +28,7 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
 
 
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
-    """Return the number of outputs of the model: classes, numbers, truth values or different
-    tokens.
+    """Return the number of model outputs: classes, numbers, truth values or different tokens.
 
     A user's own task declares it; the default is then 1.
     """

@@ -257,8 +257,7 @@ class CheckpointSettings(Block):
 
 
 class JobFields(CheckedJob):
-    """A job's keys, and the properties that follow from them. `Job` adds the rules between the
-    keys."""
+    """A job's keys and the properties that follow. `Job` adds the rules between the keys."""
 
     name: RunName = Field("digits-lenet", description="what the run is called")
     seed: int = Field(0, ge=0, description="decides everything random in a seeded run")
@@ -334,8 +333,7 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The numbers of all clients and of a round's clients, canaries included, as far as
-        known."""
+        """The numbers of all clients and of a round's clients, with canaries, as far as known."""
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)

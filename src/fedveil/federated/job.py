@@ -37,8 +37,7 @@ class Job(JobFields):
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job like `load`, and return it with notes about a file in MindSpore Federated's
-        format."""
+        """Load a job like `load`, and return it with notes about a MindSpore Federated file."""
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -46,8 +45,7 @@ class Job(JobFields):
 
     @classmethod
     def convert(cls, path: str | Path) -> tuple[Job, list[str]]:
-        """Load a job from a file in MindSpore Federated's format, and return it with notes about
-        the file."""
+        """Load a job from a MindSpore Federated file, and return it with notes about the file."""
         data = yaml_file.read(path)
         if not mindspore.is_dialect(data, cls.model_fields):
             raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])

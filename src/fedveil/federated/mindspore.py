@@ -21,8 +21,7 @@ def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
 
 
 class Translation:
-    """One pass over MindSpore Federated settings. It fills `native`, in fedveil's keys, and the
-    notes."""
+    """One pass over MindSpore Federated settings. Fills `native`, in fedveil's keys, and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
         """Translate `data`, the mapping in the file. `ours`: the top keys of a fedveil job."""

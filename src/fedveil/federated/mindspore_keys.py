@@ -144,15 +144,13 @@ WITHOUT_BLOCK = {
 
 
 def _block_of(key: str, ours: str) -> str:
-    """Return the table's text for a converted key: only the block if the key's name stays the
-    same."""
+    """Return the table's text for a converted key: only the block if its name is unchanged."""
     block, _, name = ours.rpartition(".")
     return f"the same in `{block}`" if key.endswith(f".{name}") else f"`{ours}`"
 
 
 def key_table() -> str:
-    """Return the four tables as one, in Markdown. Keys of one block or with one reason share a
-    row."""
+    """Return the four tables as one, in Markdown. Keys with equal text share a row."""
     rows = [
         *((key, _block_of(key, ours)) for key, ours in CONVERTED.items()),
         *INTERPRETED.items(),

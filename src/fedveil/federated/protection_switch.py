@@ -18,8 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection and the parameters of every protection. Blocks of others have no
-    effect."""
+    """The chosen protection and the parameters of all. Blocks of others have no effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -31,8 +30,7 @@ class Switch(Choice):
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """Return the block of the protection `word`; a user's own protection has the block
-        `own`."""
+        """Return the block of the protection `word`. It is `own` for a user's own protection."""
         return cls.BLOCKS.get(word, Protection.block)
 
     @property

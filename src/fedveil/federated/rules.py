@@ -242,8 +242,7 @@ def _phases_known(job: JobFields) -> str | None:
 
 
 def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
-    """Return a protection's own rule as a rule of the job. It applies if the protection is
-    chosen."""
+    """Return a protection's rule as a rule of the job, for jobs with that protection."""
 
     def check(job: JobFields) -> str | None:
         if job.protection.position is not position:

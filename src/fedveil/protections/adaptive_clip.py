@@ -108,8 +108,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`, given `told`, an untrusted message with the
-        clip."""
+        """Return the mechanism's input for `update`. `told`: an untrusted message with the clip."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
@@ -119,8 +118,7 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate of a round that opened with `state`, and the state of the next
-        round."""
+        """Return the aggregate of a round that opened with `state`, including the next state."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

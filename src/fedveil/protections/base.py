@@ -98,11 +98,8 @@ class JobContext:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The server half's knowledge when a round opens.
-
-    `model` holds the global weights, read-only. `origin` is a digest of everything that clients
-    train from, if that is more than `model`.
-    """
+    """A round as the server half knows it. `model`: the global weights, read-only. `origin`: a
+    digest of everything that clients train from, if that is more than `model`."""
 
     cohort: Sequence[ClientId]
     round: int
@@ -113,11 +110,8 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The client half's knowledge when a round opens.
-
-    `model` holds the global weights, `examples` the number of the client's own examples. `origin`
-    is the digest of `RoundContext`, computed from the data that this client received.
-    """
+    """A round as the client half knows it. `model`: the global weights. `examples`: the number of
+    the client's own. `origin`: the digest of `RoundContext`, from the data that it received."""
 
     client: ClientId
     round: int
@@ -130,10 +124,7 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The outcome of a round: the averaged update, the number of reports in it, and the next state.
-
-    `released` is the sum before it was decoded, if an audit asked for it.
-    """
+    """The outcome of a round. `released` is the sum before decoding, if an audit asked for it."""
 
     update: npt.NDArray[np.float64]
     reports: int
@@ -158,8 +149,7 @@ class ClientRound(Protocol):
     """The client's half of one round."""
 
     def wants_update(self, message: Message) -> bool:
-        """Return True if the answer to `message` needs the update. The engine then trains just
-        before it."""
+        """Return True if the answer to `message` needs the update. The engine then trains first."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the answer to `message`. Raises `ClientWithheld` if the client gives none.
@@ -190,9 +180,8 @@ class Cohort:
     per_round: int | None
 
 
-#: A rule between a protection's parameters and the cohort, enforced or only advised. Returns None,
-#: or a sentence that begins with the offending parameter. Its docstring states the rule in the
-#: job's reference.
+#: A rule for a protection's parameters and the cohort: returns None, or a sentence that begins with
+#: the offending parameter. Its docstring is the rule's text in the job's reference.
 Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
@@ -220,17 +209,15 @@ class Protection(Audited):
     rules: ClassVar[tuple[Rule, ...]] = ()
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
-    #: The largest L2 norm of an update that is reported unshortened; infinite if nothing is
-    #: clipped. Under `privacy.unit: example`, the largest change of the update that training allows
-    #: one example.
+    #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
+    #: `privacy.unit: example`, the most by which training lets one example change the update.
     norm_clip: float = math.inf
     #: True if secret cohorts (`JobContext.poisson`) amplify its loss. A round's result is then a
     #: noised sum over a constant, whoever is in the cohort and even if nobody is.
     amplified: ClassVar[bool] = False
     #: True if clients draw secret cohorts themselves: all of them answer, most with noise alone.
     secret_turns: ClassVar[bool] = False
-    #: The ways in which its server may combine reports, and True if reports may hold control
-    #: variates beside updates.
+    #: Combinations of reports that its server allows; True if reports may hold control variates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
     takes_variates: ClassVar[bool] = False
     #: True if a user's own Flower app may use it.
@@ -249,8 +236,7 @@ class Protection(Audited):
     def adaptive(self) -> bool:
         """True if the cost of a round depends on the outcome of earlier rounds.
 
-        The ledger then adds pure losses, which stays valid, instead of composing distributions that
-        were fixed in advance.
+        The ledger then adds pure losses, which stays valid, instead of composing distributions.
         """
         return self.adapts(self.settings)
 
@@ -258,8 +244,7 @@ class Protection(Audited):
     def always_reports(self) -> bool:
         """True if an invited client sends a report regardless of its update.
 
-        It does so if reports are perturbed or cost a finite epsilon, which covers no missing
-        report.
+        It does if reports are perturbed or cost a finite epsilon, which covers no missing report.
         """
         return self.perturbs or self.most_of_a_report()[0] < math.inf
 
@@ -290,10 +275,7 @@ class Protection(Audited):
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
-        """Return the key that `fedveil budget --target-epsilon` solves for.
-
-        If `cost_parameter` is only a name, a smaller value costs less.
-        """
+        """Return the key that `budget --target-epsilon` solves for. By default, less costs less."""
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
 
@@ -304,8 +286,7 @@ class Protection(Audited):
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:
-        """Return True if its loss relies on noise that the server adds, so clients must trust the
-        server."""
+        """Return True if its loss relies on noise that the server adds."""
         return False
 
     @classmethod
@@ -315,8 +296,7 @@ class Protection(Audited):
 
     @classmethod
     def needs_roster(cls, settings: Any) -> bool:
-        """Return True if clients sign their messages, so that each must know the others' public
-        keys."""
+        """Return True if clients sign messages, and so need each other's public keys."""
         return False
 
     @classmethod
@@ -347,8 +327,7 @@ class Protection(Audited):
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)
 
     def initial_state(self) -> State:
-        """Return the state before the first round. It is empty if no state is carried between
-        rounds."""
+        """Return the state before the first round. It is empty if rounds carry no state over."""
         return {}
 
     def check_state(self, state: State) -> None:
@@ -361,15 +340,11 @@ class Protection(Audited):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return the figures of this state that a round's record shows, by names that the
-        protection chooses."""
+        """Return the figures of this state for a round's record, by names of your choice."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
-        """Return the next state after a round that began with `state` but has no aggregate.
-
-        `cost` lists the losses of that round's reports.
-        """
+        """Return the state after a round with `state` and report losses `cost` but no aggregate."""
         return state
 
     @abstractmethod
@@ -377,10 +352,7 @@ class Protection(Audited):
         """Return the cost to a client of each report in a round that opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the cost of each report, after a round with `state` that summed `reports`.
-
-        It never exceeds `spending`, which is known beforehand.
-        """
+        """Return each report's cost once `reports` were summed. It never exceeds `spending`."""
         return self.spending(state)
 
     def longest_report(self) -> int:
@@ -406,9 +378,8 @@ class Protection(Audited):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return the best estimate that an adversary can make from one report of a known client.
 
-        By default, return the server half's result if this were the round's only report, with equal
-        weights for all entries and no likelihood. This suffices for a protection with a single
-        phase.
+        By default, return the server half's result for a round with only this report. It has equal
+        weights and no likelihood, which suffices for a protection with a single phase.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

@@ -181,8 +181,7 @@ class CentralGaussian(Clipped):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noised sum. With secret cohorts the mean divides by the expected number of
-        clients."""
+        """Return the noised sum. With secret cohorts the mean is over the expected number."""
         job = self.context
         summed = job.clients_per_round if job.poisson else aggregate.reports
         return summed * aggregate.update.astype(np.float64)

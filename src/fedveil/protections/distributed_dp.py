@@ -292,8 +292,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield sums of four shares with one tried update: under a fixed clip, and under a moving
-        one."""
+        """Yield sums of four shares that try one update, under a fixed clip and a moving one."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)

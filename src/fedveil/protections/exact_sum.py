@@ -65,8 +65,7 @@ class ExactSum:
         self.terms += other.terms
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum as float64 in the same memory. It may be called only once, after the last
-        term."""
+        """Return the sum as float64, in the same memory. Call it only once, after the last term."""
         if self._far is None:
             value = into_floats(self._near)
             value *= 2.0**-PLACES
@@ -141,8 +140,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bit pattern of a float32. Among non-negative values, a larger one has a larger
-    pattern."""
+    """Return a float32's bit pattern. Larger non-negative values have larger patterns."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 

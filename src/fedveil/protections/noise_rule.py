@@ -1,5 +1,4 @@
-"""Rules that protections with Gaussian noise in a sum share: how to set the noise, and what it
-needs."""
+"""Rules that protections with Gaussian noise in a sum share."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the job leaves the sum without a sensitivity or without an
-    epsilon."""
+    """Raise `InvalidValue` if the job leaves the sum without a sensitivity or an epsilon."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs clients that count equally: weighting = equal")
     if context.delta == 0:

@@ -83,14 +83,12 @@ class NotEncrypt(Protection):
 
     @property
     def largest_weight(self) -> int | None:
-        """The largest weight of a client that is weighted by its examples, or None if clients count
-        equally."""
+        """The largest weight of a client under weighting by size. None if clients count equally."""
         return self.settings.max_examples if self.context.weighting == "by_size" else None
 
 
 class NotEncryptServerRound(OneReportRound):
-    """Running exact sums of `weight * update` and of the weights: `examples`, or 1 for equal
-    weighting."""
+    """Running exact sums of `weight * update` and of weights: `examples`, or 1 if all are equal."""
 
     sums = ("_sum", "_total")
 

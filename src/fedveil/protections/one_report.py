@@ -14,8 +14,7 @@ from fedveil.protections.phased import PhasedRound
 
 
 class OneReportRound(PhasedRound):
-    """A server half in which every client sends one report. It makes the checks that all of them
-    share.
+    """A server half in which every client sends one report, with the checks that all need.
 
     Halves of one round may be opened in several places, each with the reports of other clients, and
     then merged. The merged bytes do not depend on the division of the clients. Pickling includes
@@ -27,8 +26,7 @@ class OneReportRound(PhasedRound):
     sums: ClassVar[tuple[str, ...]]
 
     def opening(self) -> Message:
-        """Return the round's number. A protection that sends more to the clients adds its own
-        fields."""
+        """Return the round's number. A protection that sends more adds its own fields."""
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
@@ -68,8 +66,7 @@ class OneReportClient(ABC):
         return True
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the report, but only to the opening of this round. Raises `ClientWithheld`
-        otherwise."""
+        """Return the report. Raises `ClientWithheld` unless `message` opens this round."""
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:

@@ -1,5 +1,4 @@
-"""Server and client halves for protections with several phases, each of which a client answers
-once."""
+"""Server and client halves for protections with several phases. A client answers each once."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return this phase's messages to the clients that answered the last phase, or to some of
-        them."""
+        """Return this phase's messages to all or some of the clients that `answered` the last."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod

@@ -124,8 +124,7 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, noised if central noise is on. Its entries lie within the
-        clip."""
+        """Return the weighted mean, with central noise if it is on. Entries lie within the clip."""
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
             raise ImpossibleSum(f"the weights of {survivors} clients cannot have the sum {weight}")
@@ -141,8 +140,7 @@ class PWEncrypt(SecureSum):
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int
     ) -> npt.NDArray[np.int64]:
-        """Return the noised sum. Nothing derived from the bare sum may be released, not even a
-        refusal.
+        """Return the noised sum. Nothing else about the sum is released, not even a refusal.
 
         A lying client may have moved the sum to the edge of the ring. The noise covers that edge as
         well.

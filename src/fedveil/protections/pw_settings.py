@@ -52,8 +52,7 @@ class PWEncryptSettings(SecureSumSettings):
     )
 
     def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
-        """Return the noise that the server adds to a sum of vectors with this `step`, or None for
-        no noise."""
+        """Return the server's noise for a sum of vectors with this `step`, or None for no noise."""
         if self.central_eps is None:
             return None
         delta, clip = self.central_delta, self.central_norm_clip

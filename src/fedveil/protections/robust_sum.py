@@ -33,8 +33,7 @@ class Sum(Protocol):
     def merge(self, other: Any) -> None: ...
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum, in its own memory if possible. It may be called only once, after the last
-        term."""
+        """Return the sum, in its own memory if possible. Call it only once, after the last term."""
 
 
 @dataclass(frozen=True)

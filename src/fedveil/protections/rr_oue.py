@@ -1,5 +1,4 @@
-"""rr and oue: perturbed one-hot codes of discretised weights, and the server's estimate of their
-mean."""
+"""rr and oue: perturbed one-hot codes of discretised weights, and the server's mean estimate."""
 
 from __future__ import annotations
 
@@ -66,18 +65,16 @@ class Unary(Protection):
     d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is unbiased
     for the mean of the clipped and rounded values.
 
-    With `adaptive`, every round opens with its own epsilon (source 002, algorithm 2). It is
-    computed from the weights before and after the last aggregate, regardless of the server
-    optimiser. A client refuses an epsilon below the job's and, if `total_eps` is set, an epsilon
-    that would exceed it alone. A client cannot check more than that, so outside simulation adaptive
-    needs total_eps.
+    With `adaptive`, every round opens with its own epsilon (source 002, algorithm 2), computed from
+    the weights before and after the last aggregate, regardless of the server optimiser. A client
+    refuses an epsilon below the job's and, if `total_eps` is set, one that exceeds it alone. It
+    cannot check more, so outside simulation adaptive needs total_eps.
 
-    `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses.
-    This holds for adaptively chosen losses too.
+    `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses,
+    which also holds for adaptively chosen ones.
 
-    With `fidelity: aggregate` each client sends its exact states and 32 bytes of randomness, and
-    the server draws the sum of their reports from its exact distribution. This is for simulation
-    only.
+    With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 bytes
+    of randomness. The server draws the sum of their reports from its exact distribution.
     """
 
     block = "unary"
@@ -153,8 +150,7 @@ class Unary(Protection):
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
-        """Raise `MessageInvalid` unless `eps`, `spent` and an optional `stop` are possible in this
-        job."""
+        """Raise `MessageInvalid` unless the job can have this `eps`, `spent` and `stop`."""
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
@@ -185,8 +181,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """Return the loss, after a round with this state, of a client that takes part in every
-        round."""
+        """Return the loss of a client in every round, once a round with this state is over."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
@@ -206,8 +201,7 @@ class Unary(Protection):
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the server's estimate of every entry, and the law of its code or of the code's
-        sum.
+        """Return the server's estimate of every entry, and the law of its code or code's sum.
 
         With `fidelity: aggregate`, return the exact states. Sums above 127 cells have no
         likelihood.
@@ -227,15 +221,13 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Return the choices of a parameter's code, or none if the epsilon moves or reports are
-        exact."""
+        """Return the choices of a parameter's code: none if epsilon moves or reports are exact."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
-    """The server half of both fidelities: the opening, the estimate and the next round's
-    epsilon."""
+    """The server half of both fidelities: opening, estimate and the next round's epsilon."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -263,8 +255,7 @@ class _ServerRound(OneReportRound):
         return encoded_bytes({"round": self._context.round, **blank})
 
     def _read(self, message: Message, name: str, read: Callable[[Uint8s], T]) -> T:
-        """Return `read` of the packed numbers in field `name`. Raises `MessageInvalid` if it
-        refuses them."""
+        """Apply `read` to a field's packed numbers. Raises `MessageInvalid` if it fails."""
         packed = take_array(message, name, "uint8", (None,))
         try:
             return read(packed)
@@ -312,11 +303,10 @@ class UnaryServerRound(_ServerRound):
 
 
 class UnaryCohortRound(_ServerRound):
-    """Counts of the clients' exact states. It draws the sum of their reports when all have arrived.
+    """Counts the clients' exact states, and draws the sum of their reports when all have arrived.
 
-    The key of the draw is the exclusive or of one token from each client's own randomness. So a
-    seeded run repeats the draw, regardless of the order of arrival.
-    """
+    The key of the draw is the exclusive or of one token from each client's own randomness.
+    So a seeded run repeats the draw in any order of arrival."""
 
     sums = ("_cohort", "_key")
     packed = "states"
@@ -376,8 +366,7 @@ class UnaryClientRound(OneReportClient):
         return {"round": self._context.round, "report": report}
 
     def _accept(self, opening: Message) -> float:
-        """Return the round's epsilon from an untrusted opening. Raises `ClientWithheld` if it is
-        invalid."""
+        """Return an untrusted opening's epsilon. Raises `ClientWithheld` if it is invalid."""
         try:
             only_fields(opening, "round", "eps")
             round, eps = take(opening, "round", int), take(opening, "eps", float)

@@ -79,8 +79,7 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's vector. Raises `ClientWithheld` if the client adds nothing to the
-        sum.
+        """Return the client's vector. Raises `ClientWithheld` if it has none to add.
 
         `told` is the untrusted message that the server makes with `words`.
         """
@@ -89,16 +88,13 @@ class SecureSum(Protection):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update of `survivors` clients from the sum of their vectors. May
-        overwrite `total`.
+        """Return the mean update of `survivors` clients from their sum. May overwrite `total`.
 
-        Raises `ImpossibleSum` if honest clients cannot have this sum: nobody sees whose vector is
-        wrong.
+        Raises `ImpossibleSum` if honest clients cannot have it: nobody sees whose part is wrong.
         """
 
     def words(self, state: State) -> Message:
-        """Return the fields about `state` that accompany the request for vectors. Their names never
-        change."""
+        """Return the fields that go with a request for vectors. Their names never change."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
@@ -112,10 +108,7 @@ class SecureSum(Protection):
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases that occur. Without masks there is only one.
-
-        The consistency phase occurs only under active security.
-        """
+        """The phases that occur: consistency only with active security, and one without masks."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
@@ -174,8 +167,7 @@ class SecureSum(Protection):
     def outcome(
         self, total: npt.NDArray[np.int64], survivors: int, context: RoundContext
     ) -> Aggregate:
-        """Return the aggregate of a sum. Raises `RoundVoid` if honest clients cannot have this
-        sum."""
+        """Return a sum's aggregate. Raises `RoundVoid` if honest clients cannot have the sum."""
         try:
             released = total.copy() if self.audited else None
             mean = self.mean(total, survivors, context.round)
@@ -206,16 +198,12 @@ class SecureSum(Protection):
         )
 
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
-        """Return the digest of everything that vectors are made from, including the server's
-        words."""
+        """Return a digest of all that vectors are made from, including the server's words."""
         origin = self._model_digest(context)
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        """Return the digest of everything that updates are made from.
-
-        It is computed once a round for all clients that share a model.
-        """
+        """Return a digest of all that updates are made from. It is cached by round and model."""
         if context.origin:
             return context.origin
         kept = self._digested
@@ -229,8 +217,7 @@ class SecureSum(Protection):
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """Return a client's signing key: derived from the seed in simulation, the client's own
-        elsewhere."""
+        """Return a client's signing key: its own, or in simulation one derived from the seed."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:
@@ -301,8 +288,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """Return the mean of the survivors' vectors. Raises `RoundVoid` if honest clients cannot
-        have it."""
+        """Return the survivors' mean. Raises `RoundVoid` if honest clients cannot have the sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:
@@ -354,16 +340,14 @@ class MaskedClientRound:
         return self._protection.vector(update, self._context, told)
 
     def _parted(self, message: Message) -> tuple[Message, Message]:
-        """Split a message into the fields of the protection's `words` and those of secure
-        aggregation."""
+        """Split a message into the protection's `words` and secure aggregation's fields."""
         names = self._protection.words(self._protection.initial_state())
         told = {name: value for name, value in message.items() if name in names}
         return told, {name: value for name, value in message.items() if name not in names}
 
 
 class BareServerRound(OneReportRound):
-    """Adds vectors without masks: in simulation, this gives the masked sum for a fraction of the
-    work."""
+    """Adds vectors without masks: in simulation, the same sum for a fraction of the work."""
 
     sums = ("_total",)
 

@@ -86,8 +86,7 @@ class SecureSumSettings(Settings):
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
     def graph_degree(self, clients: int) -> int | None:
-        """Return the number of neighbours of each of `clients` clients, or None for the complete
-        graph.
+        """Return each client's number of neighbours among `clients`. None: the complete graph.
 
         Raises `InvalidValue` if there are more clients than can share secrets.
         """
@@ -100,8 +99,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many of a round's clients share one client's secrets, including that
-        client."""
+        """Return how many of a round's clients share a client's secrets, including itself."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)

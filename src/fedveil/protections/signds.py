@@ -110,13 +110,11 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the source's first estimate, in its growing phase, or nothing if the step is
-        fixed."""
+        """Return the source's first, growing estimate, or nothing if the step is fixed."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless the state has exactly the estimator's fields, within their
-        domain."""
+        """Raise `ValueError` unless the state has just the estimator's fields, in their domain."""
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)
@@ -194,8 +192,7 @@ class SignDSServerRound(OneReportRound):
         self._ones = 0
 
     def opening(self) -> Message:
-        """Return the round's number, and the estimate with which a client compares its
-        magnitude."""
+        """Return the round's number, and the estimate to which a client compares its magnitude."""
         opening = super().opening()
         if not self._protection.estimated:
             return opening

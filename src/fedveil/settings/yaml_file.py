@@ -318,6 +318,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content that `word` means for `block`, whose content was `held`; `word` if it
-    means none."""
+    """Return the content that `word` stands for in `block`, which had `held`, or else `word`."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

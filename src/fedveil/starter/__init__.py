@@ -15,8 +15,7 @@ DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
 
 
 class Template(NamedTuple):
-    """A template: the name of each written file -> its source here, and the command that runs
-    it."""
+    """A template: each written file -> its source here, and the command that runs it."""
 
     files: dict[str, str]
     run: str = "fedveil run job.yaml"

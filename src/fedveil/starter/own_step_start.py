@@ -11,8 +11,7 @@ import fedveil
 
 
 class Careful(fedveil.Task):
-    """Classification by steps that look ahead: the gradient is taken at the worst weights
-    nearby."""
+    """Classification by steps that look ahead: gradients are taken at the worst nearby weights."""
 
     targets = "class"
     measures = {"accuracy": "higher"}
@@ -22,13 +21,12 @@ class Careful(fedveil.Task):
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
 
     def metrics(self, *scored: np.ndarray) -> dict[str, float]:
-        """Return the metrics, given the outputs for all test examples and their true classes."""
+        """Return the metrics from all test examples' outputs and true classes."""
         outputs, y = scored
         return {"accuracy": float((outputs.argmax(1) == y).mean())}
 
     def train(self, model: nn.Module, batches: Any, plan: Any) -> None:
-        """Take sharpness-aware steps (Foret et al., 2021). `model` starts with the server's
-        weights."""
+        """Take sharpness-aware steps (Foret et al., 2021), from the server's weights in `model`."""
         weights: list[torch.Tensor] = list(model.parameters())
         for x, y in batches:
             first = torch.autograd.grad(self.loss(model(x), y), weights)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
-    """Load the job in a file, with settings on top. The user's functions are found beside the
-    file."""
+    """Load a job file, with settings on top. The user's functions are found beside it."""
     from fedveil.vertical.job import VerticalJob
 
     refuse_parted(path, overrides)

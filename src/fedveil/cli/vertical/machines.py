@@ -148,8 +148,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job, or None if the folder `old` contains it. Reports errors before torch is
-    imported."""
+    """Return the job, or None if the folder `old` has it. Runs before torch is imported."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
