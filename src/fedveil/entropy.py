@@ -1,13 +1,14 @@
 """The only source of randomness.
 
-Everything random in fedveil is drawn from an `Entropy`: an AES-256-CTR keystream and exact
-samplers on top of it. `Secure` takes its key from the operating system and is the only choice
-where a report really leaves a client. `Seeded` takes its key from the job's seed and the words
-that name the stream, so that a simulation repeats to the byte whoever runs its parts, and in
-whatever order; a run that used it says so in its record.
+Everything random in fedveil is drawn from an `Entropy`: an AES-256-CTR keystream with exact
+samplers. `Secure` takes its key from the operating system. It is the only choice if a report really
+leaves a client. `Seeded` derives its key from the job's seed and the words that name the stream. So
+a simulation repeats to the byte, no matter which process runs which part and in which order. The
+run's record says if it used `Seeded`.
 
-Exactness: a sampler's law is the stated one for the floating-point probability it is given,
-with no additive error: a draw that 64 bits do not decide takes further bits until it is decided.
+Exactness: a sampler has exactly the stated distribution for the floating-point probability that it
+is given, with no additive error. A draw that 64 bits do not decide uses further bits until it is
+decided.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 
 _KEY_BYTES = 32
-# A stream begins with a small block, since most are read for a few bytes, and ends at a size that
-# keeps the cipher busy and stays in the cache.
+# A stream starts with a small block, since most streams are read for a few bytes. It ends with a
+# size that keeps the cipher busy and stays in the cache.
 _FIRST_BLOCK_BYTES = 1 << 9
 _LAST_BLOCK_BYTES = 1 << 18
 _ZEROS = memoryview(bytes(_LAST_BLOCK_BYTES))
-# What is longer than that is written without a buffer between.
+# Longer reads are written without an intermediate buffer.
 _DIRECTLY_BYTES = 1 << 11
 _WORD = 64
 _forks = 0
@@ -44,18 +45,18 @@ def _count_fork() -> None:
     _forks += 1
 
 
-# A forked child holds a copy of its parent's keystream: both would go on with the same bytes.
+# A forked child has a copy of its parent's keystream, so both would continue with the same bytes.
 os.register_at_fork(after_in_child=_count_fork)
 
 
 class Entropy(ABC):
-    """A keystream and the exact samplers that read it. Not safe to share between threads."""
+    """A keystream and the exact samplers that read it. Threads must not share it."""
 
-    #: What a run's record and report say about this source.
+    #: The name of this source in a run's record and report.
     description: str
 
     def __init__(self) -> None:
-        # Many streams are only asked for streams of theirs: a cipher comes with the first byte.
+        # Many streams only create other streams, so the cipher is created with the first byte.
         self._forks = _forks
         self._cipher: CipherContext | None = None
         self._block = self._position = 0
@@ -63,11 +64,11 @@ class Entropy(ABC):
 
     @abstractmethod
     def _fresh_key(self) -> bytes:
-        """The key of this stream, asked for with the first byte and again in a forked child."""
+        """Return the stream's key. It is called for the first byte, and again in a forked child."""
 
     @abstractmethod
     def stream(self, *path: int | str) -> Entropy:
-        """An independent source for the purpose that `path` names."""
+        """Return an independent source for the purpose that `path` names."""
 
     @property
     def _keystream(self) -> CipherContext:
@@ -84,9 +85,9 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream where it is wanted, without a buffer; gives how many bytes.
+        """Write keystream to `target` without a buffer. Returns the number of bytes.
 
-        The cipher asks for 15 bytes of room behind what it writes.
+        The cipher needs 15 bytes of space after its output.
         """
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
@@ -118,22 +119,22 @@ class Entropy(ABC):
             done += take
 
     def token(self, size: int) -> bytes:
-        """`size` bytes of keystream."""
+        """Return `size` bytes of keystream."""
         out = bytearray(size)
         self.fill(out)
         return bytes(out)
 
     def words(self, count: int) -> Uint64s:
-        """`count` independent uniform 64-bit words."""
+        """Return `count` independent uniform 64-bit words."""
         out = np.empty(count, np.uint64)
         self.fill(out)
         return out
 
     def integers(self, high: int, count: int) -> Int64s:
-        """`count` independent integers, uniform on 0..high-1.
+        """Return `count` independent integers, uniform on 0..high-1.
 
-        Lemire's multiplication would need 128-bit products; the top of the range is rejected
-        instead, which is as exact and discards less than one word in two.
+        Lemire's multiplication would need 128-bit products. Instead, the top of the range is
+        rejected, which is just as exact and discards less than one word in two.
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high
@@ -148,7 +149,7 @@ class Entropy(ABC):
         return out
 
     def integer(self, high: int) -> int:
-        """One integer, uniform on 0..high-1, for any positive `high`."""
+        """Return one integer, uniform on 0..high-1, for any positive `high`."""
         high = integer("high", high, 1)
         bits = (high - 1).bit_length()
         size = (bits + 7) // 8
@@ -158,10 +159,10 @@ class Entropy(ABC):
                 return value
 
     def bernoulli(self, p: float, shape: int | Sequence[int]) -> Bools:
-        """Independent bits that are 1 with probability exactly `p`, a floating-point number.
+        """Return independent bits that are 1 with probability exactly `p`, a floating-point number.
 
-        A uniform real in [0, 1) is read 64 bits at a time and compared with the binary
-        expansion of p; p is dyadic, so the comparison ends.
+        A uniform real in [0, 1) is read 64 bits at a time and compared with the binary expansion of
+        p. p is dyadic, so the comparison ends.
         """
         p = within("p", p, 0, 1)
         size = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -175,7 +176,7 @@ class Entropy(ABC):
         return out
 
     def _below(self, digits: Sequence[int]) -> bool:
-        """Whether the next words of a uniform real are below `digits`, the rest of p."""
+        """Return True if the next words of a uniform real are below `digits`, the rest of p."""
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
             if word != digit:
@@ -183,10 +184,10 @@ class Entropy(ABC):
         return False
 
     def permutation(self, count: int) -> Int64s:
-        """A uniform permutation of 0..count-1.
+        """Return a uniform permutation of 0..count-1.
 
-        The order of independent 128-bit keys; two equal keys draw all of them again, so that
-        the law is exactly uniform.
+        It is the order of independent 128-bit keys. If two keys are equal, all are drawn again, so
+        that the distribution is exactly uniform.
         """
         while True:
             keys = self.words(2 * count).reshape(2, count)
@@ -196,14 +197,14 @@ class Entropy(ABC):
                 return order
 
     def generator(self) -> np.random.Generator:
-        """A NumPy generator keyed from this stream, for what never leaves a client."""
+        """Return a NumPy generator keyed from this stream, for values that never leave a client."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.token(16), "little")))
 
 
 class Secure(Entropy):
-    """The operating system's randomness, stretched by AES-256-CTR; a forked child draws its own.
+    """The operating system's randomness, extended by AES-256-CTR. A forked child draws its own key.
 
-    Cannot be repeated, copied or stored.
+    It cannot be repeated, copied or stored.
     """
 
     description = "operating-system randomness"
@@ -212,7 +213,7 @@ class Secure(Entropy):
         return os.urandom(_KEY_BYTES)
 
     def stream(self, *path: int | str) -> Secure:
-        """A source with a key of its own; the path is for the reader alone."""
+        """Return a source with a key of its own. `path` only documents the purpose."""
         return Secure()
 
     def __reduce__(self) -> Any:
@@ -220,10 +221,10 @@ class Secure(Entropy):
 
 
 class Seeded(Entropy):
-    """A keystream keyed from a seed and a path of words: the same bytes for the same words.
+    """A keystream keyed from a seed and a path of words: equal words give equal bytes.
 
-    For simulation only. A forked child goes on with the same bytes, as a repeatable run needs;
-    parts of a run take streams of their own by `stream`.
+    For simulation only. A forked child continues with the same bytes, which a repeatable run needs.
+    Parts of a run use streams of their own, made by `stream`.
     """
 
     description = "simulation randomness"
@@ -244,7 +245,7 @@ class Seeded(Entropy):
         self._forks = _forks
 
     def stream(self, *path: int | str) -> Seeded:
-        """The source whose path is this one's with `path` appended; starts at its beginning."""
+        """Return the source with `path` appended to this one's path. It starts at its beginning."""
         return Seeded(self.seed, *self.path, *path)
 
     def __reduce__(self) -> Any:
@@ -252,7 +253,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """The binary expansion of p in [0, 1): the 64-bit digits after the first, and the first."""
+    """Return the 64-bit digits of p in [0, 1): those after the first, and the first."""
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

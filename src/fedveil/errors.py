@@ -1,7 +1,7 @@
-"""Every error a user can meet.
+"""Every error that a user can cause.
 
-Each one is a sentence that names the thing, its value and what is allowed. The command line
-prints the sentence and nothing else; a traceback means a defect in fedveil.
+Each error is a sentence that names the key, its value and the allowed values. The command line
+prints only the sentence. A traceback means a bug in fedveil.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any
 
 
 class FedveilError(Exception):
-    """The base of every error that a user can meet; survives the way out of a worker process."""
+    """The base of every error that a user can cause. It can be pickled by a worker process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class FedveilWarning(UserWarning):
-    """Something that works, and is likely not what its user wants."""
+    """A warning about something that works but is probably not intended."""
 
 
 def did_you_mean(candidates: Sequence[str]) -> str:
-    """A suggestion to append to a sentence; nothing where there is no candidate."""
+    """Return a suggestion to append to a sentence, or "" without candidates."""
     return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The suggestion of that of some names which is most like another one."""
+    """Return a suggestion of the one in `names` that is most similar to `name`, or ""."""
     return did_you_mean(get_close_matches(name, list(names), 1))
 
 
 def with_notes(text: str, error: BaseException) -> str:
-    """A sentence, and what was added to the error on its way, such as how to resume."""
+    """Return a sentence followed by the notes that were added to `error`, such as how to resume."""
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
@@ -42,7 +42,7 @@ class InvalidValue(FedveilError, ValueError):
 
 
 class JobError(FedveilError, ValueError):
-    """A job file or setting is wrong; holds every problem that was found, not the first one."""
+    """A job file or setting is wrong. Reports all problems, not only the first."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -59,11 +59,11 @@ class MissingExtra(FedveilError, ImportError):
 
 
 class DataUnavailable(FedveilError):
-    """A data set is not on this machine and could not be brought here."""
+    """A data set is not on this machine and could not be downloaded."""
 
 
 class DataInvalid(FedveilError, ValueError):
-    """A data set's files or a user's data function hold something that cannot be used."""
+    """A data set's files or a user's data function contain something unusable."""
 
 
 class ModelInvalid(FedveilError, ValueError):
@@ -75,15 +75,15 @@ class TaskInvalid(FedveilError, ValueError):
 
 
 class MessageInvalid(FedveilError, ValueError):
-    """Bytes that are not the one encoding of a message."""
+    """Bytes that are not the canonical encoding of a message."""
 
 
 class MessageTooLong(FedveilError, ValueError):
-    """A job whose machines would send each other what no connection carries."""
+    """A job whose machines would send longer messages than a connection can carry."""
 
 
 class ReportRejected(FedveilError):
-    """A report that was refused; nothing that was folded before has changed."""
+    """A report was refused. The running sums are unchanged."""
 
     def __init__(self, client: int, reason: str) -> None:
         self.client = client
@@ -96,7 +96,7 @@ class ClientWithheld(FedveilError):
 
 
 class AnsweredBefore(ClientWithheld):
-    """A client's update of a round, or of a later one, has left it already."""
+    """A client has already sent its update for this round or a later one."""
 
     def __init__(self, round: int) -> None:
         super().__init__(
@@ -106,7 +106,7 @@ class AnsweredBefore(ClientWithheld):
 
 
 class RoundVoid(FedveilError):
-    """A round ended without an aggregate; the global model stays as it was."""
+    """A round ended without an aggregate. The global model does not change."""
 
     def __init__(self, phase: str, got: int, needed: int, reason: str | None = None) -> None:
         self.phase = phase
@@ -121,15 +121,15 @@ class RunStopped(FedveilError):
 
 
 class LimitReached(RunStopped):
-    """A run ended in good order because going on would pass a privacy limit it was given."""
+    """A run ended normally because continuing would exceed one of its privacy limits."""
 
 
 class RunFailed(FedveilError):
-    """A run ended in which no report was ever usable: it has no result."""
+    """A run ended without a single usable report, so it has no result."""
 
 
 class ClaimRefuted(FedveilError):
-    """An audit found more than is claimed."""
+    """An audit measured more leakage than the claim allows."""
 
 
 class WorkerDied(RunStopped):
@@ -141,17 +141,18 @@ class RunFolderError(FedveilError):
 
 
 class FolderInUse(RunFolderError):
-    """Another process writes in a run folder."""
+    """Another process is writing to the run folder."""
 
 
 class SplitInvalid(FedveilError, ValueError):
-    """A split model that cannot be trained by its parties."""
+    """A split model that its parties cannot train."""
 
 
 class ExchangeError(FedveilError):
-    """A step between parties ended without being applied on either side.
+    """A step between parties failed, and neither side applied it.
 
-    `told` is what the other parties hear: less, where the reason may speak of a party's data.
+    `told` is the reason that the other parties receive. It says less if the full reason may reveal
+    a party's data.
     """
 
     def __init__(self, reason: str, told: str | None = None) -> None:
@@ -160,11 +161,11 @@ class ExchangeError(FedveilError):
 
 
 class PartFailed(ExchangeError, ModelInvalid):
-    """A module of this party's own raised; the step that failed would fail again."""
+    """A module of this party raised an error, and the step would fail again."""
 
 
 class PeerAborted(ExchangeError):
-    """The other side ended the step, and knows that it did."""
+    """The other side ended the step on purpose."""
 
     def __init__(self, peer: str, reason: str) -> None:
         self.peer = peer
@@ -172,11 +173,11 @@ class PeerAborted(ExchangeError):
 
 
 class PeerAtLimit(PeerAborted):
-    """The other side sends no more: its own privacy limit is reached."""
+    """The other side sends nothing more, because its own privacy limit is reached."""
 
 
 class Unfit(FedveilError):
-    """A follower that cannot take part, for the reason that it is told too."""
+    """A follower cannot take part. It receives the reason too."""
 
     def __init__(self, follower: str, reason: str) -> None:
         self.follower = follower
@@ -184,11 +185,11 @@ class Unfit(FedveilError):
 
 
 class LinkLost(FedveilError):
-    """The other party cannot be reached, or went away; a checkpoint is where to go on from."""
+    """The other party is unreachable or has left. The run can be resumed from a checkpoint."""
 
 
 class PeerRestarted(LinkLost):
-    """The other party is a new process: both go back to the last step that both hold."""
+    """The other party is a new process. Both return to the last step that both have saved."""
 
 
 class PeerRefused(FedveilError):
@@ -204,4 +205,4 @@ class DeploymentError(FedveilError):
 
 
 class AttackImpossible(FedveilError, ValueError):
-    """An attack cannot be mounted on such a job or model, and why."""
+    """An attack is impossible on this job or model. The message says why."""

@@ -1,4 +1,4 @@
-"""The types of arrays, by what they hold; a name of its own is for what the numbers mean."""
+"""Types of arrays by their elements. Modules add names for arrays with a special meaning."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Uint16s: TypeAlias = npt.NDArray[np.uint16]
 Uint32s: TypeAlias = npt.NDArray[np.uint32]
 Uint64s: TypeAlias = npt.NDArray[np.uint64]
 Int8s: TypeAlias = npt.NDArray[np.int8]
-#: Signed whole numbers of any size.
+#: Signed integers of any size.
 Signed: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 _PART = 1 << 16
 
 
 def into_floats(numbers: Int64s) -> Float64s:
-    """The same numbers as floats, in the same memory: `numbers` mean nothing any more."""
+    """Convert integers to floats in the same memory. `numbers` must not be used afterwards."""
     if numbers.dtype != np.int64:
         return numbers.astype(np.float64)
     floats = numbers.view(np.float64)

@@ -1,7 +1,7 @@
-"""What examples are made of: arrays, also of several inputs or of different lengths.
+"""Arrays of examples, including examples with several inputs or of different lengths.
 
-One array of those is structured: a field for each input, and examples of different lengths lie
-filled up beside their length. It is cut, shared and compared as any other.
+Such examples are one structured array. It has a field for each input. Examples of different lengths
+are padded and stored with their length. It can be sliced, shared and compared like any other array.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy.typing as npt
 
 from fedveil.base.arrays import Array, Bools
 
-#: An example's shape, or those of its inputs; -1 is a length of its own.
+#: The shape of an example, or of each of its inputs. -1 means that the length differs by example.
 Shape: TypeAlias = "tuple[int, ...] | dict[str, tuple[int, ...]]"
-#: Some examples: an array, a list where their lengths differ, or one of these for each input.
+#: Some examples: an array, a list if their lengths differ, or one of these for each input.
 Opened: TypeAlias = "Array | list[Array] | dict[str, Array | list[Array]]"
 
-#: What is learnt of an example: its class, numbers, truth values, its next tokens, or what only a
-#: task of the user's knows.
+#: The target of an example: its class, numbers, truth values, its next tokens, or a target that
+#: only a task of the user's understands.
 Targets = Literal["class", "numbers", "bits", "tokens", "own"]
 
 _VALUES, _LENGTH = "values of one length", "length"
-#: Every int64 is below.
+#: The smallest power of two above every int64.
 _INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
-    """One array of inputs that have as many examples each."""
+    """Return one structured array of inputs with equally many examples."""
     fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
     whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
     for name, part in columns.items():
@@ -39,7 +39,7 @@ def joined(columns: Mapping[str, Array]) -> Array:
 
 
 def ragged(items: Sequence[Array] | Array) -> Array:
-    """One array of arrays whose first dimensions differ."""
+    """Return one structured array of arrays whose first dimensions differ."""
     lengths = [len(item) for item in items]
     values = np.zeros((len(items), max(lengths), *items[0].shape[1:]), np.result_type(*items))
     for row, item in zip(values, items, strict=True):
@@ -48,7 +48,7 @@ def ragged(items: Sequence[Array] | Array) -> Array:
 
 
 def stacked(parts: Sequence[Array]) -> Array:
-    """One array of several, one after another; raises ValueError where they do not fit."""
+    """Concatenate arrays of examples. Raises ValueError if they do not fit together."""
     first, *others = alike(parts)
     if not others:
         return first
@@ -61,7 +61,10 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """The same, of different lengths all where one is; raises ValueError for other inputs."""
+    """Return the parts, all with examples of different lengths if any of them has such examples.
+
+    Raises ValueError if the parts have different inputs.
+    """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
             raise ValueError("some are single numbers")
@@ -76,17 +79,17 @@ def alike(parts: Sequence[Array]) -> list[Array]:
 
 
 def is_plain(array: Array) -> bool:
-    """Whether the array is neither of these."""
+    """Return True unless the array is structured."""
     return array.dtype.names is None
 
 
 def is_ragged(dtype: npt.DTypeLike) -> bool:
-    """Whether it is that of arrays of different lengths."""
+    """Return True if `dtype` is that of examples of different lengths."""
     return np.dtype(dtype).names == (_VALUES, _LENGTH)
 
 
 def shape_of(array: Array) -> Shape:
-    """The shape of one example."""
+    """Return the shape of one example."""
     if is_plain(array):
         return array.shape[1:]
     if is_ragged(array.dtype):
@@ -101,19 +104,19 @@ def _plain_shape(column: Array) -> tuple[int, ...]:
 
 
 def opened(rows: Array) -> Opened:
-    """The parts of some examples."""
+    """Return the inputs of some examples as ordinary arrays."""
     if rows.dtype.names is None or is_ragged(rows.dtype):
         return _column(rows)
     return {name: _column(rows[name]) for name in rows.dtype.names}
 
 
 def items(rows: Array) -> list[Array]:
-    """Each example of one input."""
+    """Return a list of examples, which have one input."""
     return list(_column(rows))
 
 
 def values(rows: Array) -> Array:
-    """Every number of one input, those of different lengths one after another."""
+    """Return all numbers of one input. Examples of different lengths are concatenated."""
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column
 
@@ -133,7 +136,7 @@ def as_finite(array: Array) -> tuple[Array, Bools]:
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Convert to int64 and return a mask of the records that hold such whole numbers only."""
+    """Convert to int64 and return a mask of the records that contain only int64 integers."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

@@ -1,4 +1,4 @@
-"""Writes files that must be whole, or secret, from their first instant on; never through a link."""
+"""Writes files that are complete or secret from the first moment. Never follows a link."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import TypeAlias
 
 from fedveil.base.untrusted import check_kind
 
-#: What a file is to hold, as a whole or in pieces.
+#: The content of a file, whole or in pieces.
 Pieces: TypeAlias = bytes | Sequence[bytes | memoryview]
 
-#: What the name of a file that is not whole yet ends with.
+#: The suffix of a file that is not complete yet.
 PARTIAL = ".part"
 
 
 def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
-    """Make a file that is never open to more than `mode` says, or raise FileExistsError."""
+    """Create a file whose permissions never exceed `mode`. Raises FileExistsError if it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file: whoever reads it sees the old bytes or the new."""
+    """Write or replace a file atomically: a reader sees either the old bytes or the new."""
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     write_new(partial, data, mode)
@@ -36,21 +36,21 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Give a finished file its name, which a power cut takes away neither in whole nor in part."""
+    """Rename a finished file. A power cut leaves the whole file or none under its new name."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file to append to it, or make it; raises OSError like `open_in_place`."""
+    """Open a file to append to it, or create it. Raises OSError like `open_in_place`."""
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open a file that is changed where it is; raises OSError for a link, a pipe or a device.
+    """Open a file for changes in place. Raises OSError for a link, a pipe or a device.
 
-    Whoever made the folder may have put a link there, to a file that its user can write.
+    The creator of the folder may have placed a link there, to a file that the user can write.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -69,7 +69,7 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_inner_folder(path: Path) -> None:
-    """Make a folder inside one of fedveil's own unless it is there; raises OSError for a link."""
+    """Make a folder inside one of fedveil's own unless it exists. Raises OSError for a link."""
     if path.is_symlink():
         raise _link(path)
     path.mkdir(exist_ok=True)
@@ -89,7 +89,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """No other process that asks so changes the file meanwhile; a dead one's lock is freed."""
+    """Lock `path` against other processes that call `alone`. A dead process's lock is freed."""
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Compiled inner loops, with a NumPy path where numba cannot be had."""
+"""Compiled inner loops, with a NumPy path where numba is unavailable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
 
-#: There is no wheel of numba for some platforms.
+#: Some platforms have no wheel of numba.
 HAVE_NUMBA = find_spec("numba") is not None
 _REORDER = {"contract", "reassoc", "nsz"}
 
@@ -21,9 +21,9 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Compile the decorated loop with numba, or use `fallback`, which computes the same bytes.
 
-    Where that is None the loop runs as it is: ask `HAVE_NUMBA` before a long one. With `reorder`
-    it is free to fuse and to reorder its sums as a BLAS does: its last bits are those of the
-    machine kind. With `numbers` all that it meets are numbers: NaN gives anything.
+    If `fallback` is None, the loop runs uncompiled: check `HAVE_NUMBA` before a long one. With
+    `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the kind
+    of machine. With `numbers`, the loop must not meet NaN: the result would be undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -36,35 +36,36 @@ def compiled(
 
 
 class _Kernel:
-    """A loop that numba is asked for when it is first called: numba is slow to import."""
+    """A loop that is compiled at its first call, since numba is slow to import."""
 
     def __init__(self, loop: Any, fallback: Callable[..., object] | None, free: set[str]) -> None:
         self._loop = loop
         self._options: Any = {"nogil": True, "fastmath": free or False}
-        self.numpy_path = fallback  # the tests compare the two
+        self.numpy_path = fallback  # the tests compare it with the loop
 
     def __call__(self, *arguments: Any) -> Any:
         return self.jitted(*arguments)
 
     @cached_property
     def jitted(self) -> Any:
-        """The loop as numba has it; numba knows the loops that it calls in that form alone."""
+        """The compiled loop. The loops that it calls are compiled too, as numba requires."""
         from numba import njit
 
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
-        except RuntimeError:  # nowhere to keep compiled code: compile it in every process
+        except RuntimeError:  # no place to cache compiled code: compile it in every process
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """The loop, whose module has from now on what it calls in numba's form.
+    """Replace the uncompiled loops in the loop's module by compiled ones, and return the loop.
 
-    What numba keeps of it is kept under a name that the files beside it decide: numba itself asks
-    only whether the loop's own file has changed, not what it calls, or a number that it reads.
+    The loop gets a new name that depends on all files in its folder, and numba caches it under that
+    name. numba itself only checks if the loop's own file has changed, not the loops that it calls
+    or the numbers that it reads.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

@@ -1,6 +1,6 @@
-"""Public names of a package that are imported when they are first asked for.
+"""Public names of a package that are imported at their first use.
 
-`import fedveil.mechanisms` must not import torch, and a helper process needs few names of many.
+`import fedveil.mechanisms` must not import torch, and a helper process needs only a few names.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fedveil.errors import MissingExtra
 def lazy(
     package: str, names: Mapping[str, Sequence[str]], needs: tuple[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562), for modules and the names that they hold.
+    """Return a package's `__getattr__` and `__dir__` (PEP 562).
 
-    A name that is a module of its own has no home but itself. `needs` is a package that all of
-    them need, and the extra that installs it.
+    `names` maps modules to the names that they define; a submodule is listed under its own full
+    name. `needs` is a package that all of them need, and the extra that installs it.
     """
     homes = {name: home for home, held in names.items() for name in held}
 
@@ -43,7 +43,7 @@ def lazy(
 
 @cache
 def special() -> Any:
-    """SciPy's special functions take a third of a second to import: only where they are used."""
+    """Import SciPy's special functions at their first use: this takes a third of a second."""
     from scipy import special
 
     return special

@@ -1,13 +1,13 @@
-"""What travels: a flat mapping of names to arrays, bytes and scalars, with one binary encoding.
+"""Messages: flat mappings of names to arrays, bytes and scalars, with one binary encoding.
 
-The length of the encoding is what every table calls upload bytes, in simulation and on the wire
-alike. The encoding is canonical (names sorted, shortest lengths, nothing after the end), holds
-data only, and decoding checks every length before it reads, so that hostile bytes end in
-`MessageInvalid` and nothing else.
+The length of the encoding is the "upload bytes" of every table, in simulation and on the wire
+alike. The encoding is canonical (names sorted, shortest lengths, nothing after the end) and
+contains only data. Decoding checks every length before it reads, so hostile bytes raise
+`MessageInvalid` and do nothing else.
 
     message := b"\\xfe\\x01" field*
     field   := length(name) name kind payload
-    kind    := b"i" zigzag varint            whole number
+    kind    := b"i" zigzag varint            integer
              | b"f" float64, little endian   real number
              | b"?" one byte, 0 or 1         truth value
              | b"s" length utf-8             text
@@ -40,22 +40,23 @@ DTYPES = {
 _LETTERS = {np.dtype(name): letter for letter, name in DTYPES.items()}
 _MAX_DIMENSIONS = 8
 _MAX_VARINT_BITS = 128
-#: gRPC and protobuf count a message's bytes in 31 bits; a carrier's own words take some of them.
+#: gRPC and protobuf count a message's bytes in 31 bits. The transport's own fields take some of
+#: them.
 MOST_CARRIED = (1 << 31) - (1 << 16)
 
 
 def encode(message: Message, *, header: bytes = b"") -> bytes:
-    """The one encoding of `message`; a carrier's `header` stands before it without a copy."""
+    """Return the canonical encoding of `message`, preceded by the transport's `header`."""
     return b"".join([header, *encoded_parts(message)])
 
 
 def encoded_bytes(message: Message) -> int:
-    """The length of the encoding, without making it."""
+    """Return the length of the encoding without building it."""
     return sum(map(len, encoded_parts(message)))
 
 
 def check_carried(what: str, size: int) -> None:
-    """Refuse what machines would have to send each other in more bytes than one message has."""
+    """Raise `MessageTooLong` if `what`, of `size` bytes, exceeds a message between machines."""
     if size > MOST_CARRIED:
         raise MessageTooLong(
             f"{what} is a message of {size:,} bytes, and between machines one has {MOST_CARRIED:,} "
@@ -64,7 +65,7 @@ def check_carried(what: str, size: int) -> None:
 
 
 def encoded_parts(message: Message) -> list[bytes | memoryview]:
-    """The encoding in pieces, of which the large ones are the message's own memory."""
+    """Return the encoding in pieces. Large pieces are views of the message's own memory."""
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
@@ -73,9 +74,9 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
-    """The message that `data` encodes; its arrays are read-only views of `data` where aligned.
+    """Return the message that `data` encodes. Its arrays are read-only views of `data` if aligned.
 
-    More than `longest` bytes are refused before one of them is looked at.
+    Raises `MessageInvalid` for more than `longest` bytes, before it reads any of them.
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(f"the message has {len(data)} bytes, {longest} are the most here")
@@ -94,7 +95,7 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
 
 
 def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """The field `name` of an untrusted message, of exactly that type."""
+    """Return the field `name` of an untrusted message if it has exactly the type `kind`."""
     value = message.get(name)
     if value is None or type(value) is not kind:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -104,7 +105,10 @@ def take(message: Message, name: str, kind: type[Any]) -> Any:
 def take_array(
     message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
 ) -> Array:
-    """The array `name` of an untrusted message, of exactly that type and shape; None: any size."""
+    """Return the array `name` of an untrusted message if it has exactly this type and shape.
+
+    A size of None in `shape` allows any size.
+    """
     value: Array = take(message, name, np.ndarray)
     if value.dtype != np.dtype(dtype):
         raise MessageInvalid(f"field {name} has the wrong type")
@@ -116,7 +120,7 @@ def take_array(
 
 
 def only_fields(message: Mapping[str, Value], *names: str) -> None:
-    """Refuse an untrusted message that holds anything but `names`."""
+    """Raise `MessageInvalid` unless an untrusted message has exactly the fields `names`."""
     if set(message) != set(names):
         raise MessageInvalid("fields are missing or unknown")
 
@@ -164,7 +168,7 @@ def _varint(value: int) -> bytes:
 
 
 class _Reader:
-    """A cursor over untrusted bytes; every read checks what is left."""
+    """A cursor over untrusted bytes. Every read checks the remaining length."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

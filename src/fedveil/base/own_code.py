@@ -21,23 +21,23 @@ T = TypeVar("T")
 #: The form package.module:function.
 FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 
-#: The module of a script or of a notebook's cells.
+#: The module of a script, or of a notebook's cells.
 _SCRIPT = "__main__"
 _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")]
 
 
 def is_function(name: str) -> bool:
-    """Whether `name` has the form package.module:function."""
+    """Return True if `name` has the form package.module:function."""
     return re.fullmatch(FUNCTION, name) is not None
 
 
 def load(
     name: str, *, key: str, error: type[FedveilError], built_in: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """What `name` names: a function, or a class.
+    """Return the function or class that `name` names.
 
-    Raises `error`, its sentence beginning with `key`, such as `model = 'm:f'`. `built_in` are the
-    names that are allowed there besides.
+    Raises `error` with a sentence that begins with `key`, such as `model = 'm:f'`. `built_in` lists
+    the other names that are allowed there.
     """
     if not is_function(name):
         names = list(built_in)
@@ -72,15 +72,16 @@ def load(
 
 
 def called(function: Callable[..., T], **offered: object) -> T:
-    """What `function` returns, called with those of the arguments that it has."""
+    """Call `function` with those of the `offered` arguments that it accepts."""
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in offered.items() if key in wanted})
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """What of the calling script or notebook these name, for a process that has it not.
+    """Pickle the named objects of the calling script or notebook for another process.
 
-    By value, with all that it uses of the script; raises whatever hinders it.
+    They are pickled by value, with everything that they use from the script. Raises any error that
+    prevents this.
     """
     mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
     if not mine:
@@ -93,7 +94,7 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Have what another process's script has, where `load` finds it."""
+    """Restore another process's script objects in the place where `load` looks for them."""
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this
@@ -101,7 +102,7 @@ def unpack(data: bytes) -> None:
 
 @contextmanager
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
-    """Turn whatever a user's code raises into one sentence; fedveil's errors are one already."""
+    """Turn any exception of a user's code into one sentence. fedveil's own errors pass."""
     try:
         yield
     except FedveilError:
@@ -113,14 +114,14 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
 
 
 def described(error: Exception) -> str:
-    """An error of a user's code on one line."""
-    # The text of a syntax error has its place in it already.
+    """Return an error of a user's code on one line."""
+    # The text of a syntax error already contains its place.
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def place_of(error: BaseException) -> str | None:
-    """The file and the line of the user's own code in which an error came up, if it was in any."""
+    """Return the file and line of the user's own code that raised an error, or None."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)
@@ -129,7 +130,7 @@ def place_of(error: BaseException) -> str | None:
 
 
 def defined_at(function: Callable[..., Any]) -> str:
-    """The file and the line at which a function or a class begins."""
+    """Return the file and line at which a function or class begins."""
     try:
         return _place(inspect.getsourcefile(function) or "", inspect.getsourcelines(function)[1])
     except (OSError, TypeError):  # typed in, or not written in Python
@@ -137,7 +138,7 @@ def defined_at(function: Callable[..., Any]) -> str:
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file is neither fedveil's nor of anything that is installed."""
+    """Return True if a file belongs neither to fedveil nor to an installed package."""
     path = Path(file)
     installed = (*map(Path, _INSTALLED), Path(__file__).parents[1])
     outside = not any(path.is_relative_to(folder) for folder in installed)

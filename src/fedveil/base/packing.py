@@ -1,4 +1,4 @@
-"""Whole numbers of a fixed width, packed bit by bit: the lowest bit first, no gaps."""
+"""Integers of a fixed width, packed bit by bit: lowest bit first, no gaps."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from fedveil.base.kernels import compiled
 
 _Whole = npt.NDArray[np.integer[Any]]
 
-# A multiple of 8, so that every part but the last begins and ends with a byte.
+# A multiple of 8, so that every part but the last starts and ends at a byte boundary.
 _PART = 1 << 14
 _STRETCH = 1 << 16
-#: Numbers that one loop leaves to the next in the cache; a multiple of 8.
+#: The block of numbers that passes between two loops in the cache; a multiple of 8.
 _SOME = 1 << 11
 
 
 def packed_size(count: int, width: int) -> int:
-    """Bytes that `count` numbers of `width` bits take; the last byte's spare bits are zero."""
+    """Return the number of bytes of `count` numbers of `width` bits. Spare bits are zero."""
     return (count * width + 7) // 8
 
 
 def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
-    """Whether nothing is hidden behind the last of `count` numbers."""
+    """Return True if all bits after the last of `count` numbers are zero."""
     spare = 8 * len(packed) - count * width
     return not spare or int(packed[-1]) >> (8 - spare) == 0
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """`value - lowest` for every value, each in `width` bits, 1 to 64."""
+    """Pack `value - lowest` for every value, each in `width` bits, 1 to 64."""
     words = np.zeros((len(values) * width + 63) // 64, "<u8")
     _pack(values, lowest, width, words)
     return words.view(np.uint8)[: packed_size(len(values), width)]
 
 
 def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -> bool:
-    """Overwrite `out` with the numbers of `packed`, the inverse of `pack`, of 1 to 32 bits.
+    """Overwrite `out` with the numbers in `packed`, of 1 to 32 bits. This is the inverse of `pack`.
 
-    Returns whether `packed` is one that `pack` can have made of numbers in lowest..highest: the
-    right length, all of them in that range, spare bits zero. Otherwise `out` is meaningless.
+    Returns True if `pack` can have produced `packed` from numbers in lowest..highest: it has the
+    right length, its numbers are in that range, and its spare bits are zero. Otherwise returns
+    False, and `out` is meaningless.
     """
     if len(packed) != packed_size(len(out), width) or not spare_bits_zero(packed, len(out), width):
         return False
@@ -53,9 +54,10 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
 
 
 def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add the numbers of `packed`, which int32 holds, to those of `total`.
+    """Add the numbers in `packed`, which must fit int32, to those of `total`.
 
-    Returns whether that can be the work of `pack`, as `unpack` does. Otherwise nothing is added.
+    Returns True if `pack` can have produced `packed`, like `unpack`. Otherwise returns False and
+    adds nothing.
     """
     if len(packed) != packed_size(len(total), width):
         return False
@@ -65,20 +67,20 @@ def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Wh
 
 
 def add(numbers: _Whole, total: _Whole) -> None:
-    """Add numbers to those of `total`, which are of a wider type."""
+    """Add numbers to those of `total`, which has a wider type."""
     _add(numbers, total)
 
 
 def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
-    """Add the numbers of `packed`, of 1 to 64 bits, to those of `total`, as many as there are."""
+    """Add the numbers in `packed`, of 1 to 64 bits, to those of `total`. Their counts are equal."""
     for part, padded in _padded_parts(packed, width, total):
         _add_packed(padded.view("<u8"), width, part)
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Stretches of `out`, and their numbers with bytes behind them that may be read as well.
+    """Yield blocks of `out`, each with its packed numbers and some padding behind them.
 
-    Two whole words are read at a time, and never past the end; `packed` is not copied whole.
+    Two whole words are read at a time, and never past the end. Only one block is copied at a time.
     """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
@@ -134,10 +136,10 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Overwrite `out`; returns the largest number before `lowest` was added."""
+    """Overwrite `out`. Returns the largest number before adding `lowest`."""
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
-    for i in range(0, eights, 8):  # eight numbers begin with a byte: their shifts are always these
+    for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
         for k in range(8):
             number = _number(padded, i // 8 * width, k * width) & mask
             largest = max(largest, number)
@@ -151,10 +153,10 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """What begins with a bit of a byte, and at least 57 bits of it."""
+    """Return at least 57 bits that start at `bit`, counted from `byte`."""
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
-    for k in range(8):  # one load, for a compiler
+    for k in range(8):  # a compiler turns this into one load
         eight |= np.uint64(padded[first + np.uint64(k)]) << np.uint64(8 * k)
     return eight >> np.uint64(bit & 7)
 
@@ -169,7 +171,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add some numbers at a time, in the cache; take them back where one is wrong."""
+    """Add a block of numbers at a time, in the cache. Undo all of them if one is out of range."""
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]
@@ -184,7 +186,7 @@ def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _W
 
 @compiled()
 def _some(packed: Uint8s, start: int, lowest: int, width: int, padded: Uint8s, out: _Whole) -> int:
-    """`_unpack` of the numbers from `start` on, a multiple of 8."""
+    """Unpack the numbers from `start` on, a multiple of 8, into `out`."""
     source = packed[start // 8 * width :][: (len(out) * width + 7) // 8]
     for k in range(len(source)):
         padded[k] = source[k]
@@ -220,7 +222,7 @@ def _add_packed(words: Uint64s, width: int, total: _Whole) -> None:
     for i in range(len(total)):
         at = np.uint64(i) * np.uint64(width)
         word, shift = at >> np.uint64(6), at & np.uint64(63)
-        # In two steps, because a shift by 64 is none.
+        # Two steps, because a shift by 64 does nothing.
         above = (words[word + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - shift)
         element = ((words[word] >> shift) | above) & mask
         total[i] += total.dtype.type(element)

@@ -1,4 +1,4 @@
-"""Consoles that print text as it is: what a user has named is no markup, emoji or command."""
+"""Consoles that print text literally: user names are never markup, emoji or terminal commands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rich.text import Text
 
 from fedveil.base.untrusted import escaped
 
-#: Whether what would go to standard output goes to standard error (`json_answer`).
+#: True if standard output is redirected to standard error (`json_answer`).
 to_stderr = False
 
 
 class _EscapingConsole(Console):
-    """A console to which no text gives a command; rich's own styles stay.
+    """A console on which no text acts as a terminal command. rich's own styles still work.
 
-    Texts are escaped before they are measured, and whatever renders itself when it is printed.
+    Strings are escaped before they are measured. Other renderables are escaped when they are
+    printed.
     """
 
     def render_str(self, text: str, **how: Any) -> Text:
@@ -33,21 +34,21 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """A console on which `[red]` and `:train:` stand for themselves, and commands are escaped."""
+    """Return a console that prints `[red]` and `:train:` literally and escapes commands."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
 
 
 def say(text: str) -> None:
-    """A line on standard output, unbroken."""
+    """Print a line on standard output without wrapping it."""
     console(soft_wrap=True).print(text)
 
 
 def document(text: str) -> None:
-    """Write a text that is a command's whole answer, escaped on a terminal alone.
+    """Write a text that is a command's whole answer. It is escaped only on a terminal.
 
-    Under `--json` another answer takes its place.
+    Prints nothing under `--json`, which has another answer.
     """
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
@@ -55,7 +56,7 @@ def document(text: str) -> None:
 
 
 def remark(text: str, kind: str = "") -> None:
-    """A line on standard error; its kind, such as `warning`, in colour before it."""
+    """Print a line on standard error, after its coloured `kind`, such as `warning`."""
     shown = console(stderr=True, soft_wrap=True)
     if kind:
         shown.print(f"{kind}:", style=_COLOURS[kind], end=" ")

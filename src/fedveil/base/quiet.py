@@ -1,4 +1,4 @@
-"""What is said by something that takes long, so that nobody takes it for stuck."""
+"""Progress lines for slow steps, so that nobody thinks that they hang."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-#: Where there is no terminal, no more seconds pass without a line.
+#: Without a terminal, the longest time in seconds without a line.
 QUIET_S = 30.0
 
 
 class Quiet:
-    """Says that a run goes on where nothing else was said for so many seconds."""
+    """Reports that a run is still going if nothing else was printed for `every_s` seconds."""
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say
@@ -31,7 +31,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Something else was said."""
+        """Note that something else was printed."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

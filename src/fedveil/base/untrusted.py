@@ -1,9 +1,9 @@
-"""Opens every file whose content a stranger may have made, and escapes the names in it.
+"""Opens every file that a stranger may have written, and escapes the names in it.
 
-Only a regular file is read: a named pipe would block its reader forever, and a device such as
-/dev/zero never ends. A file is read up to the size that it had when it was opened, and no file
-above the limit of its kind is read at all. Everything that is refused here is an OSError with a
-plain reason, so that callers report it as they report a missing file.
+Only regular files are read: a named pipe would block its reader forever, and a device such as
+/dev/zero never ends. A file is read up to its size at opening, and a file above the limit of its
+kind is not read at all. Every refusal is an OSError with a plain reason, so that callers report it
+like a missing file.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-#: What parsers of files raise for malformed content: Python's own, NumPy's (`tokenize` and
-#: SyntaxError, for an array's header) and those of archives. A defect in fedveil may hide among
-#: them, so a parser is guarded by this and the code that uses its result is not.
+#: The errors that parsers of files raise for malformed content: Python's own, NumPy's (`tokenize`
+#: and SyntaxError, for an array's header) and those of archives. A bug in fedveil may raise one of
+#: them too, so they are caught around a parser but not around the code that uses its result.
 MALFORMED: Final = (
     ValueError, TypeError, ArithmeticError, LookupError, AttributeError, EOFError, MemoryError,
     RecursionError, NotImplementedError, SyntaxError, tokenize.TokenError, struct.error,
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
-#: A job with every key written out has 3 KB; PyYAML reads one MiB in about a second.
+#: A job with every key written out has 3 KB. PyYAML reads 1 MiB in about a second.
 MOST_JOB_BYTES: Final = 1 << 20
-#: A key, certificate or run's name has a few KB at most.
+#: A key, a certificate or a run's name has a few KB at most.
 MOST_KEY_BYTES: Final = 1 << 20
-#: Revocation lists of all authorities of a chain. A revoked certificate takes some 40 bytes.
+#: Revocation lists of all authorities in a chain. A revoked certificate takes some 40 bytes.
 MOST_LISTS_BYTES: Final = 1 << 28
-#: A line of metrics has about 2 KB: a run of half a million rounds.
+#: A line of metrics has about 2 KB, so this is a run of half a million rounds.
 MOST_LINES_BYTES: Final = 1 << 30
-#: Weights, two moments of an optimizer and the best model: 1 billion parameters of 4 bytes.
+#: Weights, two moments of an optimiser and the best model: 1 billion parameters of 4 bytes.
 MOST_STATE_BYTES: Final = 1 << 34
-#: Files that are read a piece at a time, or mapped: memory does not grow with their size.
+#: Files that are mapped or read piece by piece, so that memory does not grow with their size.
 MOST_STREAMED_BYTES: Final = 1 << 42
-#: Files of a data set that are read whole; LEAF's largest have some 100 MB, and Purchase-100 as
-#: 64-bit numbers has 950 MB.
+#: Data set files that are read whole. LEAF's largest have some 100 MB, and Purchase-100 as 64-bit
+#: numbers has 950 MB.
 MOST_DATA_BYTES: Final = 1 << 31
 
-#: All text of a language model, which is held in memory as it is.
+#: All text of a language model, which is loaded into memory unchanged.
 MOST_TEXT_BYTES: Final = 1 << 34
 
 _KINDS = (
@@ -57,9 +57,9 @@ _KINDS = (
 )  # fmt: skip
 
 
-#: Characters that act on a terminal or reorder a line instead of being shown (control characters
-#: but tabs and line ends, separators and directions of lines), and those that no file or XML may
-#: hold.
+#: Characters that control a terminal or reorder a line instead of being shown (control characters
+#: except tabs and line ends, separators, and marks of writing direction), and characters that files
+#: or XML must not contain.
 _UNSHOWN = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"
     "\\ud800-\\udfff\\ufffe\\uffff]"
@@ -67,12 +67,12 @@ _UNSHOWN = re.compile(
 
 
 def escaped(text: str) -> str:
-    """Return `text` with what would act on a terminal written out, as `\\x1b`."""
+    """Return `text` with characters that control a terminal written out, such as `\\x1b`."""
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes; raises OSError."""
+    """Return the content of a regular file of at most `most` bytes. Raises OSError."""
     with opened(path, most) as file:
         try:
             return file.read(os.fstat(file.fileno()).st_size)
@@ -87,9 +87,9 @@ def read_text(path: str | Path, most: int) -> str:
 
 @contextmanager
 def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]]:
-    """Open a regular file of at most `most` bytes for reading; raises OSError."""
+    """Open a regular file of at most `most` bytes for reading. Raises OSError."""
     check_regular(path, most)
-    # Without O_NONBLOCK, a pipe that has taken the file's place since would block.
+    # Without O_NONBLOCK, a pipe that has replaced the file in the meantime would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with io.BufferedReader(_Snapshot(descriptor)) as file:
         _check(os.fstat(descriptor), path, most)
@@ -99,20 +99,20 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    For a library that opens files itself. All others use `opened`, which leaves no time between
-    the check and the reading.
+    It is for libraries that open files themselves. All other code uses `opened`, which leaves no
+    time between check and reading.
     """
     try:
         status = Path(path).stat()
-    except ValueError as error:  # a NUL character, or half of one, which no name of a file has
+    except ValueError as error:  # a NUL character or a lone surrogate, which no file name contains
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     _check(status, path, most)
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:
-    """Yield the lines of a text file, ends included; raises ValueError for a longer one.
+    """Yield the lines of a text file, ends included. Raises ValueError above `most` characters.
 
-    A file of gigabytes without a line end would otherwise be one line in memory.
+    Otherwise, a file of gigabytes without a line end would be one line in memory.
     """
     for number in count(1):
         line = file.readline(most + 1)
@@ -124,7 +124,7 @@ def lines(file: TextIO, most: int) -> Iterator[str]:
 
 
 def check_kind(status: os.stat_result, path: str | Path) -> None:
-    """Raise OSError unless `status` is that of a regular file."""
+    """Raise OSError unless `status` describes a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for is_kind, what in _KINDS:
@@ -141,10 +141,10 @@ def _check(status: os.stat_result, path: str | Path, most: int) -> None:
 
 
 class _Snapshot(io.FileIO):
-    """A file up to the size that it has now.
+    """A file that is read only up to its size at opening.
 
-    Bytes that are appended meanwhile are not read, nor are files of the system (/proc, /sys),
-    which give no size and may have no end.
+    Bytes that are appended later are not read. Neither are system files (/proc, /sys), which report
+    no size and may have no end.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -156,7 +156,7 @@ class _Snapshot(io.FileIO):
 
     def readall(self) -> bytes:
         parts = []
-        while part := super().read(self._left()):  # at most 2 GiB at a time
+        while part := super().read(self._left()):  # each read returns at most 2 GiB
             parts.append(part)
         return b"".join(parts)
 

@@ -1,4 +1,4 @@
-"""The checks of a mechanism's arguments: made once, at construction; what follows trusts them."""
+"""Checks of arguments. A mechanism makes them once, in its constructor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedveil.errors import InvalidValue
 
 
 def number(name: str, value: SupportsFloat) -> float:
-    """`value` as a finite float."""
-    # A protocol's instance check is dear, and most are plain.
+    """Return `value` as a finite float."""
+    # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) not in (float, int) and (
         isinstance(value, bool) or not isinstance(value, SupportsFloat)
     ):
@@ -25,12 +25,12 @@ def number(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """`value` as a float in (0, inf)."""
+    """Return `value` as a float in (0, inf)."""
     return within(name, value, 0, math.inf, open_low=True, open_high=True)
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:
-    """`value` as a float in [0, inf)."""
+    """Return `value` as a float in [0, inf)."""
     return within(name, value, 0, math.inf, open_high=True)
 
 
@@ -43,7 +43,7 @@ def within(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """`value` as a float between `low` and `high`, each end included unless it is open."""
+    """Return `value` as a float between `low` and `high`. Ends are included unless open."""
     result = number(name, value)
     below = result <= low if open_low else result < low
     above = result >= high if open_high else result > high
@@ -54,8 +54,8 @@ def within(
 
 
 def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """`value` as an int of at least `low` and, where it is given, at most `high`."""
-    # A protocol's instance check is dear, and most are plain.
+    """Return `value` as an int of at least `low` and, if given, at most `high`."""
+    # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) is not int and (
         isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex)
     ):
@@ -68,14 +68,14 @@ def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) 
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """`value`, one of the words in `allowed`."""
+    """Return `value`, which must be one of the words in `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         raise InvalidValue(f"{name} = {value!r} is not one of {', '.join(allowed)}")
     return value
 
 
 def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """`value` as a one-dimensional floating array without NaN or infinity."""
+    """Return `value` as a one-dimensional floating array without NaN or infinity."""
     array = real_vector(name, value)
     if not np.isfinite(array).all():
         raise InvalidValue(f"{name} holds NaN or infinity")
@@ -83,7 +83,7 @@ def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating
 
 
 def real_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """`value` as a one-dimensional floating array."""
+    """Return `value` as a one-dimensional floating array."""
     array = np.asarray(value)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)

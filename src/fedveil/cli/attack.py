@@ -1,4 +1,4 @@
-"""`fedveil attack`: aim an attack at a job or a run, and write down what it reached."""
+"""`fedveil attack`: run an attack on a job or a run, and save the finding."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class Attack:
-    """A file under `attacks/` whose `attack(target, effort, watch)` gives a finding.
+    """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
 
-    `trains`: it attacks what a run ended with, under the protection that the run had.
+    `trains` is True if it attacks the final model of a run, under the protection that the run had.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Attack:
         return found
 
 
-#: What is aimed at a federated job.
+#: Attacks on a federated job.
 FEDERATED = (
     Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
     Attack(
@@ -96,7 +96,7 @@ FEDERATED = (
         "distinguish", "distinguishing", "Distinguish two updates: gives a lower bound on epsilon."
     ),
 )
-#: What is aimed at a vertical job.
+#: Attacks on a vertical job.
 VERTICAL = (
     Attack("features", "split.features", "Reconstruct a follower's features from its activations."),
     Attack("labels", "split.labels", "Infer the leader's labels from the gradients it returns."),
@@ -132,7 +132,7 @@ def _add_federated(attack: Attack) -> None:
             else:
                 job = load(where, overrides, other="`fedveil attack features` attacks it")
                 for name in protections or ():
-                    job.under(name)  # refused before anything is trained
+                    job.under(name)  # raises before anything is trained
                 target = Target.of(job)
                 folder = _new_folder(out, job, attack, stack)
             asked = [target.under(name) for name in protections] if protections else [target]
@@ -180,13 +180,13 @@ for _attack in VERTICAL:
 
 
 def _refuse_out(out: Path | None, run: Path) -> None:
-    """Raise JobError where a folder is named beside a run, whose figures are in its own."""
+    """Raise JobError if `--out` is given for a run: its findings belong in its own folder."""
     if out is not None:
         raise JobError([f"--out is for a job file: what is found of a run is written to {run}"])
 
 
 def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:
-    """Raise JobError where a run's job is of the other kind."""
+    """Raise JobError if the run's job is of the `other` kind."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -195,7 +195,7 @@ def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], comm
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """A run's own folder."""
+    """Return a function that returns the run's own folder."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
@@ -204,9 +204,9 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """A folder that is made when there is something to write: an attack may be impossible.
+    """Return a function that creates the output folder once there is something to write.
 
-    One that is named must be empty from the start.
+    An attack may be impossible. A folder named by `out` is created at once, and must be empty.
     """
     from fedveil.record.run_folder import JOB, RunFolder
 
@@ -235,9 +235,9 @@ def _mount(
     ended: bool,
     json: bool,
 ) -> None:
-    """Against each target in turn; a finding is written as soon as it is there.
+    """Run the attack on each target in turn, and save each finding immediately.
 
-    The page of a run that has `ended` is written anew, with what was found.
+    If the run has `ended`, its page is written again, with the findings.
     """
     from fedveil.pages.run_folder_page import keep_page
     from fedveil.privacy.finding import timed
@@ -261,7 +261,7 @@ def _mount(
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:
-    """Write a picture under a name that is free."""
+    """Write a picture under an unused name, and return that name."""
     path, number = Path("attacks", name), 1
     free = path
     while (folder.path / free).exists():
@@ -273,7 +273,7 @@ def _keep(folder: RunFolder, name: str, data: bytes) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar where there is a terminal."""
+    """Show a progress bar on a terminal. Yield the function that updates it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
@@ -293,7 +293,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def show(found: Finding) -> None:
-    """A finding as a table: what was reached beside what guessing reaches."""
+    """Show a finding as a table: the attack's figures beside those of guessing."""
     from rich.table import Table
 
     from fedveil.privacy.guarantee_word import told

@@ -1,4 +1,4 @@
-"""The shipped mechanisms on trial: every one that a switch position or a crossing rests on."""
+"""The audit cases of every mechanism that a protection or a split model relies on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedveil.mechanisms import EmbeddingDP, LabelDP
 from fedveil.privacy.audit import Case
 from fedveil.protections.catalog import POSITIONS
 
-#: Small enough that every case can be refuted if it is wrong, with some ten thousand trials.
+#: Small enough to refute every wrong case in some ten thousand trials.
 EPS = 1.0
 
 
 def cases() -> Iterator[Case]:
-    """The mechanisms of the positions, as these name them, then those of split learning."""
+    """Yield the cases of the protections, then those of split learning."""
     for position in POSITIONS.values():
         yield from position.audit_cases(EPS)
     yield from _crossings()

@@ -1,4 +1,4 @@
-"""`fedveil compare`: protections side by side, with one report."""
+"""`fedveil compare`: protections side by side, in one report."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def compare(
 
 
 def _told(line: Line) -> dict[str, object]:
-    """A setting's runs."""
+    """Return the runs of a setting, for JSON."""
     runs = [{"folder": run.folder, "last": run.last} for run in line.runs]
     return {"setting": str(line.setting), "runs": runs, "failures": list(line.failures)}
 
 
 def _run(folder: ComparisonFolder) -> list[Result]:
-    """Every cell, with its own live line where there is a terminal."""
+    """Run every cell, with a live line of its own on a terminal."""
     from fedveil.run_display import RunDisplay
 
     cells, results, shown = folder.cells(say), [], console()
@@ -140,7 +140,7 @@ def _run(folder: ComparisonFolder) -> list[Result]:
 
 
 def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None) -> None:
-    """The tables here, and all that there is in the folder."""
+    """Print the tables, and write the whole comparison to the folder."""
     from fedveil.comparing.comparison_page import markdown, page
     from fedveil.comparing.comparison_table import lines, tables
     from fedveil.pages.page_files import write_page

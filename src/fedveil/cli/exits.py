@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one sentence on standard error where it went wrong."""
+"""The exit codes of the commands, and the sentence on standard error after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedveil.settings.allowed import block_of, dotted, keys
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-#: Packages that not every installation has -> the extra that installs them.
+#: Optional packages -> the extra that installs them.
 _EXTRAS = {
     **dict.fromkeys(("torch", "safetensors", "sklearn"), "torch"),
     **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
@@ -39,12 +39,12 @@ class Exit(enum.IntEnum):
 
     DONE = 0
     FAILED = 1
-    WRONG = 2  #: the command line or the job is wrong: nothing was begun
+    WRONG = 2  #: the command line or the job is wrong, and nothing was started
     INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """The commands; Ctrl-C ends any of them alike."""
+    """The commands. Ctrl-C ends each of them in the same way."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
 
 
 def ended(app: typer.Typer) -> int:
-    """Run the command line; the code to exit with. What a user can meet is said in its sentence."""
+    """Run the command line and return its exit code. Prints an error as one sentence."""
     try:
         return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
     except click.ClickException as error:
@@ -79,17 +79,16 @@ def ended(app: typer.Typer) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt) -> int:
-    """Say it, and how to go on. Cut off inside text that was executed (a dataclass being made),
-    CPython would end by the signal however the exception was met; the next text executed makes it
-    forget.
-    """
+    """Print that the command was interrupted and how to resume it. If Ctrl-C interrupts executed
+    text (such as the creation of a dataclass), CPython ends by the signal although the exception is
+    caught. Executing another text clears that state."""
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
     return Exit.INTERRUPTED
 
 
 def _usage(error: click.ClickException) -> int:
-    """The sentence about a command line that cannot be read."""
+    """Print the error of a command line that cannot be parsed, and return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return Exit.WRONG
@@ -111,7 +110,7 @@ def _usage(error: click.ClickException) -> int:
 
 
 def _settings(context: click.Context, option: str) -> Iterator[str]:
-    """How the keys of a job that are called as an option is would be set, where the command can."""
+    """Yield the `--set` texts for keys named like an unknown option, if the command has `--set`."""
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return
     kind = _job_of(context.command_path)
@@ -128,7 +127,7 @@ def _settings(context: click.Context, option: str) -> Iterator[str]:
 
 
 def _job_of(command: str) -> type[BaseModel]:
-    """The kind of job that a command takes."""
+    """Return the kind of job that a command takes."""
     from fedveil.federated.job import Job
     from fedveil.vertical.job import VerticalJob
 

@@ -1,4 +1,4 @@
-"""How the commands of a federated job read it."""
+"""Job arguments of the commands for federated jobs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def load(
     other: str = "`fedveil vertical run` trains it",
     default: Path | None = None,
 ) -> Job:
-    """The job; what a MindSpore file says in vain, and what a job may not mean, on stderr.
+    """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
 
-    `other` says what a vertical job is for. Without a file it is that of `default`, or all
-    keys have their own defaults.
+    `other` says which command takes a vertical job. Without a `path`, the job is `default`, or the
+    job with default keys.
     """
     from fedveil.federated.job import Job
 
@@ -65,7 +65,7 @@ def load(
 
 
 def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
-    """The job of a run that is gone on with; of a vertical run it is said what takes it."""
+    """Return the job of a run to resume. Raises JobError for a vertical run."""
     from fedveil.federated.job import Job
     from fedveil.record.run_folder import job_of
 
@@ -81,6 +81,6 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
 
 
 def remarks(kind: str, texts: Iterable[str]) -> None:
-    """A line for each on standard error."""
+    """Print each text on a line of standard error."""
     for text in texts:
         remark(text, kind)

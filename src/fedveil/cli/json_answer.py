@@ -1,4 +1,4 @@
-"""`--json`: one JSON value on standard output, and all else on standard error."""
+"""`--json`: one JSON value on standard output, and everything else on standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AsJson = Annotated[
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """Where it is wanted, leave standard output to `answer` alone."""
+    """If `wanted`, send everything except `answer` to standard error."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
     try:
@@ -33,7 +33,7 @@ def alone(wanted: bool) -> Iterator[None]:
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """The command with `--json`, which prints what the function gives; without, nobody reads it."""
+    """Add `--json` to a command. It prints the function's return value, otherwise ignored."""
 
     @functools.wraps(command)
     def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:
@@ -54,7 +54,7 @@ def answering(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 def answer(found: Any) -> None:
-    """Print it; a figure that is not finite stands as its name."""
+    """Print a value as JSON. A number that is not finite is printed as its name."""
     sys.stdout.write(json.dumps(strict(_plain(found)), indent=2, allow_nan=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The commands: parse, call, show."""
+"""The commands: they parse, call and show."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ app.command("reproduce")(answering(reproduce_cli.reproduce))
 
 
 def main() -> None:
-    """Run a command; an error a user can meet is its sentence on stderr."""
-    # The command's own folder is where a user's `package.module:function` is looked for.
+    """Run a command. An error that a user can cause is one sentence on stderr."""
+    # A user's `package.module:function` is found in the current folder.
     sys.path.append(os.getcwd())  # noqa: PTH109
     raise SystemExit(ended(app))
 
@@ -89,7 +89,7 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Train a model and write the results to a run folder."""
-    # What needs torch is imported after what may be wrong with the job.
+    # The job is checked before torch is imported.
     if resume is not None:
         others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
         if job is not None or others or out is not None:
@@ -189,7 +189,7 @@ def audit(
 ) -> None:
     """Test the privacy claims of all mechanisms, or show what a run's audit and attacks found.
 
-    Exits 1 where a claim is refuted.
+    Exits with code 1 if a claim is refuted.
     """
     if folder is not None:
         with alone(json):
@@ -217,7 +217,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
 
     findings = read_findings(folder)
     if not findings:
-        job_of(folder)  # what is no run's folder is told so
+        job_of(folder)  # raises an error if `folder` is not a run folder
         raise RunFolderError(
             f"{folder} holds no findings: a run with audit.canaries has one, and `fedveil attack` "
             f"adds some"

@@ -1,4 +1,4 @@
-"""`fedveil report` and `fedveil watch`: show run folders, on a page and in a terminal."""
+"""`fedveil report` and `fedveil watch`: show run folders, on a page or in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as it goes, from its records alone: from another window, or from a copy of its folder."""
+"""`fedveil watch`: shows a running or finished run from its folder alone, or from a copy of it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedveil.run_display import RunDisplay, summary
 
 Wait = Callable[[float], None]
 
-#: Seconds between two looks.
+#: Seconds between two reads of the folder.
 _POLL_S = 0.5
-#: So many looks a run that has ended has left to write its page.
+#: The number of reads during which a finished run may still write its page.
 _LAST_LOOKS = 20
 
 
 def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
-    """Show what a run's folder holds and what comes, until the run has ended; what it is then.
+    """Show a run's records as they are written until the run ends, and return the run.
 
-    Raises `RunFolderError` where there is no run, or one that has not grown for so many seconds
-    and that nobody on this machine writes.
+    Raises `RunFolderError` if there is no run, or if the run has not grown for `patience_s` seconds
+    and no process on this machine is writing it.
     """
     with intact(folder):
         if is_vertical(read_run(folder)):
@@ -69,7 +69,7 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """What is read, each time that there is more of it, until the run has ended."""
+    """Yield the run each time that it has grown, until it has ended."""
     held, looks = None, _LAST_LOOKS
     while True:
         run = read()
@@ -89,6 +89,6 @@ def _grown(
 
 
 def _quiet_s(run: ReadRun) -> float:
-    """How long ago a run wrote something."""
+    """Return the seconds since the run last wrote something."""
     files = (path for path in (run.folder / METRICS, run.folder / EVENTS) if path.exists())
     return time.time() - max((path.stat().st_mtime for path in files), default=0.0)

@@ -1,1 +1,1 @@
-"""Where examples come from, and which client holds which."""
+"""The data sets, and the split of their examples among clients."""

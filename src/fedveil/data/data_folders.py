@@ -1,4 +1,4 @@
-"""Where data files are looked for: the folder that FEDVEIL_DATA names, then the per-user cache."""
+"""The folders with data files: the one that FEDVEIL_DATA names, then the per-user cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLE = "FEDVEIL_DATA"
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/fedveil, or ~/.cache/fedveil where that is not an absolute path."""
+    """Return $XDG_CACHE_HOME/fedveil, or ~/.cache/fedveil without an absolute path there."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if Path(configured).is_absolute():
         return Path(configured) / "fedveil"
@@ -28,7 +28,10 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """The folders that may hold a data set, best first; one that FEDVEIL_DATA names must exist."""
+    """Yield the folders that may contain a data set, in the order of preference.
+
+    Raises `DataUnavailable` if FEDVEIL_DATA names a folder that does not exist.
+    """
     configured = os.environ.get(VARIABLE, "")
     if configured:
         root = Path(configured).expanduser()
@@ -39,7 +42,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """The first that exists, by folder and then by name."""
+    """Return the first existing path by folder, then in the order of `names`, or None."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -49,7 +52,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn what the file system refuses into one sentence."""
+    """Turn an error of the file system into `DataUnavailable`, in one sentence."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The data sets that a job can name: reading them, bringing them here, and saying what there is."""
+"""The data sets that a job can name: loads, downloads and lists them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ __all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available",
 
 @dataclass(frozen=True)
 class Available:
-    """A line of `fedveil data list`; `how` its files get here, and what reads them.
+    """A data set in the list of `fedveil data list`.
 
-    `here` says whether they are on this machine, not yet verified.
+    `how` says how to get its files, `read` loads it, and `here` returns True if the files are on
+    this machine (without verifying them).
     """
 
     name: str
@@ -102,10 +103,10 @@ NAMES = tuple(_CATALOGUE)
 
 
 def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Dataset:
-    """The data set called `name`, or what the user's `package.module:function` returns.
+    """Return the data set `name`, which may be a user's `package.module:function`.
 
-    `apart`: no training record of the user's decides about another (`lone_records`).
-    Never touches the network: `fetch` does. Raises `DataUnavailable` or `DataInvalid`.
+    `apart`: no training record of the user's influences another (`lone_records`). This function
+    never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
@@ -119,10 +120,10 @@ def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Datas
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Bring the files of `name` to the per-user cache, verified, and return their folder.
+    """Download the files of `name` to the per-user cache, verify them, and return their folder.
 
-    Files that are here already are verified and left alone; only the cache's own downloads are
-    replaced where they are damaged.
+    Files that already exist are verified and left alone. A damaged file is replaced only if it is a
+    download in the cache.
     """
     entry = _entry(name)
     if entry.download is None:
@@ -141,7 +142,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
 
 def available() -> list[Available]:
-    """What a job can name; looks for files and reads none."""
+    """Return the data sets that a job can name. Reads no files."""
     return list(_CATALOGUE.values())
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 scans of handwritten digits, inside a dependency, no download."""
+"""scikit-learn's digits: 1,797 scans of handwritten digits, included in that dependency."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LEVELS = 16
 
 
 def read() -> Dataset:
-    """The scans, enlarged from 8 x 8 to 28 x 28 and scaled from 0..16 to [-1, 1].
+    """Return the scans, enlarged from 8 x 8 to 28 x 28 and scaled from 0..16 to [-1, 1].
 
-    The same bytes on every machine: the interpolation is elementwise, without a product whose
-    order of summation a linear-algebra library would choose.
+    The bytes are equal on every machine: the interpolation is elementwise, without a product whose
+    summation order depends on a linear-algebra library.
     """
     try:
         from sklearn.datasets import load_digits
@@ -29,7 +29,7 @@ def read() -> Dataset:
 
 
 def enlarged(images: Array, side: int) -> Array:
-    """Square images [n, s, s] at [n, side, side], bilinear.
+    """Return square images [n, s, s] enlarged to [n, side, side] by bilinear interpolation.
 
     Pixels are areas (half-pixel centres) and the border is repeated, as in torch's
     interpolate(mode="bilinear", align_corners=False).

@@ -1,8 +1,7 @@
-"""Bringing published files to the per-user cache: several mirrors, resumed when cut, verified.
+"""Downloads published files to the per-user cache: tries several mirrors, resumes and verifies.
 
-A file grows as NAME.part, is verified there, and only then takes its name, at once. Whatever
-happens in between, a file that has its name is whole and genuine. Only https is spoken, also
-where a mirror redirects.
+A file grows as NAME.part and is verified under that name. Only then is it renamed, atomically. So a
+file under its final name is always complete and genuine. Only https is used, for redirects too.
 """
 
 from __future__ import annotations
@@ -22,32 +21,33 @@ from fedveil.data.data_folders import writing
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataInvalid, DataUnavailable
 
-#: Called with the bytes that are there and the bytes that there will be, of all files together.
+#: Called with the bytes received so far and the expected total, over all files together.
 Progress: TypeAlias = Callable[[int, int], None]
 
 TIMEOUT_S = 30
-#: How often one mirror is asked for one file; it is left earlier when it brings nothing.
+#: The most requests to one mirror for one file. A mirror that sends nothing is abandoned earlier.
 ATTEMPTS = 10
 _CHUNK_BYTES = 1 << 16
-#: What gzip may add to a file that it cannot shorten.
+#: The most bytes that gzip may add to a file that it cannot compress.
 _PACKING_BYTES = 1 << 12
 
 
 class _MirrorFailed(Exception):
-    """A mirror is given up; says why."""
+    """A mirror was abandoned. The message says why."""
 
 
 class _NoSuchRange(Exception):
-    """What is there already is longer than the mirror's file."""
+    """The partial file is longer than the mirror's file."""
 
 
 def fetch_files(
     source: IdxSet, files: Sequence[IdxFile], folder: Path, progress: Progress | None = None
 ) -> None:
-    """Bring those `files` of `source` to `folder` that are missing or damaged there.
+    """Download the `files` of `source` that are missing or damaged in `folder`.
 
-    Raises `DataUnavailable` where no mirror has a file, or `folder` cannot be written; what came
-    so far is kept and continued the next time. Processes that fetch at the same time take turns.
+    Raises `DataUnavailable` if no mirror has a file, or if `folder` cannot be written. The bytes
+    received so far are saved, and the next call resumes after them. Concurrent processes take
+    turns.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def fetch_files(
 
 
 def target(folder: Path, file: IdxFile) -> Path:
-    """Where a download of `file` goes."""
+    """Return the path to which `file` is downloaded."""
     return folder / f"{file.name}.gz"
 
 
@@ -73,7 +73,7 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """For each file a function that takes its own bytes and passes on those of all."""
+    """Return a progress function for each file, which reports the sum over all files."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 
@@ -109,10 +109,10 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Complete and verify `part`, or raise `_MirrorFailed`."""
+    """Complete and verify `part`. Raises `_MirrorFailed` if this mirror cannot."""
     for _ in range(ATTEMPTS):
         before = _size(part)
-        if before and _genuine(part, file):  # the last fetch was killed before it renamed it
+        if before and _genuine(part, file):  # the last fetch was killed before the rename
             return
         try:
             complete = _receive(url, part, file, report)
@@ -125,14 +125,14 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
             part.unlink()
             if not before:
                 raise _MirrorFailed("sent another file than the published one")
-            # What was there before may be to blame: once more from the beginning.
+            # The bytes from before may be wrong, so try once more from the beginning.
         elif _size(part) <= before:
             raise _MirrorFailed("cut the connection")
     raise _MirrorFailed(f"did not send the whole file in {ATTEMPTS} attempts")
 
 
 def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
-    """Append what the mirror sends after the end of `part`; whether it sent all of it."""
+    """Append the mirror's bytes to `part`. Return True if the mirror sent all of them."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedveil"})  # noqa: S310
     if have:
@@ -156,15 +156,15 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
 
 
 def _grown(part: Path, *, anew: bool) -> IO[bytes]:
-    """Open a file to append what comes, after emptying it if `anew`."""
+    """Open a file for appending, after emptying it if `anew`."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
     return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """The next bytes; none at the end, None where the connection was cut."""
+    """Return the next bytes: empty at the end, None if the connection was cut."""
     try:
-        return response.read1(_CHUNK_BYTES)  # keeps what came before a cut
+        return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):
         return None
 
@@ -178,7 +178,7 @@ class _OnlyHttps(urllib.request.HTTPRedirectHandler):
 
 
 def _require_https(url: str) -> None:
-    """Refuse what can be read or changed on the way; there is no way to this machine itself."""
+    """Raise `_MirrorFailed` unless `url` is https, or http to this machine itself."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
         raise _MirrorFailed(f"leads to {parts.scheme}://{parts.hostname}, which is not https")

@@ -1,4 +1,4 @@
-"""Examples with labels, and the checks that every data set passes, whoever made it."""
+"""Examples with labels, and the checks that every data set must pass."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from fedveil.errors import DataInvalid
 Features: TypeAlias = Array
 Labels: TypeAlias = Int64s
 
-#: Of every class, `holdout` sets one example in this many aside for testing.
+#: `holdout` reserves one of this many examples of every class for testing.
 _TEST_ONE_IN = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """`x[i]` is an example, finite numbers; `y[i]` is its class, from 0, or another target.
+    """Examples `x` with their targets `y`.
 
-    Images of the built-in sets have the shape [1, 28, 28] and values in [-1, 1]. Examples of
-    several inputs, or of different lengths, are structured (`example_arrays`). Where `usable[i]`
-    is false the record was invalid: it is zeros here, and counts for nothing (`lone_records`).
+    `x[i]` is an example of finite numbers. `y[i]` is its class, from 0, or another target. Images
+    of the built-in sets have the shape [1, 28, 28] and values in [-1, 1]. Examples with several
+    inputs, or of different lengths, are structured arrays (`example_arrays`). If `usable[i]` is
+    False, the record was invalid: it is replaced by zeros and has no effect (`lone_records`).
     """
 
     x: Features
@@ -49,9 +50,9 @@ class Examples:
 class Dataset:
     """Training and test examples of one shape.
 
-    `classes` is how many outputs a model needs: classes, where these are the `targets`.
-    `owners[i]` is the client that owns training example i, numbered from 0 without gaps; None
-    where the data has no owners.
+    `classes` is the number of outputs that a model needs: the classes, if these are the `targets`.
+    `owners[i]` is the client that owns training example i, numbered from 0 without gaps. It is None
+    if the data has no owners.
     """
 
     name: str
@@ -73,12 +74,12 @@ class Dataset:
 
     @property
     def labels(self) -> Labels | None:
-        """The classes of the training examples; None where something else is learnt."""
+        """The classes of the training examples, or None if the targets are not classes."""
         return self.train.y if self.targets == "class" else None
 
 
 def centred(pixels: Any) -> Float32s:
-    """Pixels in [0, 1] as values in [-1, 1]: around zero a net learns in fewer rounds."""
+    """Map pixels from [0, 1] to [-1, 1]: a net learns in fewer rounds from values around zero."""
     return 2 * np.asarray(pixels, np.float32) - 1
 
 
@@ -91,16 +92,16 @@ def make_dataset(
     owners: Any = None,
     targets: Targets = "class",
 ) -> Dataset:
-    """A checked data set from pairs of arrays; raises `DataInvalid` with the first thing wrong.
+    """Return a checked data set from pairs of arrays. Raises `DataInvalid` with the first problem.
 
-    The number of classes is one more than the largest label where it is not given. Values are
-    kept as they are: nothing is scaled. Targets of None are the next of the tokens.
+    If `classes` is None, it is one more than the largest label. Values are not scaled. If y is
+    None, the targets are the next tokens.
     """
     parts = {
         part: _examples(name, part, x, y, targets)
         for part, (x, y) in (("train", train), ("test", test))
     }
-    with suppress(ValueError):  # what does not fit is told below
+    with suppress(ValueError):  # the checks below report shapes that do not fit
         parts = _alike(parts)
     shapes = {part: shape_of(examples.x) for part, examples in parts.items()}
     if shapes["train"] != shapes["test"]:
@@ -138,14 +139,14 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Of different lengths in both parts where they are in one."""
+    """Return both parts with examples of different lengths, if one part has them."""
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
 
 
 def checked_owners(name: str, owners: Any, count: int) -> Labels:
-    """Return the number of each training example's owner; raises `DataInvalid`."""
+    """Return the number of each training example's owner. Raises `DataInvalid`."""
     try:
         codes = owner_codes(owners)
     except ValueError as error:
@@ -159,10 +160,10 @@ def checked_owners(name: str, owners: Any, count: int) -> Labels:
 
 
 def owner_codes(owners: Any) -> Labels:
-    """Number the owners 0..k-1 in sorted order and say each example's number.
+    """Number the owners 0..k-1 in sorted order and return each example's number.
 
-    Owners are whole numbers or strings, not both; strings sort by code point. Raises ValueError,
-    with the end of a sentence, for anything else.
+    Owners are integers or strings, but not both. Strings sort by code point. Raises ValueError for
+    anything else, with the end of a sentence as its message.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:
@@ -180,16 +181,16 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """A checked data set of examples without a test part: `holdout` sets one aside."""
+    """Return a checked data set without a test part of its own, after `holdout` reserves one."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 
 
 def holdout(name: str, labels: Array) -> tuple[Labels, Labels]:
-    """Which examples train and which test, where a data set comes without a test part.
+    """Return the indices of training and test examples, for a data set without a test part.
 
-    Of each class a fifth, rounded to the nearest, tests: a fixed choice that depends on the name
-    and the labels alone, never on a run's seed. Both parts keep the order of the file.
+    A fifth of each class, rounded to the nearest integer, is for testing. The choice depends only
+    on the name and the labels, never on a run's seed. Both parts keep the order of the file.
     """
     order = Seeded(0, "holdout", name).permutation(len(labels))
     testing = np.zeros(len(labels), np.bool_)

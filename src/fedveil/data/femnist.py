@@ -1,10 +1,10 @@
-"""FEMNIST in LEAF's layout: handwritten digits and letters, 62 classes, owned by their writers.
+"""FEMNIST in LEAF's format: handwritten digits and letters, 62 classes, owned by their writers.
 
     {"users": [writer, ...], "num_samples": [n, ...],
      "user_data": {writer: {"x": [[784 numbers], ...], "y": [class, ...]}, ...}}
 
-in any number of .json files under train/ and test/. Classes 0-9 are digits, 10-35 capitals,
-36-61 small letters. Pixels are in [0, 1] and 1 is the paper, as LEAF writes them.
+The data is in any number of .json files under train/ and test/. Classes 0-9 are digits, 10-35
+capitals, 36-61 small letters. Pixels are in [0, 1], and 1 is the paper, as LEAF writes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PIXELS = 28 * 28
 
 
 def read() -> Dataset:
-    """The set; training examples are ordered by writer, and a writer is an owner."""
+    """Return the data set. Training examples are ordered by writer, and each writer is an owner."""
     train_folder = find(FOLDER, "train")
     if train_folder is None:
         raise DataUnavailable(f"data femnist: train/ is not on this machine: {HOW}")
@@ -45,7 +45,7 @@ def _joined(part: dict[str, tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
-    """Each writer's pixels and classes, from all files of a folder, by the writers' names."""
+    """Return each writer's pixels and classes from all files in a folder, ordered by writer."""
     part: dict[str, tuple[Array, Array]] = {}
     for path in sorted(folder.glob("*.json")):
         for writer, examples in _read_file(path).items():

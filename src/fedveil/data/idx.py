@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its kin: reading, and telling the genuine content by its MD5.
+"""Reads the IDX format of MNIST and similar sets, and verifies the content by its MD5.
 
 content := 0 0 8 dimensions  size*  byte*        sizes are 4 bytes each, big endian
 """
@@ -25,7 +25,7 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(frozen=True)
 class IdxFile:
-    """One published file: what its content is, and how long its usual download is."""
+    """A published file: name, shape and MD5 of the content, and size of the download."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,16 +47,16 @@ class IdxSet:
     mirrors: tuple[str, ...]
 
     def path(self, file: IdxFile) -> Path | None:
-        """Where `file` lies on this machine, decompressed or not."""
+        """Return the path of `file` on this machine, compressed or not, or None."""
         return find(self.name, file.name, f"{file.name}.gz")
 
     def missing(self) -> list[IdxFile]:
-        """The files that are not on this machine."""
+        """Return the files that are not on this machine."""
         return [file for file in self.files if self.path(file) is None]
 
 
 def read_idx(path: Path, file: IdxFile) -> Uint8s:
-    """The array in `path`; raises `DataInvalid` unless the content is exactly the published."""
+    """Return the array in `path`. Raises `DataInvalid` unless it is exactly the published one."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:
@@ -68,10 +68,10 @@ def read_idx(path: Path, file: IdxFile) -> Uint8s:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """The decompressed bytes, one more than `longest` at most.
+    """Return the decompressed bytes, at most `longest` + 1 of them.
 
-    Its first bytes tell whether a file is compressed: a server may have unpacked what it is
-    called .gz for.
+    The first bytes decide if the file is compressed, not its name: a server may already have
+    decompressed a file called .gz.
     """
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:
@@ -86,7 +86,7 @@ def _content(path: Path, longest: int) -> bytes:
 
 
 def parse_idx(content: bytes, origin: str) -> Uint8s:
-    """The array of unsigned bytes that IDX `content` holds; `origin` names it in an error."""
+    """Return the array of unsigned bytes in IDX `content`. Errors refer to it as `origin`."""
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes")
     start = 4 + 4 * content[3]

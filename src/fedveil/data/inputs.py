@@ -1,4 +1,4 @@
-"""What a user gives as the inputs of examples, as one checked array."""
+"""Turns a user's inputs of examples into one checked array."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from fedveil.errors import DataInvalid
 
 
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
-    """`value` as an array; mappings, and lists of arrays of different lengths, as one of fields.
+    """Return `value` as an array. A mapping of several inputs becomes a structured array.
 
-    These lists where `uneven` allows them. A torch tensor is recognised by its methods.
+    So does a list of arrays of different lengths, if `uneven`. A torch tensor is recognised by its
+    methods.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except Exception as error:  # a ragged list, or whatever an object's own __array__ raises
+    except Exception as error:  # a ragged list, or any error of an object's own __array__
         items = _items(value) if uneven else None
         if items is None:
             raise DataInvalid(
@@ -32,7 +33,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """The arrays of a list, which differ in their first dimension alone; None for another."""
+    """Return a list's arrays if they differ only in their first dimension, or None otherwise."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:
@@ -60,7 +61,7 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 
 
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
-    """Real numbers, floating ones as finite float32; `alone`: not one of several inputs."""
+    """Return real numbers, floats as finite float32. `alone`: examples have only this input."""
     if not is_plain(array):
         for field in array.dtype.names or ():
             if array.dtype[field].base.kind == "f":
@@ -75,7 +76,7 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
     if array.dtype.kind != "f":
         whole = array.dtype.kind in "iu" and not alone
         return np.ascontiguousarray(array, np.int64 if whole else array.dtype)
-    with np.errstate(over="ignore"):  # what overflows float32 is found as infinity below
+    with np.errstate(over="ignore"):  # float32 overflow becomes infinity, which `_finite` reports
         x = np.ascontiguousarray(array, np.float32)
     _finite(name, part, x)
     return x

@@ -1,4 +1,4 @@
-"""Location-30: 5,010 people's check-ins as 446 binary features, 30 clusters as classes."""
+"""Location-30: 5,010 people's check-ins as 446 binary features, with 30 clusters as classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
 
 
 def read() -> Dataset:
-    """The set from its archive, in which `features` are bits packed along the second axis."""
+    """Return the set from its archive. `features` are bits packed along the second axis."""
     path = find(FOLDER, FILE)
     if path is None:
         raise DataUnavailable(f"data location30: {FILE} is not on this machine: {HOW}")

@@ -1,10 +1,9 @@
-"""Training records read one by one, so that a fault in one record is a fault of that record alone.
+"""Reads training records one by one, so that a fault in one record affects only that record.
 
-Under `privacy.unit: example` a record decides about its own contribution and about nothing else.
-Its shape, the number of classes and the type of the targets are known before any record is read
-(`Form`). A record that does not fit them stays in its place and counts for nothing
-(`Examples.usable`). Only the structure is refused here: what kind of object the data is, and the
-shape of an array as a whole.
+Under `privacy.unit: example` a record must influence only its own contribution. Its shape, the
+number of classes and the type of the targets are known before any record is read (`Form`). An
+invalid record stays in its place but has no effect (`Examples.usable`). Only structural faults
+raise an error: the wrong kind of object, or the wrong shape of a whole array.
 """
 
 from __future__ import annotations
@@ -30,16 +29,17 @@ from fedveil.data.examples import Dataset, Examples
 from fedveil.data.targets import NO_TOKEN
 from fedveil.errors import DataInvalid
 
-#: Kinds of numbers, and those that one odd record can turn an array of numbers into.
+#: Kinds of numbers, and the kinds into which one odd record can turn an array of numbers.
 _NUMBERS, _READABLE = "fiub", "OUScm"
 
 
 @dataclass(frozen=True)
 class Form:
-    """What every record must be, as the job says.
+    """The form that every record must have, as the job states it.
 
-    `outputs`: classes, numbers, truth values or different tokens. `target_shape` and
-    `whole_targets` describe targets of kind "own", and the shape that of tokens as well.
+    `outputs`: the number of classes, numbers, truth values or different tokens. `target_shape` and
+    `whole_targets` describe targets of kind "own". `shape` is the shape of an example, and also
+    that of tokens.
     """
 
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ def without_a_fault(examples: Examples) -> Examples:
 
 
 def described(usable: Bools) -> str | None:
-    """Say in a sentence how many records count for nothing; return None if all count."""
+    """Return a sentence with the number of records without effect, or None if all records count."""
     unusable = np.flatnonzero(~usable)
     if not len(unusable):
         return None
@@ -131,7 +131,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes a record's target may have, and True if an array of another shape is kept.
+    """Return the shapes that a target may have, and True if arrays of other shapes are allowed.
 
     Targets are stored in the first of the shapes.
     """
@@ -147,7 +147,7 @@ def _numbers(
 ) -> tuple[Array, Bools]:
     """Return the records as one array of the first of these shapes, and a mask of the valid ones.
 
-    An array of numbers keeps its type; of anything else each record is read by itself.
+    An array of numbers keeps its type. In any other case, each record is read separately.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(
@@ -181,7 +181,7 @@ def _numbers(
 
 
 def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
-    """Return one record as numbers; None if it holds anything else or has another shape."""
+    """Return one record as numbers, or None if it has other content or another shape."""
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:

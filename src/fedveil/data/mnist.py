@@ -21,7 +21,7 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """The MD5 is of the decompressed content: compressed copies of the same files differ."""
+    """Return a published set. MD5s cover decompressed content, since compressed copies differ."""
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)
@@ -55,7 +55,7 @@ FASHION_MNIST = _published(
 
 
 def read(source: IdxSet) -> Dataset:
-    """The set from this machine's files, each verified."""
+    """Return the set from this machine's files. Each file is verified."""
     images_and_labels = []
     for file in source.files:
         path = source.path(file)
@@ -74,7 +74,7 @@ def read(source: IdxSet) -> Dataset:
 
 
 def how(source: IdxSet) -> str:
-    """How to get the set."""
+    """Return how to get the set."""
     return (
         f"`fedveil data fetch {source.name}`, or place its four IDX files in "
         f"$FEDVEIL_DATA/{source.name}"

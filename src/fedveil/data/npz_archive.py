@@ -1,6 +1,6 @@
-"""NumPy archives of data sets, read without running anything that they hold.
+"""NumPy archives of data sets, read without running any code that they contain.
 
-What an archive says of its arrays is checked before memory is taken for them.
+The stated sizes of arrays are checked before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 
-#: NumPy itself reads no longer header; before it stand at most 12 bytes.
+#: NumPy reads no longer header, and at most 12 bytes precede it.
 _MOST_HEADER_BYTES = 10_000 + 12
 _SHOWN = 20
 _HEADERS = {
@@ -27,7 +27,7 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """The arrays called `names`; raises `DataInvalid` where one is missing or cannot be read."""
+    """Return the arrays called `names`. Raises `DataInvalid` if one is missing or unreadable."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):
@@ -44,13 +44,13 @@ def read_npz(path: Path, *names: str) -> list[Array]:
                 return [_array(archive, f"{name}.npy") for name in names]
     except DataInvalid:
         raise
-    except (RuntimeError, *MALFORMED) as error:  # RuntimeError: a password is needed
+    except (RuntimeError, *MALFORMED) as error:  # RuntimeError: the archive needs a password
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataInvalid(f"{path} is not an .npz archive of plain arrays: {reason}") from None
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> Array:
-    """Read an array as long as its header and the archive say; raises one of `MALFORMED`."""
+    """Read an array. Raises one of `MALFORMED` if header and archive state different sizes."""
     entry = archive.getinfo(member)
     with archive.open(entry) as stream:
         start = stream.read(_MOST_HEADER_BYTES)

@@ -2,14 +2,14 @@
 
 The function takes no arguments and returns one of
 
-    (x_train, y_train, x_test, y_test)              arrays, or what NumPy makes arrays of
+    (x_train, y_train, x_test, y_test)              arrays, or anything NumPy makes arrays of
     {"x_train": ..., "y_train": ..., "x_test": ..., "y_test": ..., "client_ids": ..., "classes": 3}
     {"clients": {"a": part, "b": part}, "test": part, "classes": 3}
     (train, test) or (train, test, client_ids)      map-style torch Datasets of (x, y) items
 
-where client_ids says which client owns each training example, and it and classes may be left out; a
-part is a pair (x, y) or such a Dataset. An x may be a mapping of several inputs, or a list of
-arrays of different lengths. Where the next token is learnt there need be no y.
+`client_ids` names the client that owns each training example. It and `classes` are optional. A part
+is a pair (x, y) or such a Dataset. An x may be a mapping of several inputs, or a list of arrays of
+different lengths. If the task is to predict the next token, y may be left out.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function that `name` names and check what it returns; raises `DataInvalid`."""
+    """Call the function that `name` names and check its result. Raises `DataInvalid`."""
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 
 
 def read_apart(name: str, targets: Targets) -> Dataset:
-    """Like `read`, but read each training record by itself (`lone_records`).
+    """Like `read`, but read each training record separately (`lone_records`).
 
-    The test examples say what a record must be. If they have several inputs or different lengths,
+    The test examples define the form of a record. If they have several inputs or different lengths,
     this is `read`.
     """
     with _current_folder_importable():
@@ -143,7 +143,7 @@ def _apart(
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
-    """What the function returned, by name; only client_ids and classes may be missing."""
+    """Return the function's result by name. Only client_ids and classes may be missing."""
     if isinstance(result, Mapping):
         if "clients" in result:
             return _of_clients(name, result, targets)
@@ -181,7 +181,7 @@ def _check_keys(
 
 
 def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
-    """The parts of clients, one after another."""
+    """Return the clients' parts, concatenated."""
     owners, x, y = list[Any](), [], []
     for client, part in _clients(name, result).items():
         own_x, own_y = _pair(name, f"client {client}", part, targets)
@@ -199,7 +199,7 @@ def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[
 
 
 def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """Check and return the parts by client."""
+    """Check the parts and return them by client."""
     _check_keys(name, result, _BY_CLIENT, (*_BY_CLIENT, "classes"), ("classes",))
     clients = result["clients"]
     if isinstance(clients, tuple | list):
@@ -258,7 +258,7 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
 
 
 def _check_map_style(name: str, part: str, dataset: Any) -> None:
-    """Refuse what has no length, or is not indexed by whole numbers."""
+    """Raise `DataInvalid` unless the dataset has a length and integer indices."""
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
         raise DataInvalid(
@@ -268,12 +268,12 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """An item's several inputs as those of one example."""
+    """Return an item's several inputs as the inputs of one example."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _together(items: list[Any]) -> Any:
-    """The items as one array, or list of arrays of different lengths."""
+    """Return the items as one array, or as a list if their lengths differ."""
     if items and items[0].dtype.names is not None:
         return stacked(items)
     return items if len({item.shape for item in items}) > 1 else np.array(items)

@@ -1,8 +1,8 @@
-"""Which client holds which training example.
+"""The split of the training examples among clients.
 
-Every split gives each example to exactly one client and every client at least one example, and
-depends on its arguments alone. The order of examples within a client carries no meaning: it is
-the order of the data.
+Every split gives each example to exactly one client and every client at least one example. It
+depends only on its arguments. A client's examples are in the order of the data, which carries no
+meaning.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client k holds the training examples `indices[offsets[k]:offsets[k + 1]]`. Read-only."""
+    """Client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`. Read-only."""
 
     indices: Int64s
     offsets: Int64s
 
     def of(self, client: int) -> Int64s:
-        """The examples of one client, ascending."""
+        """Return the examples of one client, ascending."""
         integer("client", client, 0, self.clients - 1)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     @property
     def sizes(self) -> Int64s:
-        """How many examples each client holds."""
+        """The number of examples of each client."""
         return np.diff(self.offsets)
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Keep only the chosen examples. A client may be left without any."""
+        """Return a partition of only the chosen examples. A client may end up without any."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
     def labels_held(self, labels: Array) -> Int64s:
-        """How many different labels each client holds."""
+        """Return the number of different labels of each client."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
         held = np.unique(np.stack([owner, labels[self.indices]]), axis=1)[0]
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """The sizes in one line and, given the labels, how many of them a client holds."""
+        """Return the clients' sizes in one line and, given `labels`, their numbers of labels."""
         line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
         if labels is None:
             return line
@@ -77,7 +77,7 @@ def partition(
     alpha: float = 0.5,
     entropy: Entropy,
 ) -> Partition:
-    """The split that a job names, of training examples with these labels and owners."""
+    """Return the split that a job names, for training examples with these labels and owners."""
     choice("split", split, SPLITS)
     if split == "by_client":
         if owners is None:
@@ -93,7 +93,7 @@ def partition(
 
 
 def iid(n: int, clients: int, entropy: Entropy) -> Partition:
-    """A uniformly random split of n examples into sizes that differ by at most one."""
+    """Return a uniformly random split of n examples into sizes that differ by at most one."""
     _check_clients(clients, n)
     holder = np.empty(n, np.int64)
     holder[entropy.permutation(n)] = np.repeat(np.arange(clients), _even_sizes(n, clients))
@@ -101,12 +101,11 @@ def iid(n: int, clients: int, entropy: Entropy) -> Partition:
 
 
 def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy) -> Partition:
-    """McMahan's pathological split: few labels a client.
+    """Return McMahan's pathological split, with few labels per client.
 
-    The examples, sorted by label, are cut into clients * shards_per_client runs, and each client
-    gets shards_per_client of them, dealt uniformly at random. Runs, and clients, differ in size
-    by at most one.
-    Source: McMahan et al. 2017, section 3.
+    The examples, sorted by label, are cut into clients * shards_per_client shards. Each client gets
+    shards_per_client of them, dealt uniformly at random. The sizes of shards differ by at most one,
+    and so do the sizes of clients. Source: McMahan et al. 2017, section 3.
     """
     n = len(labels)
     _check_clients(clients, n)
@@ -116,8 +115,8 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
             f"clients * shards_per_client = {count} shards cannot be cut from {n} examples"
         )
     dealt = entropy.permutation(count).reshape(shards_per_client, clients)
-    # The longer runs are chosen after the deal, so that they even out among the clients without
-    # tying a run's length to its label.
+    # The longer shards are chosen after the deal. So they even out among the clients, and a shard's
+    # length does not depend on its label.
     lengths = np.empty(count, np.int64)
     lengths[dealt.reshape(-1)] = _even_sizes(n, count)
     client_of_shard = np.empty(count, np.int64)
@@ -128,20 +127,20 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
 
 
 def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
-    """Clients of equal size with random class mixtures.
+    """Return clients of equal size with random class mixtures.
 
     In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where p is the
-    share of each of the C classes in the data, and then its examples one by one and without
-    replacement: a class by q among those that are not used up, an example of it uniformly.
-    Sizes differ by at most one, so that no client is empty, whatever alpha is.
+    share of each of the C classes in the data. Then it draws its examples one by one without
+    replacement: a class by q among the classes that are not used up, and an example of that class
+    uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
 
-    `alpha` is the mean concentration of a class, as in the usual implementations; the paper's
-    own alpha is C times as large.
-    Source: Hsu, Qi and Brown 2019, section 3.
+    `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
+    alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.
     """
     n = len(labels)
     _check_clients(clients, n)
-    # Beyond these ends the law changes by less than a float can show, but its steps overflow.
+    # Beyond these limits the distribution changes by less than a float can show, but its
+    # computation overflows.
     alpha = min(max(positive("alpha", alpha), 1e-200), 1e200)
     classes, class_of, stock = np.unique(labels, return_inverse=True, return_counts=True)
     concentration = alpha * len(classes) * stock / n
@@ -162,10 +161,10 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 
 
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
-    """The logarithm of a Dirichlet draw, up to a constant.
+    """Return the logarithm of a Dirichlet draw, up to a constant.
 
-    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms a small concentration does not underflow to
-    a mixture of zeros.
+    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow to a
+    mixture of zeros.
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration
@@ -174,10 +173,11 @@ def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Flo
 def _draw(
     log_mixture: Float64s, stock: Int64s, size: int, generator: np.random.Generator
 ) -> Int64s:
-    """The class counts of `size` draws without replacement, a used-up class being drawn again.
+    """Return the class counts of `size` draws without replacement; a used-up class is drawn again.
 
-    Draws that exceed a class's stock are replaced by further draws. That has the law of drawing
-    one by one among the classes not used up: both accept the same draws of one sequence.
+    Draws that exceed a class's stock are replaced by further draws. The result has the distribution
+    of drawing one by one among the classes that are not used up: both accept the same draws of one
+    sequence.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:
@@ -189,7 +189,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Each owner, a whole number or a string, becomes a client: 0..k-1 in sorted order."""
+    """Return the split in which each owner is a client, numbered in sorted order."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:
@@ -206,10 +206,10 @@ def by_client(owners: Any, clients: int | None = None) -> Partition:
 
 
 def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partition, Partition]:
-    """What each client keeps to train on, and what is held out: that share of its examples.
+    """Split each client's examples into a part for training and a held-out part, and return both.
 
-    Of a client's n examples share * n, rounded, are held out, drawn at random; at least one, and
-    never all. A client of one example has none held out.
+    Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
+    all. A client with one example has none held out.
     """
     parts: tuple[list[Int64s], list[Int64s]] = ([], [])
     for client in range(whole.clients):
@@ -241,12 +241,12 @@ def _check_clients(clients: int, examples: int) -> None:
 
 
 def _even_sizes(n: int, parts: int) -> Int64s:
-    """Sizes that add up to n and differ by at most one, the larger first."""
+    """Return sizes that add up to n and differ by at most one, the larger first."""
     return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
 
 
 def _grouped(holder: Int64s, clients: int) -> Partition:
-    """The partition in which client holder[i] holds example i."""
+    """Return the partition in which client holder[i] owns example i."""
     indices = np.argsort(holder, kind="stable").astype(np.int64)
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(holder, minlength=clients), out=offsets[1:])

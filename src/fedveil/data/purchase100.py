@@ -1,4 +1,4 @@
-"""Purchase-100: shoppers as 600 binary features, 100 clusters as classes; and its stand-in."""
+"""Purchase-100 (shoppers as 600 binary features, 100 clusters as classes), real and synthetic."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ ARCHIVE = "purchase100.npz"
 HOW = f"place {TEXT_FILE} or {ARCHIVE} in $FEDVEIL_DATA/{FOLDER}"
 
 SYNTHETIC = "purchase100-synthetic"
-#: How often a class draws a feature of its own instead of the common one, and an example strays
-#: from its class. Found by trial, so that the set invites overfitting as the real one does: a
-#: dense net that has learnt 20,000 examples by heart is right on three quarters of the others.
+#: The probabilities that a class redraws a feature of the common profile, and that an example's
+#: feature differs from its class. Chosen by trial, so that the set invites overfitting as the real
+#: one does: a dense net that has memorised 20,000 examples is right on three quarters of the
+#: others.
 _OWN_FEATURE = 0.1
 _STRAY = 0.3
-#: A label, 600 features and the commas between them have 1,204; written as 1.0000, some 5,000.
+#: A label, 600 features and their commas take 1,204 characters, or some 5,000 if written as 1.0000.
 _MOST_LINE_CHARACTERS = 1 << 14
 _ROWS_AT_ONCE = 8192
 
 
 def read() -> Dataset:
-    """The set from either of its public layouts."""
+    """Return the set from either of its public formats."""
     path = find(FOLDER, ARCHIVE, TEXT_FILE)
     if path is None:
         raise DataUnavailable(
@@ -54,11 +55,11 @@ def read() -> Dataset:
 
 
 def _read_text(path: Path) -> tuple[Array, Labels]:
-    """The original layout: a line for each example, its label 1..100 and its features."""
+    """Read the original format: one line per example, with a label in 1..100 and the features."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no lines: refused by the caller
-            # Where NumPy 1 reads a whole number by way of a float, 300 would become 44.
+            warnings.simplefilter("ignore", UserWarning)  # no lines: the caller raises
+            # If NumPy 1 reads an integer through a float, 300 would become 44.
             warnings.simplefilter("error", DeprecationWarning)
             rows = lines(io.TextIOWrapper(file, "latin-1"), _MOST_LINE_CHARACTERS)
             table = np.loadtxt(rows, np.uint8, delimiter=",", comments=None, ndmin=2)
@@ -71,7 +72,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """The usual archive: `features`, and `labels` one-hot, 0..99, or (where 100 occurs) 1..100."""
+    """Read the usual archive. Its `labels` are one-hot, 0..99, or 1..100 if 100 occurs."""
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):
@@ -100,11 +101,11 @@ def _check_range(path: Path, labels: Labels, first: int) -> None:
 
 
 def synthesize(examples: int = EXAMPLES) -> Dataset:
-    """A made-up set of Purchase-100's shape, always the same, always under its own name.
+    """Return a synthetic set of Purchase-100's shape. It is always identical and has its own name.
 
-    One profile of 600 fair bits is common to all. In each of 100 classes every bit is, with
-    probability 0.1, redrawn. An example takes a uniform class, and that class's bits, each
-    flipped with probability 0.3, all independently.
+    One profile of 600 fair bits is common to all. In each of 100 classes, every bit is redrawn with
+    probability 0.1. An example has a uniform class and that class's bits, each flipped with
+    probability 0.3. All draws are independent.
     """
     entropy = Seeded(0, SYNTHETIC)
     common = entropy.bernoulli(0.5, FEATURES)

@@ -1,4 +1,4 @@
-"""What is learnt of each example, checked by its kind, and how many outputs it takes."""
+"""The targets of examples, checked by their kind, and the number of outputs that they need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedveil.base.example_arrays import Targets, is_plain, is_ragged, items, rag
 from fedveil.data import inputs
 from fedveil.errors import DataInvalid
 
-#: A token that is not there: nothing is learnt of it.
+#: A missing token, from which nothing is learnt.
 NO_TOKEN = -100
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """The targets of some examples; raises `DataInvalid` with the first thing wrong."""
+    """Return the checked targets of some examples. Raises `DataInvalid` with the first problem."""
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)
@@ -28,9 +28,9 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
 
 
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
-    """How many outputs the model needs: classes, numbers, truth values or different tokens.
+    """Return the number of model outputs: classes, numbers, truth values or different tokens.
 
-    Tasks of the user's declare it; without that it is 1.
+    A user's own task declares it; the default is then 1.
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}
@@ -46,7 +46,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Tokens but the last of each example, and those that come next."""
+    """Return all tokens but the last of each example, and the tokens that follow them."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:
@@ -98,7 +98,7 @@ def _labels(name: str, part: str, array: Array) -> Int64s:
         raise DataInvalid(f"data {name}: {part} has shape {array.shape}, [examples] is needed")
     if array.dtype.kind not in "fiub":
         raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, whole numbers are needed")
-    wrong = ~((array >= 0) & (array < 2**31))  # so that NaN is wrong too
+    wrong = ~((array >= 0) & (array < 2**31))  # written so that NaN is wrong too
     if array.dtype.kind == "f":
         wrong |= array != np.floor(array)
     if wrong.any():

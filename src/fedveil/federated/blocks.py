@@ -1,4 +1,4 @@
-"""The blocks of a job and all of its keys, below what holds between them."""
+"""The blocks of a job and all of their keys. `rules` has the rules between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATASETS = (
     "location30",
     "purchase100-synthetic",
 )
-#: The names that a fault plan may use, whatever the built-in position.
+#: The phase names that a fault plan may use with every built-in protection.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
 _BY_EXAMPLE = [n for n, p in POSITIONS.items() if "example" in p.units(p.settings_type())]
 MODELS = (
@@ -51,7 +51,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ClientsSettings(Block):
-    """Who takes part."""
+    """The clients, and how many of them take part in a round."""
 
     number: int | None = Field(
         100,
@@ -77,9 +77,9 @@ class ClientsSettings(Block):
 
 
 class DataSettings(Block):
-    """What is learnt from, and who holds which part of it."""
+    """The training data, and its split among the clients."""
 
-    #: The built-in data sets whose examples come with owners.
+    #: The built-in data sets whose examples have owners.
     OWNED: ClassVar[tuple[str, ...]] = ("femnist",)
 
     name: DatasetName = Field(
@@ -99,7 +99,7 @@ class DataSettings(Block):
 
     @property
     def may_have_owners(self) -> bool:
-        """Whether the data set comes with owners, or is a function that may say who they are."""
+        """True if the data set has owners, or is a function that may return them."""
         return self.name in self.OWNED or is_function(self.name)
 
 
@@ -126,7 +126,7 @@ class EvaluationSettings(Block):
 
 
 class PrivacySettings(Block):
-    """Where randomness comes from, and how much privacy may be spent."""
+    """The source of randomness, and the limit on spent privacy."""
 
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",
@@ -164,7 +164,7 @@ class AuditSettings(Block):
 
 
 class SimulationSettings(Block):
-    """How one machine plays all parts."""
+    """How one machine simulates clients and server."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto", description="worker processes; auto: one a core; 0: train in the calling process"
@@ -196,7 +196,7 @@ class SimulationSettings(Block):
 
 
 class DeploymentSettings(Block):
-    """What matters where clients are other machines (`fedveil deploy`)."""
+    """Settings for clients on other machines (`fedveil deploy`)."""
 
     reveal: list[Literal["examples"]] = Field(
         default_factory=list,
@@ -235,7 +235,7 @@ class DeploymentSettings(Block):
 
 
 class RecordSettings(Block):
-    """What is written besides the run folder's own files."""
+    """Records beside the run folder's own files."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
     callbacks: list[ClassName] = Field(
@@ -252,13 +252,13 @@ class RecordSettings(Block):
 
 
 class CheckpointSettings(Block):
-    """How much an interruption may cost."""
+    """The interval between checkpoints, which limits the cost of an interruption."""
 
     every: int = Field(1, ge=1, description="save after every so many rounds, and after the last")
 
 
 class JobFields(CheckedJob):
-    """A job's keys, and what follows from them; `Job` adds what must hold between them."""
+    """A job's keys and the properties that follow. `Job` adds the rules between the keys."""
 
     name: RunName = Field("digits-lenet", description="what the run is called")
     seed: int = Field(0, ge=0, description="decides everything random in a seeded run")
@@ -286,7 +286,7 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Settle the keys whose default depends on another key; the job is frozen then."""
+        """Set the keys whose default depends on another key. The job is frozen afterwards."""
         try:
             _ = self.protection.settings
         except InvalidValue as error:
@@ -301,27 +301,27 @@ class JobFields(CheckedJob):
 
     @property
     def secret_turns(self) -> bool:
-        """Whether clients draw for themselves in which rounds they are."""
+        """True if each client draws for itself in which rounds it takes part."""
         return self.clients.sampling == "poisson" and self.protection.position.secret_turns
 
     @property
     def keeps_state(self) -> bool:
-        """Whether clients keep anything from one round to the next."""
+        """True if clients keep state from one round to the next."""
         return bool(self.clients.own_layers) or self.training.algorithm in ("scaffold", "feddyn")
 
     @property
     def own_names(self) -> list[str]:
-        """The names that may be of the user's own code."""
+        """The configured names that may belong to the user's own code."""
         named = [self.model, self.data.name, self.task, self.protection.name]
         named += [self.training.lr_schedule, *self.record.callbacks]
         return [name for name in named if name not in TRACKERS]
 
     @property
     def clients_per_round(self) -> int:
-        """How many clients a round draws: round(fraction * number), at least 1.
+        """The number of clients that a round draws: round(fraction * number), at least 1.
 
-        Under `clients.sampling: poisson`, the number that is expected; all of them where each
-        draws its own turn.
+        Under `clients.sampling: poisson` it is the expected number, or all clients if each draws
+        its own turn.
         """
         if self.clients.number is None:
             raise InvalidValue(
@@ -334,7 +334,7 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """How many clients there are, canaries and all, as far as it is known."""
+        """The numbers of all clients and of a round's clients, with canaries, as far as known."""
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)

@@ -1,7 +1,7 @@
-"""What a run is: typed settings, all of them checked before anything starts.
+"""A job: typed settings, all of them checked before anything starts.
 
-`Job()` is the default job; `Job.load` reads one from YAML, ours or MindSpore Federated's. Every
-problem that a job has is found and reported at once, each in one sentence.
+`Job()` is the default job. `Job.load` reads one from YAML, in fedveil's own format or in MindSpore
+Federated's. It reports all problems of a job at once, one sentence each.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fedveil.settings import allowed, yaml_file
 
 
 class Job(JobFields):
-    """A run, described completely."""
+    """The complete description of a run."""
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
         return RULES.broken(self, wrong)
 
     @property
     def warnings(self) -> list[str]:
-        """What is allowed and yet probably not meant, a sentence each."""
+        """The settings that are allowed but probably not intended, one sentence each."""
         return RULES.advice(self)
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
-        """As for every kind of job; a file of MindSpore Federated is recognised by its keys."""
+        """Load a job from `path`. A file of MindSpore Federated is recognised by its keys."""
         return cls.load_with_notes(path, overrides)[0]
 
     @classmethod
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """`load`, and what there is to say about a file in MindSpore Federated's layout."""
+        """Load a job like `load`, and return it with notes about a MindSpore Federated file."""
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -45,7 +45,7 @@ class Job(JobFields):
 
     @classmethod
     def convert(cls, path: str | Path) -> tuple[Job, list[str]]:
-        """The job in a file in MindSpore Federated's layout, and what there is to say about it."""
+        """Load a job from a MindSpore Federated file, and return it with notes about the file."""
         data = yaml_file.read(path)
         if not mindspore.is_dialect(data, cls.model_fields):
             raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])
@@ -55,7 +55,10 @@ class Job(JobFields):
     def translated(
         cls, data: Mapping[str, Any], overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """The job that their settings describe, and the notes; problems are in their names."""
+        """Return the job that MindSpore Federated settings describe, and notes about them.
+
+        Raises `JobError` with problems that use the names of MindSpore Federated's keys.
+        """
         translation = mindspore.Translation(data, cls.model_fields)
         try:
             job = cls.read(translation.native, overrides)
@@ -67,13 +70,13 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """This job with as many clients as its data turned out to have, and checked again."""
+        """Return this job with `number` clients, as counted in its data. Checks the job again."""
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)
 
     def with_rounds(self, number: int) -> Job:
-        """This job with more rounds than it has, or as many."""
+        """Return this job with `number` rounds. Raises `JobError` if that is fewer than it has."""
         if number < self.rounds:
             raise JobError(
                 [f"rounds = {number} is fewer than the {self.rounds} of the run: a run that goes "
@@ -89,9 +92,9 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """This job with another position of the switch, whose parameters are those it holds.
+        """Return this job under another protection, with the parameters that the job has for it.
 
-        Clients are weighted as that position does by itself.
+        Clients get the default weighting of that protection.
         """
         data = self.model_dump()
         del data["server"]["weighting"]

@@ -1,6 +1,6 @@
-"""The reference of every key of a job, made from the settings themselves.
+"""The reference of every key of a job, generated from the settings themselves.
 
-The site has it as a page (`docs/keys.py`), `fedveil job keys` says it in a terminal.
+The documentation shows it as a page (`docs/keys.py`), and `fedveil job keys` prints it.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ What [a job file](job-files.md) leaves out has the default below.
 
 
 def reference() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     return page(_INTRODUCTION, Job, RULES.texts())

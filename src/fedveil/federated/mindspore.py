@@ -1,4 +1,4 @@
-"""MindSpore Federated's server configuration, read as it is."""
+"""Reads MindSpore Federated's server configuration without changes to the file."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from fedveil.settings.allowed import shown
 
 
 def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
-    """Whether more of a file's top keys are MindSpore Federated's than ours."""
+    """Return True if more of a file's top keys are MindSpore Federated's than fedveil's."""
     theirs = {key.partition(".")[0] for key in keys.KEYS}
     theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
     return len(theirs & set(data)) > len(set(ours) & set(data))
 
 
 class Translation:
-    """One pass over their settings: `native` fills up in our keys, and so do lists of remarks."""
+    """One pass over MindSpore Federated settings. Fills `native`, in fedveil's keys, and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """`data`: the mapping in their file; `ours`: the keys at the top of a job of ours."""
+        """Translate `data`, the mapping in the file. `ours`: the top keys of a fedveil job."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._ours = ours
         self._theirs: dict[str, Any] = {}
-        self._written: dict[str, str] = {}  # a key with its block -> as the file spells it
-        self._names: dict[str, str] = {}  # our key -> theirs, as the file spells it
-        self._judged: set[str] = set()  # keys of ours that `problems` speaks about already
+        self._written: dict[str, str] = {}  # a key with its block -> its spelling in the file
+        self._names: dict[str, str] = {}  # fedveil's key -> MindSpore's key, as the file spells it
+        self._judged: set[str] = set()  # fedveil's keys that `problems` already covers
         for written, value in _leaves(data, ""):
             self._take(written, value)
         self._fill_in_defaults()
@@ -54,7 +54,7 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """The sentences, with the keys that they begin with as their file spells them."""
+        """Return the problems with the keys at their start replaced by the file's own spelling."""
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
         parted = [problem.partition(" ") for problem in problems]
         return [
@@ -106,7 +106,7 @@ class Translation:
         self._names[ours] = self._written.get(theirs, theirs)
 
     def _either(self, key: str, alias: str) -> tuple[str, Any]:
-        """One setting that goes by two names: the name that is given, and its value."""
+        """Return a setting that has two names: the name that the file uses, and its value."""
         given = [name for name in (key, alias) if name in self._theirs]
         values = [_folded(self._theirs[name]) for name in given]
         if values[1:] != values[:-1]:
@@ -207,7 +207,8 @@ class Translation:
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             self._refuse(keys.RATIO, "is not a number in (0, 1]")
         elif _is_count(threshold):
-            # The ratio as it is written: 0.07 of 100 are 7, though the float product is above 7.
+            # The ratio as a decimal number: 0.07 of 100 is 7, although the float product is above
+            # 7.
             needed = math.ceil(Fraction(repr(ratio)) * threshold)
             if needed < threshold:
                 late = (threshold - needed) / threshold
@@ -221,7 +222,7 @@ class Translation:
 def _leaves(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in data.items():
         key = f"{prefix}{name}"
-        # No key of theirs lies deeper, and YAML can nest a block in itself.
+        # No MindSpore key is nested deeper, and YAML can nest a block in itself.
         if isinstance(value, Mapping) and value and key.count(".") < 2:
             yield from _leaves(value, f"{key}.")
         else:
@@ -233,5 +234,5 @@ def _is_count(value: Any) -> bool:
 
 
 def _folded(value: Any) -> Any:
-    """Their words count in any case; what is no text stays what it is."""
+    """Return a word in upper case, since words match in any case. Return other values unchanged."""
     return value.upper() if isinstance(value, str) else value

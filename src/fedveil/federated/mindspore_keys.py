@@ -1,8 +1,8 @@
-"""What becomes of every key of a MindSpore Federated server's YAML file.
+"""How each key of a MindSpore Federated server's YAML file is translated.
 
-A key is in one of four tables, and a key in none of them is an error: `CONVERTED` becomes one
-key of ours; `INTERPRETED` takes a rule, stated there; `REFUSED` would change the result and is
-not supported, unless it holds the one value that changes nothing; `IGNORED` sets up their
+A key is in one of four tables, and a key in none of them is an error. `CONVERTED` becomes one key
+of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change the result
+and is not supported, except for the one value that changes nothing. `IGNORED` configures their
 servers, transport and files.
 """
 
@@ -25,7 +25,8 @@ UPLOAD = "compression.upload_compress_type"
 AGGREGATION = "aggregation.aggregation_type"
 IID_RATE = "aggregation.iid_rate"
 
-#: Their key -> ours. Under `encrypt` the keys that fedveil adds to a block are taken too.
+#: MindSpore's key -> fedveil's key. The keys that fedveil adds to a block of `encrypt` are allowed
+#: too.
 CONVERTED = {
     "fl_name": "name",
     "fl_iteration_num": "rounds",
@@ -39,7 +40,7 @@ CONVERTED = {
     },
 }
 
-#: Their other names of a key -> the key.
+#: MindSpore's alias of a key -> the key.
 ALIASES = {
     f"encrypt.{position.block}.{alias}": f"encrypt.{position.block}.{key}"
     for position in POSITIONS.values()
@@ -49,7 +50,7 @@ ALIASES = {
 _THEIRS = [name.upper() for name, position in POSITIONS.items() if position.dialect.theirs]
 _OURS = [name.upper() for name, position in POSITIONS.items() if not position.dialect.theirs]
 _ONE_SERVER = [name.upper() for name, p in POSITIONS.items() if p.dialect.one_server]
-#: Their positions that are not supported -> why.
+#: MindSpore's protections that are not supported -> why.
 REFUSED_POSITIONS = {
     name: why for position in POSITIONS.values() for name, why in position.dialect.refused.items()
 }
@@ -59,7 +60,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-#: Their key -> the rule.
+#: MindSpore's key -> the rule.
 INTERPRETED = {
     MODE: "`FEDERATED_LEARNING` and `CLOUD_TRAINING` average clients' models, as a job does; "
     "`HYBRID_TRAINING`, where the server trains too, and any other mode are refused",
@@ -80,7 +81,7 @@ INTERPRETED = {
     "ignored",
 }
 
-#: Their key -> the value that changes nothing, and why others are refused.
+#: MindSpore's key -> the value that changes nothing, and why other values are refused.
 REFUSED = {
     UPLOAD: ("NO_COMPRESS", "DIFF_SPARSE_QUANT changes what clients send"),
     "compression.download_compress_type": (
@@ -111,12 +112,12 @@ _IGNORED_BECAUSE = {
     "without effect there too, given the values that are allowed above": """
         compression.upload_sparse_rate""",
 }
-#: Their key -> why it changes no result.
+#: MindSpore's key -> why it changes no result.
 IGNORED = {key: why for why, names in _IGNORED_BECAUSE.items() for key in names.split()}
-#: Everything under it is ignored: their loader hands any key there to the database's driver.
+#: Everything below this block is ignored: MindSpore passes any key there to the database's driver.
 IGNORED_BLOCK = "distributed_cache"
 
-#: What their documentation gives for a key that is left out, where it is not our default too.
+#: The documented defaults of MindSpore Federated that differ from fedveil's.
 DEFAULTS = {
     "fl_name": "Lenet",
     "fl_iteration_num": 20,
@@ -136,20 +137,20 @@ _WITHOUT_BLOCK = """
     replay_attack_time_diff encrypt_type encrypt_train_type share_secrets_ratio share_client_ratio
     reconstruct_secrets_threshold cipher_time_window dp_eps dp_delta dp_norm_clip
     sign_k sign_eps sign_thr_ratio sign_global_lr sign_dim_out"""
-#: Older versions took settings as arguments of one call, without blocks: name -> the key it is.
+#: Older versions took settings as arguments of one call, without blocks: name -> its key.
 WITHOUT_BLOCK = {
     name: next(key for key in KEYS if key.endswith(f".{name}")) for name in _WITHOUT_BLOCK.split()
 }
 
 
 def _block_of(key: str, ours: str) -> str:
-    """Where a key goes; one that keeps its own name, its block alone."""
+    """Return the table's text for a converted key: only the block if its name is unchanged."""
     block, _, name = ours.rpartition(".")
     return f"the same in `{block}`" if key.endswith(f".{name}") else f"`{ours}`"
 
 
 def key_table() -> str:
-    """The tables above as one, in Markdown; keys of one block, or with one reason, share a row."""
+    """Return the four tables as one, in Markdown. Keys with equal text share a row."""
     rows = [
         *((key, _block_of(key, ours)) for key, ours in CONVERTED.items()),
         *INTERPRETED.items(),
@@ -163,7 +164,7 @@ def key_table() -> str:
     lines = ["| their key | what becomes of it |", "|---|---|"]
     for meaning, group in groupby(rows, key=lambda row: row[1]):
         keys = [key for key, _ in group]
-        if meaning.startswith("the same in"):  # the block once, and the names in it
+        if meaning.startswith("the same in"):  # the block once, then the names in it
             keys[1:] = [key.rpartition(".")[2] for key in keys[1:]]
         lines.append(f"| {', '.join(f'`{key}`' for key in keys)} | {meaning} |")
     return "\n".join(lines) + "\n"

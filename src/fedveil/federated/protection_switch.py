@@ -1,4 +1,4 @@
-"""The switch in a job, and the parameters of its positions, as the positions declare them."""
+"""The job block that chooses a protection and sets the parameters that each protection declares."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedveil.protections.catalog import POSITIONS, find
 from fedveil.settings.allowed import sentences
 from fedveil.settings.settings import Choice, Settings, function_text
 
-#: A parameter of a protection of one's own, which its class checks.
+#: A parameter of a user's own protection. The protection's class checks it.
 OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The switch, and the parameters of its positions; the unused blocks wait."""
+    """The chosen protection and the parameters of all. Blocks of others have no effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -30,17 +30,17 @@ class Switch(Choice):
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """Those of a position of one's own are in `own`."""
+        """Return the block of the protection `word`. It is `own` for a user's own protection."""
         return cls.BLOCKS.get(word, Protection.block)
 
     @property
     def position(self) -> type[Protection]:
-        """The position that is picked; raises `InvalidValue` for one that cannot be loaded."""
+        """The chosen protection. Raises `InvalidValue` if it cannot be loaded."""
         return find(self.name)
 
     @property
     def settings(self) -> Settings:
-        """The active parameters; raises `JobError` where they do not fit."""
+        """The active parameters. Raises `JobError` if they are invalid."""
         kind, block = self.position.settings_type, self.position.block
         held = {} if block is None else getattr(self, block)
         if isinstance(held, Settings):
@@ -52,7 +52,7 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """What is said of blocks that are filled in where no position is named."""
+        """Yield a sentence for each block that has no effect because no protection is named."""
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:
@@ -64,12 +64,12 @@ class Switch(Choice):
 
     @property
     def noised(self) -> bool:
-        """Whether there is noise in the aggregate."""
+        """True if the aggregate contains noise."""
         return self.position.noised(self.settings)
 
 
 def _blocks() -> dict[str, Any]:
-    """A field for each block that positions name, and one for the parameters of others."""
+    """Return a field for each block of the built-in protections, and one for those of others."""
     fields: dict[str, Any] = {}
     for block in filter(None, (position.block for position in POSITIONS.values())):
         users = [position for position in POSITIONS.values() if position.block == block]

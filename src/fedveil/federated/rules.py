@@ -1,4 +1,4 @@
-"""What must hold between the keys of a job, and what is only advised."""
+"""The rules between the keys of a job, and the advice about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RULES = Rules[JobFields]()
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
-    """`clients.number: null` needs `data.split: by_client`: other splits deal to a given number."""
+    """`clients.number: null` needs `data.split: by_client`. Other splits need a given number."""
     if job.clients.number is not None or job.data.split == "by_client":
         return None
     return (
@@ -39,7 +39,7 @@ def _owners_known(job: JobFields) -> str | None:
 
 @RULES.rule("training.optimizer", "training.momentum")
 def _momentum_is_sgds(job: JobFields) -> str | None:
-    """`training.momentum` belongs to `training.optimizer: sgd`; under another it is 0."""
+    """`training.momentum` needs `training.optimizer: sgd`; under another optimiser it must be 0."""
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
         return None
     return (
@@ -50,7 +50,7 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "privacy.unit")
 def _unit_kept(job: JobFields) -> str | None:
-    """`privacy.unit: example` needs a protection that can state its loss for an example."""
+    """`privacy.unit: example` needs a protection that can state its loss for one example."""
     if job.privacy.unit in job.protection.position.units(job.protection.settings):
         return None
     able = [n for n, p in POSITIONS.items() if job.privacy.unit in p.units(p.settings_type())]
@@ -63,10 +63,10 @@ def _unit_kept(job: JobFields) -> str | None:
 
 @RULES.rule("privacy.unit", "training")
 def _one_step_of_examples(job: JobFields) -> str | None:
-    """`privacy.unit: example` trains by one step of plain SGD a round, on a batch that is drawn
-    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` sgd, `momentum`,
-    `weight_decay` and `proximal` 0, `gradient_norm` null and `engine` auto. Without it there is
-    no `sampling_rate`."""
+    """`privacy.unit: example` trains by one step of plain SGD per round, on a batch that is drawn
+    with `training.sampling_rate`: `training.epochs` is 1, `optimizer` is sgd, `momentum`,
+    `weight_decay` and `proximal` are 0, `gradient_norm` is null and `engine` is auto.
+    `sampling_rate` needs `privacy.unit: example`."""
     training = job.training
     if job.privacy.unit != "example":
         if training.sampling_rate is None:
@@ -105,9 +105,9 @@ def _canaries_are_clients(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
-    """`server.weighting: by_size` is refused under a protection that perturbs reports: it tells the
-    server how much data each client has and breaks the sensitivity of local privacy. It breaks that
-    of central_gaussian and of pw_encrypt's `central_eps` too."""
+    """`server.weighting: by_size` is refused under a protection that perturbs reports: it reveals
+    to the server how much data each client has, and it breaks the sensitivity of local privacy. It
+    also breaks the sensitivity of central_gaussian and of pw_encrypt's `central_eps`."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None
@@ -132,8 +132,9 @@ def _classes_weighed(job: JobFields) -> str | None:
 
 @RULES.rule("clients.own_layers", "training", "privacy.unit")
 def _state_kept(job: JobFields) -> str | None:
-    """`clients.own_layers` and `training.algorithm: scaffold` and `feddyn` exclude each other,
-    `training.engine: vmap`, `training.train: head` and `privacy.unit: example`."""
+    """Only one of `clients.own_layers`, `training.algorithm: scaffold` and `feddyn` may be set,
+    and none together with `training.engine: vmap`, `training.train: head` or `privacy.unit:
+    example`."""
     ways = ["clients.own_layers"] if job.clients.own_layers else []
     if job.training.algorithm in ("scaffold", "feddyn"):
         ways.append(f"training.algorithm = {job.training.algorithm}")
@@ -159,10 +160,9 @@ def _examples_exact(job: JobFields) -> str | None:
 
 @RULES.rule("training", "server", "privacy.unit")
 def _algorithm_fits(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold` and `fednova` are for `optimizer: sgd` with `momentum` 0, and
-    without `gradient_norm`, fednova with `proximal` 0 and `normal_steps` and for
-    `privacy.unit: client`; `feddyn` is for `proximal` 0, `server.optimizer: none` and
-    `server.lr` 1."""
+    """`training.algorithm: scaffold` and `fednova` need `optimizer: sgd`, `momentum` 0 and no
+    `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit: client`.
+    `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1."""
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":
         return None
@@ -187,8 +187,9 @@ def _algorithm_fits(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "training.algorithm")
 def _variates_protected(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold` reports control variates beside the update, in one vector that
-    is protected as a whole: not under signds, rr and oue, which take all entries to be alike."""
+    """`training.algorithm: scaffold` reports control variates beside the update, in one vector
+    that is protected as a whole. It is refused under signds, rr and oue, which treat all entries
+    alike."""
     position = job.protection.position
     if job.training.algorithm != "scaffold" or position.takes_variates:
         return None
@@ -202,9 +203,9 @@ def _variates_protected(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.aggregation")
 def _reports_seen(job: JobFields) -> str | None:
-    """`server.aggregation` other than mean needs reports that the server sees one by one and that
-    no loss rests on the sum of: median and trimmed_mean are for not_encrypt and dp_encrypt,
-    norm_bound is for not_encrypt."""
+    """`server.aggregation` other than mean needs a server that sees single reports, and a loss that
+    does not rely on their sum: median and trimmed_mean need not_encrypt or dp_encrypt, norm_bound
+    needs not_encrypt."""
     chosen = job.server.aggregation
     if chosen in job.protection.position.combinations:
         return None
@@ -230,7 +231,7 @@ def _middle_of_equals(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "simulation.dropouts")
 def _phases_known(job: JobFields) -> str | None:
-    """`simulation.dropouts` names phases of the protection, or of a built-in one."""
+    """`simulation.dropouts` names phases of the chosen protection, or of a built-in one."""
     known = fault_phases(job.protection.position)
     strangers = [
         f"simulation.dropouts.{plain(name)} is not a known key"
@@ -243,7 +244,7 @@ def _phases_known(job: JobFields) -> str | None:
 
 
 def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
-    """A position's own rule, where the switch is in that position."""
+    """Return a protection's rule as a rule of the job, for jobs with that protection."""
 
     def check(job: JobFields) -> str | None:
         if job.protection.position is not position:
@@ -263,7 +264,7 @@ for _position in POSITIONS.values():
 
 @RULES.rule("protection", "clients")
 def _own_position_fits(job: JobFields) -> str | None:
-    """What the class of a protection of yours demands."""
+    """A protection of yours may add rules of its own."""
     return _said_by_own(job, job.protection.position.rules)
 
 
@@ -278,8 +279,8 @@ def _enough_to_start(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "deployment")
 def _answers_in_time(job: JobFields) -> str | None:
-    """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window`
-    where the protection has that."""
+    """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window` if
+    the protection has that parameter."""
     after, window = job.deployment.answer_after_s, job.deployment.answer_s
     key, own = "answer_s", job.protection.position.window(job.protection.settings)
     if own is not None:
@@ -294,8 +295,8 @@ def _answers_in_time(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "clients.sampling", "privacy.unit")
 def _cohorts_may_differ(job: JobFields) -> str | None:
-    """`clients.sampling: poisson` needs a protection of a single phase, or distributed_dp with
-    privacy.unit = client: pw_encrypt's rounds are made for a cohort of known size."""
+    """`clients.sampling: poisson` needs a protection with a single phase, or distributed_dp with
+    `privacy.unit: client`: a round of pw_encrypt needs a cohort of known size."""
     position = job.protection.position
     if job.secret_turns and job.privacy.unit == "example":
         return (
@@ -368,7 +369,8 @@ def _promise_made(job: JobFields) -> str | None:
     )
 
 
-#: Keys that only one setting of another key reads: place -> (the other key, those settings).
+#: Keys that have an effect only under some settings of another key: place -> (the other key, those
+#: settings).
 _READ_UNDER = {
     ("data", "shards_per_client"): ("split", ("shards",)),
     ("data", "alpha"): ("split", ("dirichlet",)),

@@ -1,4 +1,4 @@
-"""When a run ends by what it measures, and which round's model it leaves."""
+"""Conditions under which a run stops early, and the round whose model it saves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MetricName = Annotated[str, text("a name of a record's figure", r"[a-z][a-z0-9_]
 
 
 class StoppingSettings(Block):
-    """When a run ends before its last round, and which model it leaves.
+    """When a run stops before its last round, and which model it saves.
 
-    What is chosen by the test examples is measured by them too well: a model that is to be judged
-    needs others.
+    Choosing a model by the test examples makes their figures too good. Use other examples to judge
+    such a model.
     """
 
     metric: MetricName | None = Field(
@@ -38,5 +38,5 @@ class StoppingSettings(Block):
 
     @property
     def may_end(self) -> bool:
-        """Whether a run may end before its last round."""
+        """True if a run may end before its last round."""
         return self.target is not None or self.patience is not None

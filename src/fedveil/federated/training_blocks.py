@@ -1,4 +1,4 @@
-"""How clients train, and what the server makes of what they report."""
+"""Local training, and the server's use of the reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Schedule = Annotated[str, or_function("constant", "step", "cosine")]
 
 
 class TrainingSettings(Block):
-    """What a client does with its examples in a round."""
+    """A client's training in a round."""
 
     train: Literal["all", "head"] = Field(
         "all",
@@ -96,7 +96,7 @@ class TrainingSettings(Block):
 
 
 class ServerSettings(Block):
-    """What the server does with the aggregate; defaults as in Reddi et al. (2021)."""
+    """The server's use of the aggregate. The defaults follow Reddi et al. (2021)."""
 
     weighting: Weighting = Field(
         "by_size",
@@ -127,5 +127,5 @@ class ServerSettings(Block):
 
     @property
     def holds_reports(self) -> bool:
-        """Whether the server holds all of a round's reports, which then count equally."""
+        """True if the server stores all of a round's reports. They then count equally."""
         return self.aggregation in ("median", "trimmed_mean")

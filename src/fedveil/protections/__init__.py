@@ -1,1 +1,1 @@
-"""The switch positions, a file each, and the contract between them and whoever drives a round."""
+"""The protections, one file each, and the contract between a protection and its engine."""

@@ -1,4 +1,4 @@
-"""What an update is clipped to: one norm for a whole run, or a quantile that the clip follows."""
+"""The norm to which an update is clipped: fixed for a run, or following a quantile of norms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RATE = 0.2
 
 
 class AdaptiveClipSettings(Settings):
-    """Parameters of a clip that follows the clients' norms."""
+    """Parameters of a clip that follows the norms of the clients' updates."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "clip_quantile": "none",
@@ -53,7 +53,7 @@ class AdaptiveClipSettings(Settings):
 
 
 def clip_follows(settings: AdaptiveClipSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp and central_gaussian `clip_rate` and `clip_bit_noise` need
+    """Under distributed_dp and central_gaussian, `clip_rate` and `clip_bit_noise` need
     `clip_quantile`."""
     if settings.clip_quantile is not None:
         return None
@@ -64,12 +64,13 @@ def clip_follows(settings: AdaptiveClipSettings, cohort: Cohort) -> str | None:
 
 
 class Clipping:
-    """How a position clips: what its mechanism is made for, and what travels of it.
+    """The clip of a protection: fixed for the run, or moving with a quantile of the clients' norms.
 
-    A clip that stays is the mechanism's own: vectors are updates, and nothing travels. Of one that
-    moves (`QuantileClip`) the mechanism sees joint vectors, of norm `norm` and with `length`
-    entries; the clip is the protection's state, and a client takes it from the message that asks
-    for its report (`words`), within the bounds that any clip has.
+    With a fixed clip, the mechanism's vectors are the updates, and no message mentions the clip.
+    With a moving clip (`QuantileClip`), the mechanism's vectors are joint vectors of norm `norm`
+    with `length` entries: an update and its clip bit. The moving clip is the protection's state. A
+    client takes it from the message that asks for its report (`words`) and accepts any value within
+    the bounds of a clip.
     """
 
     def __init__(
@@ -93,32 +94,32 @@ class Clipping:
         self.norm, self.length, self.longest = made.norm, made.length, made.most
 
     def initial_state(self) -> State:
-        """The first clip; nothing where it stays."""
+        """Return a state with the first clip, or an empty state if the clip is fixed."""
         return {} if self.moving is None else {"clip": self.moving.first}
 
     def words(self, state: State) -> Message:
-        """What a client is told of a round with this state: all of it, checked."""
+        """Return the clip from `state`, checked, as the fields of a message to the clients."""
         if self.moving is None:
             return {}
         only_fields(state, "clip")
         return {"clip": self.moving.check(take(state, "clip", float))}
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """The clip, for a round's record."""
+        """Return the moving clip for the round's record, or nothing if the clip is fixed."""
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """What the mechanism is given of an update, by an untrusted message."""
+        """Return the mechanism's input for `update`. `told`: an untrusted message with the clip."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """The update in what the mechanism gives."""
+        """Return the update that is contained in the mechanism's output `mean`."""
         return self._parted(mean, state)[0]
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """What comes of a round that opened with `state`, and the next round's."""
+        """Return the aggregate of a round that opened with `state`, including the next state."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 
@@ -131,18 +132,18 @@ class Clipping:
 
 
 class Clipped(Protection):
-    """A position whose state is its clip, where that moves."""
+    """A protection whose state is its clip, if the clip moves."""
 
     clipping: Clipping
 
     def initial_state(self) -> State:
-        """The first clip, where it moves."""
+        """Return a state with the first clip, or an empty state if the clip is fixed."""
         return self.clipping.initial_state()
 
     def check_state(self, state: State) -> None:
-        """A clip that a round can leave."""
+        """Raise `ValueError` if no round can leave this clip."""
         self.clipping.words(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """The clip of the round, where it moves."""
+        """Return the round's clip if it moves."""
         return self.clipping.shown(state)

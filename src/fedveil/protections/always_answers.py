@@ -1,9 +1,9 @@
-"""A client's answer where its report is asked for: under a promise, there always is one.
+"""A client's answer to the request for its report: under a private protection, it always answers.
 
-A server chooses the weights that a client trains from. It can choose them so that the training of
-one client in particular overflows, or raises, and were there no report then, that would tell what
-no noise covers. So where a protection promises anything, what cannot be used is replaced by an
-update of zero before the protection's half sees it, and a report leaves all the same.
+A server chooses the weights from which a client trains. It can choose them so that the training of
+one particular client overflows or raises. A missing report would then reveal something that no
+noise covers. So under a protection with a guarantee, an unusable update is replaced by an update of
+zero before the protection sees it, and the client sends a report anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from fedveil.protections.base import ClientRound, Protection, Update
 
 
 class Reply(NamedTuple):
-    """The half that has answered, its message, and why that is on no update of the client's."""
+    """A client's answer: its half of the round, the message, and why the update was not used.
+
+    `unusable` is None if the message is about the client's own update.
+    """
 
     half: ClientRound
     message: Message
@@ -32,14 +35,15 @@ def answer_trained(
     message: Message,
     train: Callable[[], tuple[Update, int]],
 ) -> Reply:
-    """The answer to the message that asks for the report.
+    """Return the answer to the message that asks for the report.
 
-    `train` gives the update and the number of its examples. `half` gives the client's half for so
-    many examples, as it is before this answer; a half that has raised is never asked again.
+    `train` returns the update and the number of its examples. `half` returns the client's half of
+    the round for that number of examples, in its state before this answer. A half that has raised
+    is never asked again.
 
-    Where the protection promises nothing, whatever makes a report impossible is raised. Where it
-    promises anything, only what the message alone decides is: what raises for an update of zero
-    as well. The reason of anything else is for this client's own log.
+    If the protection guarantees nothing, any error that prevents a report is raised. If it
+    guarantees something, an error is raised only if the message alone causes it, that is, if an
+    update of zero raises as well. Any other error is returned for the client's own log.
     """
     try:
         update, examples = train()
@@ -56,7 +60,7 @@ def answer_trained(
 
 
 def reason(unusable: BaseException) -> str:
-    """Why an update could not be used: a sentence, or a foreign exception with its kind."""
+    """Return why an update could not be used: a sentence, or a foreign exception and its type."""
     if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"
@@ -65,7 +69,7 @@ def reason(unusable: BaseException) -> str:
 def _check(update: Update, dimension: int) -> None:
     if update.shape != (dimension,):
         raise ClientWithheld("the update is not of the length of the model")
-    # The square of the norm is finite where all entries are, unless they are huge: one pass.
+    # One pass: the squared norm is finite if all entries are, unless they are huge.
     with np.errstate(over="ignore", invalid="ignore"):
         if not (np.isfinite(np.dot(update, update)) or np.isfinite(update).all()):
             raise ClientWithheld("the update is not finite")

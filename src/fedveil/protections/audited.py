@@ -1,4 +1,4 @@
-"""The part of a protection that an audit inside a run asks: what it releases, and where."""
+"""The part of a protection that an audit inside a run needs: released values and their domain."""
 
 from __future__ import annotations
 
@@ -26,33 +26,36 @@ class Outcome(Protocol):
 
     @property
     def released(self) -> Int64s | None:
-        """The sum before it was decoded, if it was kept."""
+        """The sum before it was decoded, if it was saved."""
 
 
 class Audited(ABC):
-    """A protection as an audit sees it. The defaults suit one that releases updates as they are."""
+    """A protection as an audit sees it. The defaults suit one that releases plain updates."""
 
-    #: True if a round's aggregate must keep what was released. An audit sets it.
+    #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False
 
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """How many entries an update has."""
+        """The number of entries of an update."""
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return which other settings an audit needs, or None: reports must be private alone."""
+        """Return which other settings an audit needs, or None if this protection can be audited.
+
+        An audit needs reports that are private on their own.
+        """
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the random choices of a report whose truth `Reading.truths` tells."""
+        """Return the random choices of a report whose true values `Reading.truths` contains."""
         return ()
 
     def domain(self, round: int) -> Domain:
-        """Return where the sum of a round lies when it is released."""
+        """Return the domain in which a round's sum is released."""
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return what everybody sees of a round's sum, noise included, in `domain`."""
+        """Return the publicly visible part of a round's sum, noise included, in `domain`."""
         return aggregate.reports * aggregate.update.astype(np.float64)

@@ -42,20 +42,21 @@ from fedveil.settings.settings import Settings
 
 #: A client's new weights minus the old, flat, in the order of the model's layout.
 Update: TypeAlias = npt.NDArray[np.float32]
-#: What a protection carries from one round to the next; a checkpoint stores it as a message.
+#: The state that a protection carries from one round to the next; a checkpoint stores it as a
+#: message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
-#: Whose data a loss is stated for: all that a client has, or one of its examples.
+#: The unit that a loss protects: all data of a client, or one of its examples.
 Whose: TypeAlias = Literal["client", "example"]
-#: What a ledger says of weights: no epsilon covers them.
+#: The ledger's sentence about weights: no epsilon covers them.
 BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
-#: And so does this, where a client answers as soon as it is ready.
+#: The ledger's sentence about answer times, if a client answers as soon as it is ready.
 TIMING = "how long a client takes to answer (answer_after_s is not set)"
 
 
 @dataclass(frozen=True)
 class Spending:
-    """One loss, and how many times a single report spends it."""
+    """A privacy loss and the number of times that a single report spends it."""
 
     loss: PrivacyLoss
     count: int = 1
@@ -63,17 +64,18 @@ class Spending:
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a protection may know of the job that it is made for.
+    """The part of a job that a protection needs.
 
-    `job`: a digest of the whole job, the same for all that take part. In simulation (`simulated`)
-    keys that outlive a round come from `seed`; elsewhere `roster` has every client's public key,
-    and `identity` is this client's own private one. `seeded`: whether the noise of a server comes
-    from `seed` too, as the job's reports then do. `delta`: what the run's epsilon is stated at.
-    `masks`: whether secure aggregation masks; without, a simulation adds the numbers bare.
-    `unit`: whose data is protected. Of one example's: what it adds to an update is no longer than
-    the protection's `norm_clip`, and it is in a round with the probability `sampling_rate`.
-    `combining`: of reports. `poisson`: cohorts are secret, `clients_per_round` what is expected, or
-    all where there is a `turn_rate`.
+    `job`: a digest of the whole job, equal for all participants. `simulated`: in a simulation, keys
+    that outlive a round are derived from `seed`. Elsewhere `roster` holds every client's public
+    key, and `identity` is this client's own private key. `seeded`: the server's noise is derived
+    from `seed` too, like the reports of the job. `delta`: the delta at which the run's epsilon is
+    stated. `masks`: secure aggregation masks the vectors; if False, a simulation adds them
+    unmasked. `unit`: whose data is protected. With "example", one example changes an update by at
+    most the protection's `norm_clip`, and it is in a round with probability `sampling_rate`.
+    `combining`: how the server combines reports. `poisson`: cohorts are secret, and
+    `clients_per_round` is their expected size, or the number of all clients if there is a
+    `turn_rate`.
     """
 
     weighting: Weighting
@@ -97,10 +99,8 @@ class JobContext:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What the server half knows when a round opens; `model` is the global weights, read-only.
-
-    `origin`: a digest of what clients train from, where that is more than `model`.
-    """
+    """A round as the server half knows it. `model`: the global weights, read-only. `origin`: a
+    digest of everything that clients train from, if that is more than `model`."""
 
     cohort: Sequence[ClientId]
     round: int
@@ -111,10 +111,8 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What the client half knows; `model` is the global weights, `examples` the client's own.
-
-    `origin` is as the server half has it, by what this client was given.
-    """
+    """A round as the client half knows it. `model`: the global weights. `examples`: the number of
+    the client's own. `origin`: the digest of `RoundContext`, from the data that it received."""
 
     client: ClientId
     round: int
@@ -127,7 +125,7 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The averaged update, how many reports are in it, the next state; for an audit, the sum."""
+    """The outcome of a round. `released` is the sum before decoding, if an audit asked for it."""
 
     update: npt.NDArray[np.float64]
     reports: int
@@ -139,36 +137,36 @@ class ServerRound(ServerHalf, Protocol):
     """The server's half of one round."""
 
     def opening(self) -> Message:
-        """The first message, the same for every invited client."""
+        """Return the first message, which is equal for every invited client."""
 
     def merge(self, other: Any) -> None:
-        """Add the running sums of another server's half of the same round, of other clients."""
+        """Add the running sums of another server half of this round, which covers other clients."""
 
     def aggregate(self) -> Aggregate:
-        """The result; raises `RoundVoid` where there is none."""
+        """Return the aggregate. Raises `RoundVoid` if the round has none."""
 
 
 class ClientRound(Protocol):
     """The client's half of one round."""
 
     def wants_update(self, message: Message) -> bool:
-        """Whether the answer to `message` needs the update: the engine trains just before it."""
+        """Return True if the answer to `message` needs the update. The engine then trains first."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """The answer to `message`; raises `ClientWithheld` where there is none.
+        """Return the answer to `message`. Raises `ClientWithheld` if the client gives none.
 
-        An engine asks for the answer that depends on the update through `answer_trained`.
+        An engine calls this through `answer_trained` for the answer that depends on the update.
         """
 
     def keep(self) -> State:
-        """All that another half of this client and round needs to answer the next message.
+        """Return the state from which another half of this client's round can continue.
 
-        For an engine in which every message meets a new process. Secret, and to be taken up
-        once; empty where no further message is answered.
+        An engine saves it if it handles every message in a new process. The state is secret and
+        must be restored only once. It is empty if this half answers no further message.
         """
 
     def take_up(self, kept: State) -> None:
-        """Go on from what an earlier half has kept."""
+        """Restore the state that an earlier half returned from `keep`."""
 
 
 #: The phase of a protection in which clients send a single report.
@@ -176,41 +174,41 @@ REPORT = "report"
 
 
 class Protection(Audited):
-    """A switch position, made once from the job: what it does, and all that it says of itself.
+    """A protection, made once from the job. It protects reports and describes itself.
 
-    `protection: package.module:Name` in a job puts a class of one's own in the switch, derived
-    from this one (docs/own-protection.md).
+    A class of your own is derived from this one; a job chooses it with `protection:
+    package.module:Name` (docs/own-protection.md).
     """
 
-    #: The word for it in a job; a position of one's own is named by its place.
+    #: The name by which a job chooses it; a class of your own is named by its module and class.
     name: ClassVar[str] = ""
-    #: The block of a job that holds its parameters, None where it has none; and their type.
+    #: The block of a job that holds the parameters (None if it has none), and their type.
     block: ClassVar[str | None] = "own"
     settings_type: ClassVar[type[Settings]] = Settings
-    #: Whether a report is perturbed: clients then count equally, since neither the guarantee nor
+    #: True if reports are perturbed. Clients then count equally, since neither the guarantee nor
     #: BatchNorm's statistics survive weights and noise.
     perturbs: ClassVar[bool] = True
-    #: The phases of a round in their order, and the one whose answer depends on the update.
+    #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The parameter that decides what a report costs (`cost_key`); None where none does.
+    #: The parameter that decides what a report costs (`cost_key`), or None.
     cost_parameter: ClassVar[str | CostKey | None] = None
-    #: What must hold between its parameters and other keys, and what is only advised.
+    #: Rules between its parameters and other keys: enforced (`rules`), or only advised (`advice`).
     rules: ClassVar[tuple[Rule, ...]] = ()
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
-    #: The longest update (L2 norm) that it tells of as it is; infinite where it shortens none.
-    #: Under `privacy.unit: example`, the most that training lets one example move the update by.
+    #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
+    #: `privacy.unit: example`, the most by which training lets one example change the update.
     norm_clip: float = math.inf
-    #: Whether secret cohorts (`JobContext.poisson`) amplify its loss: what comes of a round is then
-    #: a noised sum over a constant, whoever is in it, and if nobody is.
+    #: True if secret cohorts (`JobContext.poisson`) amplify its loss. A round's result is then a
+    #: noised sum over a constant, whoever is in the cohort and even if nobody is.
     amplified: ClassVar[bool] = False
-    #: Whether secret cohorts are the clients' own: all answer, most with their noise alone.
+    #: True if clients draw secret cohorts themselves: all of them answer, most with noise alone.
     secret_turns: ClassVar[bool] = False
-    #: How its server may combine reports; whether they may hold control variates beside updates.
+    #: Combinations of reports that its server allows; True if reports may hold control variates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
     takes_variates: ClassVar[bool] = False
-    #: Whether somebody's own Flower app may have it.
+    #: True if a user's own Flower app may use it.
     for_apps: ClassVar[bool] = True
     #: The key that turns its noise on; None if it always or never has noise.
     noise_key: ClassVar[str | None] = None
@@ -225,21 +223,20 @@ class Protection(Audited):
 
     @property
     def dimension(self) -> int:
-        """How many entries an update has."""
+        """The number of entries of an update."""
         return self.context.dimension
 
     @property
     def adaptive(self) -> bool:
-        """Whether what a round costs depends on the outcome of earlier ones.
+        """True if the cost of a round depends on the outcome of earlier rounds.
 
-        The ledger then adds pure losses, which stays valid, instead of composing distributions
-        fixed in advance.
+        The ledger then adds pure losses, which stays valid, instead of composing distributions.
         """
         return self.adapts(self.settings)
 
     @cached_property
     def always_reports(self) -> bool:
-        """Whether a client that is asked sends a report, whatever its update was.
+        """True if an invited client sends a report regardless of its update.
 
         It does if reports are perturbed or cost a finite epsilon, which covers no missing report.
         """
@@ -247,7 +244,7 @@ class Protection(Audited):
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """Those of the phases that occur."""
+        """The phases that occur under these parameters."""
         return self.phases
 
     @property
@@ -258,7 +255,7 @@ class Protection(Audited):
 
     @property
     def least_clients(self) -> int:
-        """How many clients a round needs that is not to be void."""
+        """The smallest number of clients with which a round is not void."""
         return 1
 
     @classmethod
@@ -268,101 +265,98 @@ class Protection(Audited):
 
     @classmethod
     def adapts(cls, settings: Any) -> bool:
-        """Whether a protection with these parameters is adaptive."""
+        """Return True if a protection with these parameters is adaptive."""
         return False
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """The parameter by which the noise of a round follows from how many rounds a run has."""
+        """Return the parameter that ties a round's noise to the number of rounds, or None."""
         return None
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
-        """What `fedveil budget --target-epsilon` solves for; of a name alone, the less the less."""
+        """Return the key that `budget --target-epsilon` solves for. By default, less costs less."""
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Whose data it can state its losses for with these parameters."""
+        """Return the units for which it can state its losses with these parameters."""
         return ("client",)
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:
-        """Whether its loss rests on noise that the server adds, and so on the server's word."""
+        """Return True if its loss relies on noise that the server adds."""
         return False
 
     @classmethod
     def noised(cls, settings: Any) -> bool:
-        """Whether there is noise in its aggregate, whoever adds it: clients then count equally."""
+        """Return True if clients or server noise the aggregate. Clients then count equally."""
         return cls.perturbs or cls.rests_on_server(settings)
 
     @classmethod
     def needs_roster(cls, settings: Any) -> bool:
-        """Whether clients sign what they say, so that all must know each other's keys."""
+        """Return True if clients sign messages, and so need each other's public keys."""
         return False
 
     @classmethod
     def unfit_for_apps(cls, settings: Any) -> str | None:
-        """Why somebody's own Flower app cannot have it with these parameters, where it cannot."""
+        """Return why a user's own Flower app cannot use these parameters, or None."""
         return None
 
     @classmethod
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Why `asked` protects less than `demanded`, beyond what the losses of a report say.
+        """Return why `asked` is weaker than `demanded`, beyond the losses of a report, or None.
 
-        A client compares what a server offers to so many `clients` with what it insists on, which
-        it may have said for a number that it expected.
+        A client compares a server's offer for `clients` clients with its own demand, which may be
+        stated for another number, `expected`.
         """
         return None
 
     @staticmethod
     def audit_cases(eps: float) -> Iterable[Case]:
-        """The mechanisms that it rests on, with losses of about `eps`, to be refuted."""
+        """Yield audit cases for the mechanisms that it relies on, with losses of about `eps`."""
         return ()
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Bounds on epsilon and delta of any one report of a run, plainly added."""
+        """Return bounds on epsilon and delta of any single report in a run, by plain addition."""
         spent = self.spending(self.initial_state())
         epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)
 
     def initial_state(self) -> State:
-        """The state before the first round; nothing, where none is carried from round to round."""
+        """Return the state before the first round. It is empty if rounds carry no state over."""
         return {}
 
     def check_state(self, state: State) -> None:
-        """Raise a `ValueError` where no round can leave such a state; a checkpoint may hold any.
+        """Raise `ValueError` if no round can leave this state: a checkpoint may hold anything.
 
-        By default the initial state's fields must be there, of their types.
+        By default, check that the fields of the initial state are present and have their types.
         """
         for name, value in self.initial_state().items():
             take(state, name, type(value))
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """What the record of a round with this state says of it, by names of the position's."""
+        """Return the figures of this state for a round's record, by names of your choice."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
-        """`state`, when a round with reports of these losses was begun and has no aggregate."""
+        """Return the state after a round with `state` and report losses `cost` but no aggregate."""
         return state
 
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:
-        """What each report of a round that opens with `state` costs its client."""
+        """Return the cost to a client of each report in a round that opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """What each report cost of a round that opened with `state` and summed so many of them.
-
-        Never more than `spending`, which is known before.
-        """
+        """Return each report's cost once `reports` were summed. It never exceeds `spending`."""
         return self.spending(state)
 
     def longest_report(self) -> int:
-        """How many bytes the answer that depends on the update has at most."""
+        """Return the largest size in bytes of the answer that depends on the update."""
         model = np.broadcast_to(np.float32(0), (self.dimension,))
         cohort = range(self.context.clients_per_round)
         context = RoundContext(cohort, 1, model, self.initial_state())
@@ -370,22 +364,22 @@ class Protection(Audited):
 
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:
-        """The server's half of a round."""
+        """Return the server's half of a round."""
 
     @abstractmethod
     def client_round(self, context: ClientContext) -> ClientRound:
-        """The client's half of a round."""
+        """Return the client's half of a round."""
 
     def noise_entropy(self, round: int) -> Entropy:
-        """What a server draws central noise from."""
+        """Return the source of a server's central noise in this round."""
         known = self.context.seeded
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """What the best of adversaries makes of one report, which it knows to be a client's own.
+        """Return the best estimate that an adversary can make from one report of a known client.
 
-        By default what the server half would make of it were it the round's only one, every entry
-        worth the same, and no likelihood: enough for a protection with a single phase.
+        By default, return the server half's result for a round with only this report. It has equal
+        weights and no likelihood, which suffices for a protection with a single phase.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

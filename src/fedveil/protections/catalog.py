@@ -1,4 +1,4 @@
-"""The table of switch positions, and how a position of one's own is found."""
+"""The table of built-in protections, and the lookup of a protection of your own."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BUILT_IN = (
     RR,
     OUE,
 )
-#: Every position by its name.
+#: Every built-in protection by its name.
 POSITIONS: dict[str, type[Protection]] = {position.name: position for position in _BUILT_IN}
 
 
 def find(name: str) -> type[Protection]:
-    """The position of that name, built in or one's own, `package.module:Name`."""
+    """Return the protection called `name`: a built-in one, or your own as `package.module:Name`."""
     if name in POSITIONS:
         return POSITIONS[name]
     key = f"protection = {name!r}"
@@ -42,15 +42,16 @@ def find(name: str) -> type[Protection]:
 
 
 def build(name: str, settings: Settings, context: JobContext) -> Protection:
-    """The protection in the switch position `name`."""
+    """Return the protection called `name`, made with `settings`."""
     return find(name)(settings, context)
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """The names that a fault plan may use, in order, and the phase that each is under `position`.
+    """Map every phase name that a fault plan may use to the phase of `position` that it stands for.
 
-    One plan serves every position: up to the phase in which another position trains, its phases
-    stand for the one in which this one does, and from then on for nothing.
+    One plan serves every protection. Another protection's phases, up to and including the one in
+    which it trains, stand for the phase in which `position` trains. Its later phases stand for
+    None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

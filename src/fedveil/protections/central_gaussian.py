@@ -1,8 +1,8 @@
-"""central_gaussian: clients clip, a trusted server sees every update and noises their sum.
+"""central_gaussian: clients clip, and a trusted server adds noise to the sum of their updates.
 
-A comparison, named as one: what noise costs where the server is believed to add it, and to keep to
-itself what it reads before. Its noise is that of one release for a whole cohort, where
-`dp_encrypt` has one a client.
+It serves as a comparison: it shows what noise costs if the server is trusted to add it and to keep
+every update that it reads to itself. It adds noise once for a whole cohort, while `dp_encrypt` adds
+noise for every client.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     )
 
     def ratio(self, delta: float, rounds: int) -> float:
-        """The noise of a round as a multiple of the sensitivity."""
+        """Return the noise of a round as a multiple of the sensitivity."""
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)
         return _MULTIPLIER if self.noise_multiplier is None else self.noise_multiplier
@@ -84,20 +84,21 @@ def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
 
 
 class CentralGaussian(Clipped):
-    """Every client sends its clipped update as it is; the aggregate is the mean of a noised sum.
+    """Every client sends its clipped update unprotected; the aggregate is the mean of a noised sum.
 
-    Clients count equally. A report is whole multiples of a step, no longer than the clip in exact
-    arithmetic, which the server checks: so the sum is exact, and no client that lies takes from
-    what the others are promised.
+    Clients count equally. A report consists of whole multiples of a step, and the server checks
+    that it is no longer than the clip in exact arithmetic. So the sum is exact, and a client that
+    lies cannot weaken the guarantee of the others.
 
-    Privacy: that of `CentralNoise` for a client's whole update in one round, replace-one, against
-    whoever sees what comes of the mean. None against the server, nor against whoever reads a report
-    on its way: they read the clipped update. Of secret cohorts (`JobContext.poisson`) what comes of
-    a round is the noised sum over a constant, noise alone where nobody reported: the law that is
-    amplified by the draw, for whoever only gets the models.
+    Privacy: the guarantee of `CentralNoise` for a client's whole update in one round, replace-one,
+    against everyone who sees only the mean and its results. It guarantees nothing against the
+    server, nor against anyone who reads a report in transit: both see the clipped update. With
+    secret cohorts (`JobContext.poisson`) a round's result is the noised sum over a constant, or
+    noise alone if nobody reported. The draw amplifies the guarantee of this law against everyone
+    who only receives the models.
 
-    With `clip_quantile` updates are in units of a clip that moves, each with a bit behind it that
-    says whether it was shortened (`QuantileClip`): one release of both together.
+    With `clip_quantile`, updates are in units of a moving clip, and each carries a bit that says
+    whether it was shortened (`QuantileClip`). Both are released together, as one release.
     """
 
     name = block = "central_gaussian"
@@ -117,24 +118,24 @@ class CentralGaussian(Clipped):
         self.clipping = clip = Clipping(settings, settings.clip, ratio, context)
         self.noise = CentralNoise.of_ratio(ratio, context.delta, clip.norm, clip.length)
         self.norm_clip = clip.longest
-        # No entry of a clipped update is larger, in steps.
+        # In steps, no entry of a clipped update is larger.
         most = math.isqrt(self.noise.limit)
         self.form = GridReport(self.noise.step, most, clip.length, np.int32)
 
     @classmethod
     def rests_on_server(cls, settings: CentralGaussianSettings) -> bool:
-        """All of it does."""
+        """Return True: the server adds all of the noise."""
         return True
 
     @classmethod
     def for_rounds(cls, settings: CentralGaussianSettings) -> str | None:
-        """The target, where there is one."""
+        """Return the target epsilon if one is set."""
         target = settings.target_epsilon
         return None if target is None else f"target_epsilon = {target:g}"
 
     @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
-        """What an app does not say."""
+        """Return that an app lacks the number of rounds, if a target epsilon is set."""
         if settings.target_epsilon is None:
             return None
         return (
@@ -144,7 +145,7 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """The noised sum, in which one update of the clipping norm is tried."""
+        """Yield the noised sum as a case, with an update of the clipping norm."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([1.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
@@ -159,7 +160,7 @@ class CentralGaussian(Clipped):
         yield Case("an update and whether it was shortened", released, at_clip, beyond, both.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """One release of the sum."""
+        """Return one release of the sum."""
         return [Spending(self.noise.loss)]
 
     def server_round(self, context: RoundContext) -> CentralGaussianServerRound:
@@ -169,7 +170,7 @@ class CentralGaussian(Clipped):
         return CentralGaussianClientRound(self, context)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """The clipped update, as the server reads it."""
+        """Return the clipped update, which the server reads."""
         multiples, clip, told = self.read(report), self.clipping, context.state
         estimate = clip.parted(multiples.astype(np.float64) * self.noise.step, told)
 
@@ -180,13 +181,13 @@ class CentralGaussian(Clipped):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """The noised sum. Of secret cohorts the mean is over what was expected."""
+        """Return the noised sum. With secret cohorts the mean is over the expected number."""
         job = self.context
         summed = job.clients_per_round if job.poisson else aggregate.reports
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """The clipped update in steps, of an untrusted report, checked completely."""
+        """Return the clipped update, in steps, from an untrusted report. Checks it completely."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")
@@ -197,7 +198,7 @@ class CentralGaussian(Clipped):
 
 
 class CentralGaussianServerRound(OneReportRound):
-    """The running sum of the clipped updates, in steps: exact, and the same in every order."""
+    """The running sum of clipped updates in steps: exact, and independent of the reports' order."""
 
     sums = ("_sum",)
 
@@ -205,11 +206,11 @@ class CentralGaussianServerRound(OneReportRound):
         super().__init__(context)
         self._protection = protection
         self._sum = np.zeros(protection.clipping.length, np.int64)
-        # Of secret cohorts, whether anybody reported is a secret too.
+        # With secret cohorts, it is also a secret if anybody reported.
         self.may_be_empty = protection.context.poisson
 
     def opening(self) -> Message:
-        """The round's number, and the clip where it moves."""
+        """Return the round's number, and the clip if it moves."""
         return {**super().opening(), **self._protection.clipping.words(self._context.state)}
 
     @property
@@ -224,9 +225,10 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """The mean of the noised sum: noised once.
+        """Return the mean of the sum, to which noise is added once.
 
-        Where cohorts are secret, how many reported is: the sum is divided by what is expected.
+        With secret cohorts the number of reports is a secret, so the sum is divided by the expected
+        one.
         """
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
@@ -237,7 +239,7 @@ class CentralGaussianServerRound(OneReportRound):
 
 
 class CentralGaussianClientRound(OneReportClient):
-    """Sends the clipped update; refuses one that is not finite."""
+    """Sends the clipped update. Refuses an update that is not finite."""
 
     def __init__(self, protection: CentralGaussian, context: ClientContext) -> None:
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""The parameter of a protection that decides what a report costs, and which way."""
+"""The parameter of a protection that decides what a report costs, and its direction."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fedveil.privacy.loss import as_written
 
 @dataclass(frozen=True)
 class CostKey:
-    """What `fedveil budget --target-epsilon` solves for.
+    """The parameter that `fedveil budget --target-epsilon` solves for.
 
-    `parameter`: its place below the protection's block, dots between blocks. `falls`: a larger one
-    costs less; else a smaller one does. `start`: where it is looked for while it is null.
-    `instead`: the parameters that say the same in another way, and are null beside it. `total`: the
-    parameter that ends an adaptive run before it has cost more than this; without it none is
-    solved for, since later rounds cost what nobody knows before.
+    `parameter`: its path below the protection's block, with dots between blocks. `falls`: True if a
+    larger value costs less, False if a smaller one does. `start`: where the search starts if the
+    parameter is null. `instead`: parameters that set the same thing in another way and must be null
+    beside it. `total`: the parameter that ends an adaptive run before it costs more than this
+    value. Without `total`, an adaptive run has nothing to solve for, since the cost of later rounds
+    is unknown in advance.
     """
 
     parameter: str
@@ -28,19 +29,19 @@ class CostKey:
     total: str | None = None
 
     def of(self, settings: Mapping[str, Any]) -> float:
-        """Its value, or where to start where there is none."""
+        """Return the parameter's value, or `start` if it is null."""
         value: Any = settings
         for name in self.parameter.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """The parameters to set so that it is `value`, given what is set."""
+        """Yield the parameters to set, given `settings`, so that the parameter becomes `value`."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """The settings with these changes."""
+        """Return the settings with these changes."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")
@@ -52,6 +53,6 @@ class CostKey:
         return changed
 
     def rounded(self, value: float, digits: int) -> float:
-        """`value` to so many digits, never to where it costs more."""
+        """Return `value` rounded to `digits` digits, in the direction that does not cost more."""
         way = ROUND_CEILING if self.falls else ROUND_FLOOR
         return float(Context(prec=digits, rounding=way).create_decimal(as_written(value)))

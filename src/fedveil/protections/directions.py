@@ -1,12 +1,12 @@
-"""Declares which way each setting of a protection weakens it, so that a pin can be held to.
+"""Declares the direction in which each setting weakens a protection, so that a pin can be enforced.
 
 Every settings class lists its own fields in `WEAKENS`:
 
-    loss        its effect is in the loss of a report, which a pin compares by itself
-    larger      a larger value than the pin's is weaker
-    smaller     a smaller value than the pin's is weaker; false is smaller than true
-    own         compared by the protection's own `weaker`
-    none        no guarantee rests on it
+    loss        its effect is in the loss of a report, which a pin compares anyway
+    larger      a value larger than the pin's is weaker
+    smaller     a value smaller than the pin's is weaker; false is smaller than true
+    own         the protection's own `weaker` compares it
+    none        no guarantee relies on it
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Direction: TypeAlias = Literal["loss", "larger", "smaller", "own", "none"]
 
 
 def directions(settings: type[BaseModel]) -> dict[str, Direction]:
-    """Return the declared direction of each field, those of base classes included."""
+    """Return the declared direction of each field, including fields of base classes."""
     found: dict[str, Direction] = {}
     for kind in reversed(settings.__mro__):
         declared: Mapping[str, Direction] = vars(kind).get("WEAKENS", {})

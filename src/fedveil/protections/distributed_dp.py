@@ -1,4 +1,4 @@
-"""distributed_dp: noise in shares under secure aggregation, so that nobody need be trusted."""
+"""distributed_dp: clients add shares of noise under secure aggregation, so no party is trusted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from fedveil.protections.secure_sum_settings import (
 )
 from fedveil.secagg.masking import Ring
 
-#: What a run costs where nothing else is said.
+#: The default for a whole run's epsilon.
 _TARGET = 8.0
 #: The sums that an audit tries.
 _FOUR: Any = {"shares": 4, "clients": 4, "entry_bits": 12}
@@ -109,16 +109,16 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
 
     @property
     def target(self) -> float:
-        """What a run costs where no multiplier is given."""
+        """The epsilon of a run if no multiplier is given."""
         return _TARGET if self.target_epsilon is None else self.target_epsilon
 
     def least_survivors(self, clients: int) -> int:
-        """How many of so many clients a round's sum has at least."""
+        """Return the smallest number of survivors in a round's sum, out of `clients` clients."""
         sharing = self.sharing_clients(clients)
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 
     def dishonest(self, clients: int) -> int:
-        """How many of so many clients may be without noise of their own."""
+        """Return how many of `clients` clients may add no noise of their own."""
         sharing = self.sharing_clients(clients)
         return math.floor((1 - _as_written(self.assume_honest)) * sharing)
 
@@ -128,13 +128,14 @@ def _as_written(share: float) -> Fraction:
 
 
 def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
-    """Of the sum of so many shares."""
+    """Return the loss of the sum of `shares` shares of noise."""
     ratio = noise.ratio(shares)
     return PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
 
 
 def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp the clients that may drop out or be dishonest leave one with noise."""
+    """Under distributed_dp, at least one client must remain after subtracting those that may drop
+    out and those that may be dishonest."""
     if cohort.per_round is None:
         return None
     n = cohort.per_round
@@ -157,39 +158,39 @@ def noise_enforced(settings: DistributedDPSettings, cohort: Cohort) -> str | Non
 
 
 class DistributedDP(Clipped, SecureSum):
-    """The server sees the sum of the clients' vectors and of their shares of noise, and no more.
+    """The server sees only the sum of the clients' vectors, including their shares of noise.
 
-    A client's vector is its clipped update as `DistributedGaussian.share` says, rotated by signs
-    that follow from the job's seed and the round. A client that cannot use its update sends its
-    share of noise around zero. Clients count equally.
+    A client's vector is its clipped update, as `DistributedGaussian.share` states, rotated by signs
+    that are derived from the job's seed and the round. A client that cannot use its update sends
+    its share of noise around zero. Clients count equally.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everybody who sees the sum, the server itself included: with ratio = noise_multiplier for the
-    fewest survivors that a sum may have, of which the share 1 - assume_honest of the cohort is
-    taken off, and with that of the survivors that there were once the round is over. It rests on
-    secure aggregation: without `active_security` on a server that follows the protocol. Whose
-    vector is in the sum is told, and no sampling is counted in its favour.
+    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier holds
+    for the fewest survivors that a sum may have, less the share 1 - assume_honest of the cohort.
+    After the round, ratio follows from the actual number of survivors. The guarantee relies on
+    secure aggregation; without `active_security`, it relies on a server that follows the protocol.
+    The members of a sum are public, so no sampling amplifies the guarantee.
 
-    Unless clients draw their own turns (`JobContext.turn_rate` q below 1): each adds its update
-    with probability q, drawn in secret, and otherwise its share of noise around zero, so that what
-    is promised is `SampledGaussian(ratio, q)`, against the server too. Every client trains in
-    every round, and answers alike, so that its time does not tell its turn. The mean is over
-    the q * survivors that are expected.
+    Clients that draw their own turns are the exception (`JobContext.turn_rate` q below 1). Each
+    adds its update with probability q, drawn in secret, and otherwise its share of noise around
+    zero. The guarantee is then `SampledGaussian(ratio, q)`, against the server too. Every client
+    trains in every round and answers alike, so that its answer time does not reveal its turn. The
+    mean divides by the expected q * survivors.
 
     Under `privacy.unit: example` the update is a client's sum over its secretly sampled batch, to
-    which each example adds a norm of at most `clip` (`DistributedSum`), and the same is promised
-    for one example, with the amplification by that sampling (`SampledGaussian`): it counts against
-    the server too, as nobody but the client knows whose turn it was.
+    which each example adds a norm of at most `clip` (`DistributedSum`). The guarantee is then for
+    one example, amplified by that sampling (`SampledGaussian`). The amplification also holds
+    against the server, since only the client knows which examples were drawn.
 
-    With `clip_quantile` the update is in units of a clip that moves, and a bit stands behind it
-    that says whether it was shortened (`QuantileClip`): the same `Gaussian(ratio)` for both
-    together, whatever clip a client is told.
+    With `clip_quantile` the update is in units of a moving clip, followed by a bit that says
+    whether it was shortened (`QuantileClip`). The same `Gaussian(ratio)` holds for both together,
+    whatever clip a client receives.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
-    learning with secure aggregation, 2021. Their discrete Gaussian, and not Skellam noise, which
-    adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to within e^±η,
-    η = 1e-61, so that its statement is the Gaussian's own and composes exactly; the sampler is
-    that of the other positions.
+    learning with secure aggregation, 2021. It uses their discrete Gaussian rather than Skellam
+    noise, which adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to
+    within e^±η, η = 1e-61, so that its statement is the Gaussian's own and composes exactly. The
+    sampler is the one that the other protections use.
     """
 
     name = block = "distributed_dp"
@@ -229,7 +230,7 @@ class DistributedDP(Clipped, SecureSum):
         self._signs: tuple[int, Int8s | None] = (-1, None)
 
     def _ratio(self) -> float:
-        """The noise multiplier."""
+        """Return the noise multiplier."""
         settings, context, target = self.settings, self.context, self.settings.target
         if settings.noise_multiplier is not None:
             return settings.noise_multiplier
@@ -239,34 +240,34 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """The target, where no multiplier stands in its place."""
+        """Return the target epsilon, unless a multiplier replaces it."""
         if settings.noise_multiplier is not None:
             return None
         return f"target_epsilon = {settings.target:g}"
 
     @property
     def _rate(self) -> float:
-        """How likely what is protected is in a round's sum."""
+        """The probability with which the protected unit is in a round's sum."""
         context = self.context
         return context.sampling_rate if context.unit == "example" else context.turn_rate
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Either; a clip that moves is of clients."""
+        """Return both units, or only the client with a moving clip."""
         return ("client",) if settings.clip_quantile is not None else ("client", "example")
 
     def words(self, state: State) -> Message:
-        """The clip, where it moves."""
+        """Return the clip if it moves."""
         return self.clipping.words(state)
 
     @property
     def least_survivors(self) -> int:
-        """Fewer would have too little noise between them."""
+        """The smallest number of survivors whose noise is enough."""
         return self._least
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """An app does not say how many rounds it has."""
+        """Return that an app lacks the number of rounds, if no multiplier is set."""
         assert isinstance(settings, DistributedDPSettings)
         if settings.noise_multiplier is None:
             return (
@@ -276,11 +277,11 @@ class DistributedDP(Clipped, SecureSum):
         return super().unfit_for_apps(settings)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """What the sum of the fewest survivors releases."""
+        """Return the loss of a sum with the fewest survivors."""
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """What the sum of so many survivors has released."""
+        """Return the loss of a sum of `reports` survivors."""
         shares, context = reports - self._dishonest, self.context
         loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example" or self._rate < 1:
@@ -291,8 +292,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Sums of four shares, in which one update is tried: under a clip that stays, and one
-        that moves."""
+        """Yield sums of four shares that try one update, under a fixed clip and a moving one."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -315,7 +315,7 @@ class DistributedDP(Clipped, SecureSum):
         yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
 
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """The client's share of the sum."""
+        """Return the client's share of the sum."""
         try:
             joint, signs = self.clipping.joint(update, told), self.signs(context.round)
             if not self._takes_its_turn(context):
@@ -325,14 +325,14 @@ class DistributedDP(Clipped, SecureSum):
             raise ClientWithheld(str(error)) from None
 
     def _takes_its_turn(self, context: ClientContext) -> bool:
-        """Whether the client's update is in the round's sum, which nobody else learns."""
+        """Return True if the client's update is in the round's sum. Nobody else learns it."""
         rate = self.context.turn_rate
         return rate == 1 or bool(context.entropy.stream("turn").bernoulli(rate, 1)[0])
 
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """The mean of the survivors' updates and their noise; of those whose turn is expected."""
+        """Return the mean update with its noise, over the survivors whose turn is expected."""
         if self.noise.wrapped(total):
             raise ImpossibleSum(
                 f"an entry of the sum of {survivors} clients is beyond what clipped updates and "
@@ -341,11 +341,11 @@ class DistributedDP(Clipped, SecureSum):
         return self.noise.mean(total, survivors, self.signs(round)) / self.context.turn_rate
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
-        """The mean update, and the next clip where it moves."""
+        """Return the mean update, and the next clip if it moves."""
         return self.clipping.aggregate(mean, survivors, state)
 
     def signs(self, round: int) -> Int8s | None:
-        """The signs of a round's rotation, which everybody knows; None without a rotation."""
+        """Return the public signs of a round's rotation, or None without a rotation."""
         rotates = self.settings.rotation and self.context.unit == "client"
         if rotates and self._signs[0] != round:
             entropy = Seeded(self.context.seed, "rotation", round)
@@ -353,7 +353,7 @@ class DistributedDP(Clipped, SecureSum):
         return self._signs[1]
 
     def domain(self, round: int) -> Domain:
-        """The rotated vectors of the round, where the clip stays."""
+        """Return the domain of the round's rotated vectors, or of updates if the clip moves."""
         signs = self.signs(round)
         if signs is None or self.clipping.moving is not None:
             return super().domain(round)
@@ -369,7 +369,7 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """The sum as the server has it, in units of updates; where the clip moves, decoded."""
+        """Return the server's sum in units of updates. With a moving clip, return it decoded."""
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)
         return aggregate.released.astype(np.float64) * self.noise.step

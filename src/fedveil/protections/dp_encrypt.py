@@ -1,4 +1,4 @@
-"""dp_encrypt: Gaussian local differential privacy of the clipped update."""
+"""dp_encrypt: Gaussian local differential privacy for the clipped update."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fedveil.protections.robust_sum import Combining, Sum
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
-#: A report's values lie within clip + so many sigma of zero.
+#: A report's values lie within clip + 10 sigma of zero.
 _REACH_SIGMAS = 10
 
 
@@ -78,16 +78,16 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 class DPEncrypt(Protection):
     """Every client sends its clipped update plus Gaussian noise; the aggregate is their mean.
 
-    The source sends old weights + noised update; the server knows the old weights, so that this
-    says the same. Clients count equally: the number of a client's examples is not protected, and
-    so it is not sent.
+    The source sends old weights + noised update. The server knows the old weights, so this is
+    equivalent. Clients count equally: the number of a client's examples is not protected, and
+    therefore not sent.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
-    whoever reads the report, as `GaussianMechanism` states; infinite for continuous noise.
+    everyone who reads the report, as `GaussianMechanism` states; infinite for continuous noise.
 
-    Under `privacy.unit: example` the update is a sum that is not clipped, of contributions that
-    are. (dp_eps, dp_delta) is then for one example that is surely in the round's batch, and what
-    the report costs is less by the chance that it is not, as `GaussianSum` states.
+    Under `privacy.unit: example` the update is an unclipped sum of clipped contributions. Then
+    (dp_eps, dp_delta) holds for one example that is certainly in the round's batch. The report
+    costs less, because the example may not be drawn, as `GaussianSum` states.
     """
 
     name = block = "dp_encrypt"
@@ -119,12 +119,12 @@ class DPEncrypt(Protection):
 
     @classmethod
     def units(cls, settings: DPEncryptSettings) -> Sequence[Whose]:
-        """Either, where noise is discrete."""
+        """Return both units if the noise is discrete, else only the client."""
         return ("client", "example") if settings.noise == "discrete" else ("client",)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """The Gaussian mechanism on opposite updates, and on opposite examples of a batch."""
+        """Yield the Gaussian mechanism on opposite updates, and on opposite examples of a batch."""
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case("gaussian, an update", gaussian.privatize, update, -update, gaussian.loss)
         summed = GaussianSum(2 * eps, 1e-3, 1.0, dimension=2, rate=0.5)
@@ -135,7 +135,7 @@ class DPEncrypt(Protection):
         yield Case("gaussian, an example", of_batch, update, -update, summed.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """One release of the whole update."""
+        """Return one release of the whole update."""
         return [Spending(self._loss)]
 
     def server_round(self, context: RoundContext) -> DPEncryptServerRound:
@@ -145,10 +145,10 @@ class DPEncrypt(Protection):
         return DPEncryptClientRound(context, self._form)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """The noised update, and its law around any clipped one.
+        """Return the noised update, and its law around any clipped one.
 
-        That a value beyond the limit is written as the limit is left out of the law: fewer than
-        one value in 10^22 is.
+        The law ignores that a value beyond the limit is written as the limit: this happens to fewer
+        than one value in 10^22.
         """
         output = self._form.read(report).astype(np.float64) * self._form.step
 
@@ -159,7 +159,7 @@ class DPEncrypt(Protection):
 
 
 class DPEncryptServerRound(OneReportRound):
-    """The running exact sum of the reports, in the units that they are written in."""
+    """The running exact sum of the reports, in units of their steps."""
 
     sums = ("_sum",)
 
@@ -191,7 +191,7 @@ class DPEncryptServerRound(OneReportRound):
 
 
 class DPEncryptClientRound(OneReportClient):
-    """Sends the noised update; refuses one that is not finite."""
+    """Sends the noised update. Refuses an update that is not finite."""
 
     def __init__(self, context: ClientContext, form: _Form) -> None:
         super().__init__(context)
@@ -206,29 +206,29 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """How a report holds its values, and what a server adds them up in."""
+    """The encoding of a report's values, and the kind of sum in which a server adds them."""
 
     fields: tuple[str, ...]
     step: float
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
-        """The fields of the report on `update`."""
+        """Return the fields of the report on `update`."""
 
     def blank(self) -> dict[str, Value]:
-        """The fields of a report, of the length that every report has."""
+        """Return the fields of an empty report. Every report has this length."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """The values of an untrusted report, in steps, checked completely."""
+        """Return the values of an untrusted report in steps. Checks it completely."""
 
     def empty_sum(self) -> Sum:
-        """A sum of no reports."""
+        """Return a sum of no reports."""
 
 
 class _GridForm(GridReport):
-    """Whole multiples of the grid's step.
+    """Reports as whole multiples of the grid's step.
 
-    `limit` is the largest entry without noise plus ten sigma. What is beyond is written as the
-    limit: that is post-processing, so that no guarantee changes, and happens to fewer than one
+    `limit` is the largest entry without noise plus ten sigma. A value beyond it is written as the
+    limit. This is post-processing, so the guarantee does not change. It happens to fewer than one
     value in 10^22.
     """
 
@@ -252,7 +252,7 @@ class _GridForm(GridReport):
 
 
 class _FloatForm:
-    """The update itself, in float32."""
+    """Reports as the update itself, in float32."""
 
     fields: tuple[str, ...] = ("update",)
     step = 1.0
@@ -290,7 +290,7 @@ class _FloatForm:
 
 
 class _WholeSum:
-    """A sum of int32 vectors: exact, and so the same in every order."""
+    """A sum of int32 vectors: exact, and therefore independent of the order of its terms."""
 
     def __init__(self, length: int) -> None:
         self._total = np.zeros(length, np.int64)

@@ -1,8 +1,8 @@
 """Sums of vectors that do not depend on the order of their terms.
 
-A term, `weight * vector` as float64 has it, is cut to 44 binary places (towards zero, 2^-44 =
-5.7e-14) and added as an integer: integer sums are exact, so that reports may arrive in any order,
-and running sums of several servers merge to the same bytes.
+A term, `weight * vector` in float64, is truncated towards zero to 44 binary places (2^-44 =
+5.7e-14) and added as an integer. Integer sums are exact, so reports may arrive in any order, and
+the running sums of several servers merge to the same bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fedveil.base.arrays import into_floats
 from fedveil.base.kernels import compiled
 
 PLACES = 44
-#: A larger entry is refused: 2^22 such terms still fit the whole part.
+#: A larger entry is refused, so that 2^22 terms fit the whole part.
 MAX_MAGNITUDE = 2.0**40
 MAX_TERMS = 1 << 22
 
-#: Up to 2^9 terms below 2^9 fit 62 bits, places included.
+#: Up to 2^9 terms below 2^9 fit in 62 bits, including the places.
 _NEAR_MAGNITUDE = 2.0**9
 _NEAR_TERMS = 1 << 9
 _SIGNLESS = np.uint32(0x7FFFFFFF)
@@ -29,8 +29,8 @@ _SIGNLESS = np.uint32(0x7FFFFFFF)
 class ExactSum:
     """A running sum of `weight * vector` terms over float32 vectors of one length.
 
-    Terms of ordinary size gather in one integer an entry, `_near`, in units of 2^-44. `_far` takes
-    that sum over before it could overflow, and larger terms at once.
+    Terms of ordinary size are added up in `_near`, one integer per entry, in units of 2^-44. That
+    sum moves to `_far` before it could overflow. Larger terms are added to `_far` directly.
     """
 
     def __init__(self, length: int) -> None:
@@ -65,7 +65,7 @@ class ExactSum:
         self.terms += other.terms
 
     def value(self) -> npt.NDArray[np.float64]:
-        """The sum, rounded to float64, in the memory that it was in: asked once, and last."""
+        """Return the sum as float64, in the same memory. Call it only once, after the last term."""
         if self._far is None:
             value = into_floats(self._near)
             value *= 2.0**-PLACES
@@ -89,7 +89,7 @@ class ExactSum:
 
 
 class _WideSum:
-    """Whole parts, and places in 0..2^44 - 1 above them: one form for every sum."""
+    """A sum as whole parts plus places in 0..2^44 - 1, so that every sum has exactly one form."""
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)
@@ -118,9 +118,9 @@ class _WideSum:
 
 
 def largest_magnitude(vector: npt.NDArray[np.float32]) -> float:
-    """The largest magnitude of a contiguous vector; NaN where an entry is NaN.
+    """Return the largest magnitude of a contiguous vector, or NaN if an entry is NaN.
 
-    Without its sign, the bit pattern of a float is larger the larger the float, and NaN's largest.
+    Without its sign, a larger float has a larger bit pattern, and NaN has the largest.
     """
     pattern = _largest_pattern(vector.view(np.uint32))
     return float(np.array(pattern, np.uint32).view(np.float32))
@@ -140,7 +140,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """The bit pattern of a float32; of values that are not negative the larger has the larger."""
+    """Return a float32's bit pattern. Larger non-negative values have larger patterns."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
@@ -157,9 +157,9 @@ def _add_below_numpy(
 def _add_below(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector`, or nothing where an entry's pattern reaches `limit`.
+    """Add `factor * vector` and return True, or add nothing if an entry's pattern reaches `limit`.
 
-    Some entries at a time are looked at and then added, while they are in the cache.
+    Each block of entries is checked and then added, while it is in the cache.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

@@ -1,4 +1,4 @@
-"""A vector of whole steps of a grid, as a report holds it."""
+"""The encoding of a vector of whole grid steps in a report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedveil.errors import MessageInvalid
 
 
 class GridReport:
-    """Multiples of `step` in -limit..limit, each in as few bits as hold them.
+    """Multiples of `step` in -limit..limit, each in the smallest number of bits that fits them.
 
-    All reports have the same length. `kind` is what a reader has them as.
+    All reports have equal length. `kind` is the integer type in which a reader receives them.
     """
 
     fields: tuple[str, ...] = ("multiples", "step")
@@ -32,15 +32,15 @@ class GridReport:
         self._kind = kind
 
     def written(self, multiples: Int64s) -> dict[str, Value]:
-        """The fields of a report."""
+        """Return the fields of a report."""
         return {"multiples": pack(multiples, -self.limit, self.width), "step": self.step}
 
     def blank(self) -> dict[str, Value]:
-        """The fields of a report, of the length that every report has."""
+        """Return the fields of an empty report. Every report has this length."""
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """The multiples of an untrusted report, checked completely."""
+        """Return the multiples of an untrusted report. Checks it completely."""
         if take(message, "step", float) != self.step:
             raise MessageInvalid("field step is not the step of this job's grid")
         packed = take_array(message, "multiples", "uint8", (self._size,))

@@ -1,4 +1,4 @@
-"""The last round that a client has answered with its update."""
+"""The last round that a client answered with its update."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from fedveil.errors import AnsweredBefore
 
 
 class Answered:
-    """The last round for which a client's update has left it, where two would tell more than one.
+    """The last round for which a client's update was sent. Two updates would reveal more than one.
 
-    This one is held in memory; where a server could begin a round again it is in a file.
+    This class saves it in memory. If a server could restart a round, a subclass saves it in a file.
     """
 
     def __init__(self) -> None:
         self.last = -1
 
     def check(self, round: int) -> None:
-        """Raise `AnsweredBefore` for that round and any before it."""
+        """Raise `AnsweredBefore` if `round` or a later one was answered."""
         if round <= self.last:
             raise AnsweredBefore(self.last)
 
     def note(self, round: int) -> None:
-        """The same; else it is `round` from now on. The update leaves when this has returned."""
+        """Record that `round` is answered, before the update is sent.
+
+        Raises `AnsweredBefore` if `round` or a later one was answered.
+        """
         self.check(round)
         self.last = round

@@ -1,4 +1,4 @@
-"""How MindSpore Federated speaks of a position."""
+"""The terms in which MindSpore Federated describes a protection."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a MindSpore Federated server's file speaks of a position, where that needs a word.
+    """A protection's description in a MindSpore Federated server's configuration file.
 
-    `theirs`: whether it is one of their positions; the others are taken in their form too.
-    `aliases`: their other names of parameters. `one_server`: why it has one server, where it must.
-    `uploads_as_they_are`: their server switches the compression of uploads off by itself.
-    `refused`: their further positions of the kind, and why they are not supported.
+    `theirs`: True if MindSpore Federated has this protection. Others may be written in its form
+    too. `aliases`: its other names of parameters. `one_server`: why only one server is possible, or
+    "". `uploads_as_they_are`: True if its server turns the compression of uploads off by itself.
+    `refused`: related MindSpore Federated protections, and why they are not supported.
     """
 
     theirs: bool = True

@@ -1,4 +1,4 @@
-"""What positions with Gaussian noise in a sum share: how it is said, and what it needs."""
+"""Rules that protections with Gaussian noise in a sum share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.protections.base import JobContext
 
 
 class NoiseSettings(Protocol):
-    """Parameters that say it as a multiplier and as what a run is to cost."""
+    """Parameters that set the noise, either as a multiplier or as the cost of a run."""
 
     @property
     def noise_multiplier(self) -> float | None: ...
@@ -20,8 +20,8 @@ class NoiseSettings(Protocol):
 
 
 def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp and central_gaussian `noise_multiplier` and `target_epsilon` are not set
-    both."""
+    """Under distributed_dp and central_gaussian, only one of `noise_multiplier` and
+    `target_epsilon` is set."""
     if settings.noise_multiplier is None or settings.target_epsilon is None:
         return None
     return (
@@ -31,7 +31,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` where the sum's sensitivity, or its epsilon, would not be there."""
+    """Raise `InvalidValue` if the job leaves the sum without a sensitivity or an epsilon."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs clients that count equally: weighting = equal")
     if context.delta == 0:

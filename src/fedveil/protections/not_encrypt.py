@@ -47,9 +47,9 @@ class NotEncryptSettings(Settings):
 
 
 class NotEncrypt(Protection):
-    """Every client sends its update as it is; the aggregate is their weighted mean.
+    """Every client sends its update unprotected; the aggregate is their weighted mean.
 
-    Privacy: none. Whoever reads a report reads the update exactly (epsilon is infinite).
+    Privacy: none. Everyone who reads a report reads the update exactly (epsilon is infinite).
     """
 
     name = block = "not_encrypt"
@@ -59,16 +59,16 @@ class NotEncrypt(Protection):
     dialect = Dialect()
     takes_variates = True
     combinations = ("mean", "median", "trimmed_mean", "norm_bound")
-    #: An app without fedveil does the same.
+    #: An app without fedveil already does this.
     for_apps = False
 
     @classmethod
     def units(cls, settings: NotEncryptSettings) -> Sequence[Whose]:
-        """Either: neither is promised anything."""
+        """Return both units: neither is protected."""
         return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """A plain update promises nothing."""
+        """Return an infinite loss for the plain update."""
         return [Spending(PrivacyLoss(math.inf, per="update"))]
 
     def server_round(self, context: RoundContext) -> NotEncryptServerRound:
@@ -78,17 +78,17 @@ class NotEncrypt(Protection):
         return NotEncryptClientRound(context, self.largest_weight)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """The report is the update."""
+        """Return the exact update: the report contains it."""
         return Reading.exact(take_array(report, "update", "float32", context.model.shape))
 
     @property
     def largest_weight(self) -> int | None:
-        """Of a client that is weighed by its examples; None where clients count equally."""
+        """The largest weight of a client under weighting by size. None if clients count equally."""
         return self.settings.max_examples if self.context.weighting == "by_size" else None
 
 
 class NotEncryptServerRound(OneReportRound):
-    """Running exact sums of `examples * update` and of `examples` (of 1 each, weighted equally)."""
+    """Running exact sums of `weight * update` and of weights: `examples`, or 1 if all are equal."""
 
     sums = ("_sum", "_total")
 
@@ -135,7 +135,7 @@ class NotEncryptServerRound(OneReportRound):
 
 
 class NotEncryptClientRound(OneReportClient):
-    """Sends the update, and how many examples it was made from where the server weighs by size."""
+    """Sends the update, and the number of its examples if the server weights by size."""
 
     def __init__(self, context: ClientContext, largest_weight: int | None) -> None:
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""A protection in which every client sends one report: what all of them share."""
+"""Server and client halves for protections in which every client sends one report."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from fedveil.protections.phased import PhasedRound
 
 
 class OneReportRound(PhasedRound):
-    """A server half in which every client sends one report; checks what all of them share.
+    """A server half in which every client sends one report, with the checks that all need.
 
-    Halves of the same round may be opened in several places, each with the reports of other
-    clients, and merged: into the same bytes, however the clients were dealt. A half that is
-    pickled takes along what `merge` reads and nothing else.
+    Halves of one round may be opened in several places, each with the reports of other clients, and
+    then merged. The merged bytes do not depend on the division of the clients. Pickling includes
+    only the attributes that `merge` reads.
     """
 
     mergeable = True
-    #: The attributes that hold a subclass's running sums.
+    #: The attributes with a subclass's running sums.
     sums: ClassVar[tuple[str, ...]]
 
     def opening(self) -> Message:
-        """The round's number; a protection with words of its own adds them."""
+        """Return the round's number. A protection that sends more adds its own fields."""
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
-        """Refuses clients that both have counted, and halves that have told their aggregate."""
+        """Add the other half's sums and clients to this one.
+
+        Raises `ValueError` if a client was counted by both halves, if they belong to different
+        rounds or types, or if one of them has already returned its aggregate.
+        """
         if self._told is not None or other._told is not None:
             raise ValueError("a half that has told its aggregate has no sums any more")
         twice = self._answered & other._answered
@@ -42,18 +46,18 @@ class OneReportRound(PhasedRound):
         self._asked = self._invited
 
     def __getstate__(self) -> dict[str, Any]:
-        """The running sums, and whose reports are in them."""
+        """Return the running sums and the clients whose reports they include."""
         context = RoundContext((), self._context.round, np.empty(0, np.float32))
         names = ("_invited", "_asked", "_answered", "phase", *self.sums)
         return {"_context": context, **{name: vars(self)[name] for name in names}}
 
     @abstractmethod
     def _merge_sums(self, other: Any) -> None:
-        """Add the running sums of `other`, of this same type."""
+        """Add the running sums of `other`, which has this same type."""
 
 
 class OneReportClient(ABC):
-    """A client half that answers the opening with its one report."""
+    """A client half that answers the opening with its only report."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
@@ -62,7 +66,7 @@ class OneReportClient(ABC):
         return True
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """The report, to the opening of this round alone."""
+        """Return the report. Raises `ClientWithheld` unless `message` opens this round."""
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:
@@ -77,4 +81,4 @@ class OneReportClient(ABC):
 
     @abstractmethod
     def _report(self, opening: Message, update: Update) -> Message:
-        """The report; raises `ClientWithheld` where there is none."""
+        """Return the report. Raises `ClientWithheld` if the client sends none."""

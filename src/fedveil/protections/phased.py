@@ -1,4 +1,4 @@
-"""Halves that talk in phases, each of which a client answers once: what all of them share."""
+"""Server and client halves for protections with several phases. A client answers each once."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from fedveil.rounds.outcomes import ClientId, check_sender
 
 
 class PhasedRound(ABC):
-    """A server half that asks in one phase after another; who has not answered is left out."""
+    """A server half that asks in one phase after another. It drops clients that miss a phase."""
 
     mergeable = False
-    #: Whether there is an aggregate where nobody reported.
+    #: True if a round without reports still has an aggregate.
     may_be_empty = False
     _told: Aggregate | None = None
-    #: Bytes that an answer may have, and more of them for each entry of the model; a half that
-    #: knows the length of its own answers says so in `longest`.
+    #: The bytes that an answer may have, and further bytes for each entry of the model. A half that
+    #: knows the exact length of its answers overrides `longest`.
     room, room_an_entry = 1 << 16, 16
 
     def __init__(self, context: RoundContext, flow: Sequence[str] = (REPORT,)) -> None:
         self._context = context
         self._invited = self._asked = frozenset(context.cohort)
-        #: Those that have answered the phase, and in the end the last one.
+        #: The clients that answered the current phase, or the last phase at the end of the round.
         self._answered: set[ClientId] = set()
         self._flow = iter(flow)
         self.phase: str | None = next(self._flow)
@@ -44,11 +44,11 @@ class PhasedRound(ABC):
 
     @property
     def longest(self) -> int:
-        """How many bytes an honest answer of the phase has at most."""
+        """The largest size in bytes of an honest answer in this phase."""
         return self.room + self.room_an_entry * len(self._context.model)
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check sender, phase and round, then take in what the phase is about."""
+        """Check sender, phase and round, then add the message to this phase's sums."""
         asked = self._asked if self.phase is not None and self._told is None else ()
         check_sender(client, self._invited, asked, self._answered)
         try:
@@ -71,7 +71,7 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        """The same one, whoever asks for it again: it may lie where the sums were."""
+        """Return the aggregate, computed once. It may use the memory of the sums."""
         if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
         if self._told is None:
@@ -80,31 +80,31 @@ class PhasedRound(ABC):
 
     @property
     def reports(self) -> int:
-        """How many clients have answered."""
+        """The number of clients that answered."""
         return len(self._answered)
 
     def _words(self, **fields: Value) -> Message:
-        """A message of the phase."""
+        """Return a message of the current phase."""
         return {"round": self._context.round, "phase": self.phase or "", **fields}
 
     @abstractmethod
     def _fold(self, client: ClientId, message: Message) -> None:
         """Check the phase's own fields completely, then add them to the running sums.
 
-        Raises `MessageInvalid`, and changes nothing, where they are wrong.
+        Raises `MessageInvalid`, and changes nothing, if a field is wrong.
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """What those that have answered the last phase, or some of them, are asked in this one."""
+        """Return this phase's messages to all or some of the clients that `answered` the last."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """The result; at least one client has answered the last phase."""
+        """Return the aggregate. At least one client has answered the last phase."""
 
 
 class PhasedClient(ABC):
-    """A client half that answers each phase once, in their order."""
+    """A client half that answers each phase once, in order."""
 
     def __init__(self, context: ClientContext, protection: Protection) -> None:
         self.protection = protection
@@ -135,7 +135,7 @@ class PhasedClient(ABC):
 
     @abstractmethod
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
-        """The fields of the answer; `update` is there in the phase that trains.
+        """Return the fields of the answer. `update` is given only in the phase that trains.
 
-        Raises `ClientWithheld` where the client says nothing.
+        Raises `ClientWithheld` if the client does not answer.
         """

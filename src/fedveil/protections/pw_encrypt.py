@@ -1,8 +1,8 @@
 """pw_encrypt: secure aggregation with pairwise masks that survives dropouts.
 
-The server learns the weighted mean of the survivors' updates (`SecureSum` says what else it does
-not learn). Nothing is promised about what the mean itself says, unless the server adds noise to it:
-then everybody else is promised what `CentralNoise` states.
+The server learns the weighted mean of the survivors' updates (`SecureSum` states what else stays
+hidden). Nothing is guaranteed about the mean itself unless the server adds noise to it. Then the
+guarantee of `CentralNoise` holds against everyone but the server.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from fedveil.secagg.masking import Ring
 class PWEncrypt(SecureSum):
     """The aggregate is the exact weighted mean of the survivors' quantised updates.
 
-    A client's vector: its weight (its number of examples, or 1) times the quantised update, and
-    the weight itself; the ring has the fewest bits in which a whole cohort of the largest weights
-    cannot wrap.
+    A client's vector holds its weight (its number of examples, or 1) times the quantised update,
+    followed by the weight itself. The ring has the fewest bits in which the sum of a whole cohort
+    with the largest weights cannot wrap.
 
-    Privacy: that of the sum alone, which is not differential privacy (epsilon is infinite). With
-    `central_eps` clients clip their updates to a norm and count equally, and the server adds noise
-    to the sum before anybody reads it: (central_eps, central_delta) for a client's whole update in
-    one round, replace-one, against whoever sees what comes of the mean. It holds while the server
-    does what it says and every client clips; no sampling of clients is counted in its favour.
+    Privacy: only that of the sum, which is not differential privacy (epsilon is infinite). With
+    `central_eps`, clients clip their updates to a norm and count equally, and the server adds noise
+    to the sum before anyone reads it. This guarantees (central_eps, central_delta) for a client's
+    whole update in one round, replace-one, against everyone who sees only the mean and its results.
+    It holds while the server follows the protocol and every client clips. No sampling of clients
+    amplifies it.
     """
 
     name = block = "pw_encrypt"
@@ -84,17 +85,17 @@ class PWEncrypt(SecureSum):
 
     @classmethod
     def rests_on_server(cls, settings: PWEncryptSettings) -> bool:
-        """Central noise is the server's."""
+        """Return True with central noise, which the server adds."""
         return settings.central_eps is not None
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Nobody is promised anything about the sum as it is; about one with noise, all others."""
+        """Return an infinite loss for the bare sum, or the loss of the central noise."""
         bare = PrivacyLoss(math.inf, per="update")
         return [Spending(bare if self.central is None else self.central.loss)]
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Central noise on a sum in which one update of the clipping norm is tried."""
+        """Yield central noise on a sum as a case, with an update of the clipping norm."""
         central = CentralNoise(eps, 1e-3, clip=1.0, step=2.0**-16, dimension=2)
         update = np.array([1.0, 0.0])
         yield Case("central noise, an update", central.noised, update, -update, central.loss)
@@ -102,7 +103,7 @@ class PWEncrypt(SecureSum):
     def vector(
         self, update: Update, context: ClientContext, told: Message
     ) -> npt.NDArray[np.int64]:
-        """The client's weight times its quantised update, and the weight."""
+        """Return the client's weight times its quantised update, followed by the weight."""
         weight = 1
         if self.central is not None:
             return np.append(self.central.clipped(update), weight)
@@ -129,7 +130,7 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """The weighted mean, noised where that is asked; what becomes of it is within the clip."""
+        """Return the weighted mean, with central noise if it is on. Entries lie within the clip."""
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
             raise ImpossibleSum(f"the weights of {survivors} clients cannot have the sum {weight}")
@@ -145,9 +146,10 @@ class PWEncrypt(SecureSum):
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int
     ) -> npt.NDArray[np.int64]:
-        """The sum as others may see it: nothing is said of it, a refusal included, before.
+        """Return the noised sum. Nothing else about the sum is released, not even a refusal.
 
-        The ring's edge, where a lying client may have put the sum, is as noisy as all else.
+        A lying client may have moved the sum to the edge of the ring. The noise covers that edge as
+        well.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

@@ -52,7 +52,7 @@ class PWEncryptSettings(SecureSumSettings):
     )
 
     def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
-        """What the server adds to a sum of vectors in such steps; None where it adds nothing."""
+        """Return the server's noise for a sum of vectors with this `step`, or None for no noise."""
         if self.central_eps is None:
             return None
         delta, clip = self.central_delta, self.central_norm_clip
@@ -60,8 +60,8 @@ class PWEncryptSettings(SecureSumSettings):
 
 
 def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
-    """Under pw_encrypt `central_delta` and `central_norm_clip` need `central_eps`, and the norm is
-    at most `clip`, which holds every entry."""
+    """Under pw_encrypt, `central_delta` and `central_norm_clip` need `central_eps`, and the norm is
+    at most `clip`, the bound of every entry."""
     clip = settings.central_norm_clip
     if settings.central_eps is None:
         for name, default in (("central_delta", _DELTA), ("central_norm_clip", _NORM_CLIP)):

@@ -1,7 +1,7 @@
-"""What whoever reads one client's report makes of it: the best of adversaries, as an object.
+"""An adversary's best reading of one client's report, as an object.
 
-Every attack on reports is given a reading and nothing else of a protection, so that it takes any
-position, and any of a user's own.
+An attack on reports receives only readings, so it works against any protection, including a user's
+own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fedveil.base.arrays import Float32s, Float64s, Int8s
 
 @dataclass(frozen=True)
 class Reading:
-    """One report, read.
+    """One report as an adversary reads it.
 
-    `estimate` is the update as the report alone tells it. `weight` is what each of its entries is
-    worth beside the others: proportional to the inverse variance of its noise, 0 where the report
-    says nothing of the entry. `scaled` says whether the estimate has the update's size, or only
-    its direction. `log_likelihood` is ln Pr[this report | update], up to a constant that is the
-    same for all updates; None where a protection does not state it.
+    `estimate` is the update as estimated from this report alone. `weight` is the relative value of
+    each entry: proportional to the inverse variance of its noise, or 0 if the report says nothing
+    about the entry. `scaled` is True if the estimate has the update's size, False if it has only
+    the direction. `log_likelihood` is ln Pr[this report | update], up to a constant that is equal
+    for all updates; None if the protection does not state it.
 
-    `truths(update)` says of a client that is known to have had `update` which of its report's
-    random choices were told true: for each of `Protection.choices` an array of 1, 0, or -1 where
-    nobody can tell.
+    `truths(update)` says which random choices in the report of a client with the known `update`
+    were true. For each of `Protection.choices` it returns an array of 1 (true), 0 (false) or -1
+    (unknown).
     """
 
     estimate: Float64s
@@ -37,7 +37,7 @@ class Reading:
 
     @classmethod
     def exact(cls, update: Float32s) -> Reading:
-        """The update itself."""
+        """Return a reading that reveals `update` itself."""
 
         def log_likelihood(candidate: Float32s) -> float:
             return 0.0 if np.array_equal(candidate, update) else -np.inf
@@ -47,22 +47,23 @@ class Reading:
 
     @classmethod
     def nothing(cls, dimension: int) -> Reading:
-        """A report that is as likely on every update."""
+        """Return the reading of a report that is equally likely for every update."""
         empty = np.zeros(dimension)
         return cls(empty, empty, log_likelihood=lambda candidate: 0.0)
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing of any entry."""
+        """True if the report says nothing about any entry."""
         return not self.weight.any()
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The vectors that a round's sum is released as, before anybody decodes it.
+    """The vector space in which a round's sum is released, before anyone decodes it.
 
-    `encode` takes an update there and changes no length; `decode` is its transpose, and may give
-    more entries than an update has: no update reaches those. `moves`: every round has its own.
+    `encode` maps an update into it and preserves the norm. `decode` is the transpose of `encode`.
+    It may return more entries than an update has: no update reaches those. `moves` is True if every
+    round has its own domain.
     """
 
     length: int
@@ -72,5 +73,5 @@ class Domain:
 
     @classmethod
     def plain(cls, dimension: int) -> Domain:
-        """That of updates themselves."""
+        """Return the domain of updates themselves."""
         return cls(dimension, lambda update: update, lambda released: released)

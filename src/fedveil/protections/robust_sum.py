@@ -1,12 +1,12 @@
-"""How a server that sees single reports may combine them: by more than their sum.
+"""Combinations of reports other than their sum, for a server that sees single reports.
 
-    median        the middle of the reports' values, entry by entry
+    median        the median of the reports' values, entry by entry
     trimmed_mean  their mean, entry by entry, without a share of the largest and of the smallest
-    norm_bound    their mean, each shortened to an L2 norm where it is longer
+    norm_bound    their mean, each shortened to an L2 norm if it is longer
 
-All are functions of what the reports say, and cost no privacy. A few clients that lie can move the
-first two by no more than the others' spread (Yin et al., 2018), and the third by no more than the
-bound. Nothing depends on the order of the reports.
+All are functions of the reports' content and cost no privacy. A few lying clients can move the
+first two by no more than the spread of the others (Yin et al., 2018), and the third by no more than
+the bound. Nothing depends on the order of the reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from fedveil.protections.exact_sum import MAX_MAGNITUDE
 
 Combination: TypeAlias = Literal["mean", "median", "trimmed_mean", "norm_bound"]
-#: Entries of all reports that are sorted at once.
+#: Entries, over all reports, that are sorted at once.
 _ENTRIES = 1 << 20
 
 
@@ -33,19 +33,19 @@ class Sum(Protocol):
     def merge(self, other: Any) -> None: ...
 
     def value(self) -> npt.NDArray[np.float64]:
-        """What it came to, in its own memory where it can: asked once, and last."""
+        """Return the sum, in its own memory if possible. Call it only once, after the last term."""
 
 
 @dataclass(frozen=True)
 class Combining:
-    """What a job says of it."""
+    """The combination of reports that a job chooses, with its parameters."""
 
     kind: Combination = "mean"
     trim: float = 0.1
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """What takes the place of `plain`, an empty sum."""
+        """Return the sum to use in place of `plain`, an empty sum."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -73,10 +73,10 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Holds all reports; its value is their number times the mean of those in the middle.
+    """Stores all reports. Its value is their number times the mean of the values in the middle.
 
-    `cut` is the share that is left out at each end, entry by entry, rounded up: one at least. At
-    most, all but the one or the two in the middle are.
+    `cut` is the share that is left out at each end, entry by entry, rounded up to whole reports. At
+    most, only the middle one or two remain.
     """
 
     def __init__(self, cut: float) -> None:
@@ -84,7 +84,7 @@ class MiddleSum:
         self._rows: list[npt.NDArray[Any]] = []
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None:
-        """Raises ValueError, and adds nothing, if an entry is NaN or too large."""
+        """Add a report. Raises `ValueError`, and adds nothing, if an entry is NaN or too large."""
         if weight != 1:
             raise ValueError("reports count equally")
         if not max(vector.max(initial=0), -vector.min(initial=0)) <= MAX_MAGNITUDE:
@@ -96,7 +96,7 @@ class MiddleSum:
 
     def value(self) -> npt.NDArray[np.float64]:
         count = len(self._rows)
-        share = Fraction(repr(self._cut))  # as it is written: 0.07 of 100 are 7
+        share = Fraction(repr(self._cut))  # exact decimal: 0.07 of 100 is 7
         out = min(math.ceil(share * count), (count - 1) // 2)
         total = np.empty(len(self._rows[0]))
         size = max(1, _ENTRIES // count)

@@ -1,4 +1,4 @@
-"""rr and oue: perturbed one-hot codes of discretised weights, and their server-side estimate."""
+"""rr and oue: perturbed one-hot codes of discretised weights, and the server's mean estimate."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _TOKEN_BYTES = 32
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,4})?")
 
 
-# Every client of a round asks for the same one; its exact probabilities take a while to find.
+# All clients of a round need the same encoding, and its exact probabilities are slow to compute.
 _encoding = lru_cache(maxsize=8)(UnaryEncoding)
 
 
 @lru_cache(maxsize=8)
 def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
-    """The loss of a whole report, in decimals as they are written; never rounded down."""
+    """Return the loss of a whole report as a decimal number, never rounded down."""
     with localcontext(prec=60, rounding=ROUND_UP):
         return as_written(encoding.loss_per_parameter.epsilon) * dimension
 
@@ -61,20 +61,20 @@ def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
 class Unary(Protection):
     """Every client sends perturbed codes of its weights or update; the server estimates the mean.
 
-    The report and its privacy are `UnaryEncoding`'s, with `clip` for its value range: a report
-    of d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is
-    unbiased for the mean of the clipped and rounded values.
+    The report and its privacy are those of `UnaryEncoding` with the value range `clip`: a report of
+    d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is unbiased
+    for the mean of the clipped and rounded values.
 
-    `adaptive` opens every round with an epsilon of its own (source 002, algorithm 2), from the
-    weights before and after the last aggregate, whatever a server optimiser then made of it. A
-    client refuses an epsilon below the job's and, where `total_eps` is given, one that alone
-    would pass it: that is all it can check, so that outside simulation adaptive needs total_eps.
+    With `adaptive`, every round opens with its own epsilon (source 002, algorithm 2), computed from
+    the weights before and after the last aggregate, regardless of the server optimiser. A client
+    refuses an epsilon below the job's and, if `total_eps` is set, one that exceeds it alone. It
+    cannot check more, so outside simulation adaptive needs total_eps.
 
     `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses,
-    which holds for adaptively chosen ones too.
+    which also holds for adaptively chosen ones.
 
-    `fidelity: aggregate` has each client send its exact states and 32 bytes of randomness, and the
-    server draw the sum of their reports, exactly in law: in simulation only.
+    With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 bytes
+    of randomness. The server draws the sum of their reports from its exact distribution.
     """
 
     block = "unary"
@@ -105,14 +105,14 @@ class Unary(Protection):
 
     @classmethod
     def adapts(cls, settings: UnarySettings) -> bool:
-        """Where every round has an epsilon of its own."""
+        """Return True if every round has its own epsilon."""
         return settings.adaptive
 
     @classmethod
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """A report's bits say more than their sum."""
+        """Return that reports of bits are weaker than sums: bits reveal more than their sum."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports of bits in place of sums, which say less"
         return None
@@ -123,7 +123,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Both forms of a parameter's report."""
+        """Yield both forms of a parameter's report as cases."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-1.0]), np.array([1.0])
@@ -131,26 +131,26 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """A later round's epsilon may be anything up to the total, where there is one."""
+        """Return the total if there is one: a later round's epsilon may reach it."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
 
     def encoding(self, eps: float) -> UnaryEncoding:
-        """The mechanism of a round with this epsilon."""
+        """Return the mechanism of a round with the epsilon `eps`."""
         job = self.settings
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """The loss of a whole report, in decimals as they are written; never rounded down."""
+        """Return the loss of a whole report as a decimal number, never rounded down."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
-        """The epsilon of the first round, and what a client that is always drawn has spent."""
+        """Return the first round's epsilon, and 0 as the loss so far of a client in every round."""
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
-        """An epsilon that a round can have, what was spent before it, and why there is no next."""
+        """Raise `MessageInvalid` unless the job can have this `eps`, `spent` and `stop`."""
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
@@ -162,12 +162,12 @@ class Unary(Protection):
             take(state, "stop", str)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """The loss of one parameter, as many times as there are."""
+        """Return the loss of one parameter, times the number of parameters."""
         loss = self.encoding(take(state, "eps", float)).loss_per_parameter
         return [Spending(loss, self.context.dimension)]
 
     def server_round(self, context: RoundContext) -> ServerRound:
-        """The server's half of a round; raises `LimitReached` where the run may not go on."""
+        """Return the server's half of a round. Raises `LimitReached` if the run must stop."""
         if "stop" in context.state:
             raise LimitReached(take(context.state, "stop", str))
         total, spent = self.settings.total_eps, self.spent_after(context.state)
@@ -181,7 +181,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """The loss of a client that is always drawn once a round with this state is over."""
+        """Return the loss of a client in every round, once a round with this state is over."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
@@ -196,14 +196,15 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """What a client clips and codes: its new weights, or the update."""
-        with np.errstate(over="ignore"):  # a weight beyond float32 is clipped as others are
+        """Return the values that a client clips and codes: its new weights, or the update."""
+        with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """The server's estimate of every entry, and the law of its code or of the code's sum.
+        """Return the server's estimate of every entry, and the law of its code or code's sum.
 
-        The states where `fidelity: aggregate`; sums above 127 cells state no likelihood.
+        With `fidelity: aggregate`, return the exact states. Sums above 127 cells have no
+        likelihood.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -220,15 +221,15 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Those of a parameter's code; none where the epsilon moves or reports are exact."""
+        """Return the choices of a parameter's code: none if epsilon moves or reports are exact."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
-    """What both fidelities share: the opening, the estimate and the next round's epsilon."""
+    """The server half of both fidelities: opening, estimate and the next round's epsilon."""
 
-    #: The field of a report that grows with the model, and what stands beside it.
+    #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
     beside: ClassVar[Mapping[str, Value]] = {}
 
@@ -240,12 +241,12 @@ class _ServerRound(OneReportRound):
         self._dimension = len(context.model)
 
     def opening(self) -> Message:
-        """The round and its epsilon."""
+        """Return the round's number and its epsilon."""
         return {"round": self._context.round, "eps": self._eps}
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Σ S of every parameter over the folded reports."""
+        """Return Σ S of every parameter over the reports so far."""
 
     @property
     def longest(self) -> int:
@@ -254,7 +255,7 @@ class _ServerRound(OneReportRound):
         return encoded_bytes({"round": self._context.round, **blank})
 
     def _read(self, message: Message, name: str, read: Callable[[Uint8s], T]) -> T:
-        """What is made of the packed numbers of a field."""
+        """Apply `read` to a field's packed numbers. Raises `MessageInvalid` if it fails."""
         packed = take_array(message, name, "uint8", (None,))
         try:
             return read(packed)
@@ -282,7 +283,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Running sums of the reports' S, parameter by parameter."""
+    """Running sums of the reports' S, per parameter."""
 
     sums = ("_running",)
 
@@ -302,11 +303,10 @@ class UnaryServerRound(_ServerRound):
 
 
 class UnaryCohortRound(_ServerRound):
-    """Counts of the clients' exact states; draws the sum of their reports when all are in.
+    """Counts the clients' exact states, and draws the sum of their reports when all have arrived.
 
-    The draw's key is the exclusive or of a token from each client's own randomness: it repeats in
-    a seeded run, whatever the order of arrival.
-    """
+    The key of the draw is the exclusive or of one token from each client's own randomness.
+    So a seeded run repeats the draw in any order of arrival."""
 
     sums = ("_cohort", "_key")
     packed = "states"
@@ -342,7 +342,7 @@ class UnaryCohortRound(_ServerRound):
 class UnaryClientRound(OneReportClient):
     """Clips, codes and perturbs the new weights or the update."""
 
-    #: The share of the values that clipping changed: exact, so that it stays with the client.
+    #: The share of values that clipping changed. It is exact, so it never leaves the client.
     saturated: float | None = None
 
     def __init__(self, context: ClientContext, protection: Unary) -> None:
@@ -366,7 +366,7 @@ class UnaryClientRound(OneReportClient):
         return {"round": self._context.round, "report": report}
 
     def _accept(self, opening: Message) -> float:
-        """The round's epsilon, from a server that is not trusted to keep to the job."""
+        """Return an untrusted opening's epsilon. Raises `ClientWithheld` if it is invalid."""
         try:
             only_fields(opening, "round", "eps")
             round, eps = take(opening, "round", int), take(opening, "eps", float)
@@ -395,6 +395,6 @@ class RR(Unary):
 
 
 class OUE(Unary):
-    """Optimised unary encoding: the one is kept with probability 1/2."""
+    """Optimised unary encoding: a one stays a one with probability 1/2."""
 
     name = kind = "oue"

@@ -1,8 +1,8 @@
-"""Secure aggregation as a protection: the halves of a round, whatever its sum is made of.
+"""Secure aggregation as a protection: the halves of a round, for any kind of sum.
 
 A server that follows the protocol learns the sum of the survivors' vectors, and nothing else about
-any of them (`fedveil.secagg`). With `active_security` this holds for one that lies, too, under the
-conditions in docs/secure-aggregation.md. A position says what a vector is and what the sum becomes.
+any of them (`fedveil.secagg`). With `active_security` this also holds for a server that lies, under
+the conditions in docs/secure-aggregation.md. A subclass defines the vector and the mean.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from fedveil.secagg.terms import Terms
 
 
 class ImpossibleSum(ValueError):
-    """No honest clients can have this sum."""
+    """A sum that honest clients cannot have."""
 
 
 class SecureSum(Protection):
-    """A position whose clients' vectors of whole numbers are seen in sum alone.
+    """A protection whose server sees the clients' integer vectors only as a sum.
 
-    Two sums of a round that differ by a client tell its vector: only one leaves a round.
+    Two sums of one round that differ by a client reveal its vector, so a round releases only one.
     """
 
     settings: SecureSumSettings
     perturbs = False
     phases = PHASES
     trains = TRAINS
-    #: Entries of a vector, and the ring that its sum is in.
+    #: The number of entries of a vector, and the ring of its sum.
     length: int
     ring: Ring
 
@@ -74,41 +74,41 @@ class SecureSum(Protection):
                 f"{ratio} only some of them take part: masks are needed"
             )
         self._identities: dict[ClientId, Identity] = {}
-        #: The last model that was digested, in which round, and its digest.
+        #: The round and model that were digested last, and the digest.
         self._digested: tuple[int, Update, bytes] | None = None
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """What a client adds to the sum; raises `ClientWithheld` where it adds nothing.
+        """Return the client's vector. Raises `ClientWithheld` if it has none to add.
 
-        `told` are the server's `words`, untrusted.
+        `told` is the untrusted message that the server makes with `words`.
         """
 
     @abstractmethod
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """The aggregate update of so many clients' sum, which it may use up.
+        """Return the mean update of `survivors` clients from their sum. May overwrite `total`.
 
-        Raises `ImpossibleSum` where no honest clients can have it: nobody sees whose part is wrong.
+        Raises `ImpossibleSum` if honest clients cannot have it: nobody sees whose part is wrong.
         """
 
     def words(self, state: State) -> Message:
-        """What the server says of the state where it asks for vectors: the same fields always."""
+        """Return the fields that go with a request for vectors. Their names never change."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
-        """What comes of such a mean, in a round that opened with `state`."""
+        """Return the aggregate with this mean, for a round that opened with `state`."""
         return Aggregate(mean, survivors)
 
     @property
     def least_survivors(self) -> int:
-        """How many clients' vectors must be in a sum that anybody is shown."""
+        """The smallest number of clients' vectors in a released sum."""
         return 1
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The consistency phase is there under active security alone; without masks, one phase."""
+        """The phases that occur: consistency only with active security, and one without masks."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
@@ -120,17 +120,17 @@ class SecureSum(Protection):
 
     @property
     def least_clients(self) -> int:
-        """With fewer no secret is reconstructed, or the sum is not to be shown."""
+        """With fewer clients no secret can be reconstructed, or the sum must not be released."""
         return max(self.settings.threshold(self.context.clients_per_round), self.least_survivors)
 
     @classmethod
     def needs_roster(cls, settings: SecureSumSettings) -> bool:
-        """Active security rests on signatures."""
+        """Return True under active security, which relies on signatures."""
         return settings.active_security
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """What a deployed job has and an app has not, and a sum that is nobody's secret."""
+        """Return why an app cannot use these settings, or None. An app has no roster of keys."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which an app that is "
@@ -167,7 +167,7 @@ class SecureSum(Protection):
     def outcome(
         self, total: npt.NDArray[np.int64], survivors: int, context: RoundContext
     ) -> Aggregate:
-        """What comes of a sum; raises `RoundVoid` where nothing does."""
+        """Return a sum's aggregate. Raises `RoundVoid` if honest clients cannot have the sum."""
         try:
             released = total.copy() if self.audited else None
             mean = self.mean(total, survivors, context.round)
@@ -177,11 +177,11 @@ class SecureSum(Protection):
             raise RoundVoid("unmask", survivors, needed, str(impossible)) from None
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """A masked vector is uniform, whatever it masks."""
+        """Return an empty reading: a masked vector is uniform, whatever it masks."""
         return Reading.nothing(self.dimension)
 
     def terms(self, round: int) -> Terms:
-        """What the clients and the server agree on before the round."""
+        """Return the terms on which clients and server agree before the round."""
         settings = self.settings
         sharing = settings.sharing_clients(self.context.clients_per_round)
         return Terms(
@@ -198,12 +198,12 @@ class SecureSum(Protection):
         )
 
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
-        """The digest of what vectors are made from, the server's words among it."""
+        """Return a digest of all that vectors are made from, including the server's words."""
         origin = self._model_digest(context)
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        """Of what updates are made from: once a round for all that have one model."""
+        """Return a digest of all that updates are made from. It is cached by round and model."""
         if context.origin:
             return context.origin
         kept = self._digested
@@ -213,11 +213,11 @@ class SecureSum(Protection):
         return kept[2]
 
     def graph_entropy(self, round: int) -> Entropy:
-        """What the server draws the sparse graph from."""
+        """Return the randomness from which the server draws the sparse graph."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """A client's signing key: made from the job's seed in simulation, its own elsewhere."""
+        """Return a client's signing key: its own, or in simulation one derived from the seed."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:
@@ -234,7 +234,7 @@ class SecureSum(Protection):
 
 
 class MaskedServerRound:
-    """Carries the messages of `fedveil.secagg.Server` and has a mean made of its sum."""
+    """Carries the messages of `fedveil.secagg.Server` and computes the mean from its sum."""
 
     mergeable = False
 
@@ -270,7 +270,7 @@ class MaskedServerRound:
         self._server.receive(client, message)
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase; raises `RoundVoid` where too few have answered it."""
+        """Close the phase. Raises `RoundVoid` if too few clients answered it."""
         try:
             messages = self._server.advance()
         except RoundVoid as void:
@@ -281,14 +281,14 @@ class MaskedServerRound:
         return {client: {**message, **self._words} for client, message in messages.items()}
 
     def merge(self, other: Any) -> None:
-        """Masks cancel within one server's sum only."""
+        """Refuse to merge: masks cancel only within one server's sum."""
         raise InvalidValue(
             f"{self._protection.name} has one server (server_num = 1): the masks of clients cancel "
             f"in a sum of all of them, so that servers with some of them each cannot unmask theirs"
         )
 
     def aggregate(self) -> Aggregate:
-        """The mean of the survivors' vectors; raises `RoundVoid` if no honest sum is like that."""
+        """Return the survivors' mean. Raises `RoundVoid` if honest clients cannot have the sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:
@@ -298,7 +298,7 @@ class MaskedServerRound:
 
 
 class MaskedClientRound:
-    """Makes the vector when the masked phase asks for it; `fedveil.secagg.Client` does the rest."""
+    """Makes the vector when the masked phase asks for it. `fedveil.secagg.Client` does the rest."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
@@ -313,7 +313,7 @@ class MaskedClientRound:
         )
 
     def wants_update(self, message: Message) -> bool:
-        """The update goes into the masked phase's answer."""
+        """Return True in the masked phase, whose answer contains the update."""
         return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
@@ -330,7 +330,7 @@ class MaskedClientRound:
         return answer
 
     def keep(self) -> State:
-        """The keys and shares of the round."""
+        """Return the keys and shares of the round."""
         return self._client.keep()
 
     def take_up(self, kept: State) -> None:
@@ -340,14 +340,14 @@ class MaskedClientRound:
         return self._protection.vector(update, self._context, told)
 
     def _parted(self, message: Message) -> tuple[Message, Message]:
-        """The position's own words in a message, and secure aggregation's."""
+        """Split a message into the protection's `words` and secure aggregation's fields."""
         names = self._protection.words(self._protection.initial_state())
         told = {name: value for name, value in message.items() if name in names}
         return told, {name: value for name, value in message.items() if name not in names}
 
 
 class BareServerRound(OneReportRound):
-    """Adds vectors that have no masks: the same sum for a fraction of the work, in simulation."""
+    """Adds vectors without masks: in simulation, the same sum for a fraction of the work."""
 
     sums = ("_total",)
 

@@ -1,4 +1,4 @@
-"""The parameters of secure aggregation, what must hold between them, and what is advised."""
+"""The parameters of secure aggregation, and the rules and advice about them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedveil.secagg import masking_graph
 from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.settings import Settings
 
-#: The default threshold in the sparse graph of many clients: safe for any number of them.
+#: The default threshold in the sparse graph of many clients. It is safe for any number of them.
 SPARSE_THRESHOLD = 80
 
 
 class SecureSumSettings(Settings):
-    """How secrets are shared, whatever is summed."""
+    """Parameters of secret sharing, for any sum."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "share_secrets_ratio": "own",
@@ -55,18 +55,19 @@ class SecureSumSettings(Settings):
     )
 
     def sharing_clients(self, clients: int) -> int:
-        """How many of so many clients share secrets at most: ceil(ratio * clients).
+        """Return the largest number of clients that share secrets, ceil(ratio * clients).
 
-        The ratio is taken as it is written, so that 0.07 of 100 clients are 7.
+        The ratio is taken as the decimal number that was written, so that 0.07 of 100 clients is 7.
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
-        """Return how many of a round's n clients reconstruct a secret.
+        """Return the number of clients in a round of `clients` that reconstruct a secret.
 
-        By default floor(2 s / 3) + 1 of the s clients that share a secret: a server that lies and
-        colludes with a third of them cannot unmask the others (docs/secure-aggregation.md). It is
-        at most s - 1, so that one may drop out, and at least 2: the sum of one is no secret.
+        By default this is floor(2 s / 3) + 1 of the s clients that share a secret. A server that
+        lies and colludes with a third of them then cannot unmask the others
+        (docs/secure-aggregation.md). It is at most s - 1, so that one may drop out, and at least 2,
+        since the sum of one is no secret.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -80,14 +81,14 @@ class SecureSumSettings(Settings):
         return max(2, min(2 * among // 3 + 1, among - 1))
 
     def _complete(self, sharing: int) -> bool:
-        """Return True if the graph of n sharing clients is complete whatever the threshold."""
+        """Return True if the graph of `sharing` clients is complete for every threshold."""
         asked = self.neighbours == "complete" or self.active_security
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
     def graph_degree(self, clients: int) -> int | None:
-        """How many neighbours each of so many clients has; None is the complete graph.
+        """Return each client's number of neighbours among `clients`. None: the complete graph.
 
-        Raises `InvalidValue` for more clients than can share secrets, whoever has counted them.
+        Raises `InvalidValue` if there are more clients than can share secrets.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
@@ -98,15 +99,15 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """How many share a client's secrets, itself among them, of so many in a round."""
+        """Return how many of a round's clients share a client's secrets, including itself."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
 
 
 def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation `reconstruct_secrets_threshold` is below the number of clients that
-    share secrets, ceil(share_secrets_ratio * clients a round)."""
+    """Under secure aggregation, `reconstruct_secrets_threshold` is below the number of clients that
+    share secrets, ceil(share_secrets_ratio * clients per round)."""
     if cohort.per_round is None:
         return None
     threshold = settings.threshold(cohort.per_round)
@@ -127,7 +128,7 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
 
 
 def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation at most 2^20 clients share secrets in a round."""
+    """Under secure aggregation, at most 2^20 clients share secrets in a round."""
     if cohort.per_round is None:
         return None
     sharing = settings.sharing_clients(cohort.per_round)
@@ -140,8 +141,8 @@ def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 
 
 def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation `neighbours: k` is below the number of clients a round and at least
-    `reconstruct_secrets_threshold`, which counts within each neighbourhood, and `active_security`
+    """Under secure aggregation, `neighbours: k` is below the number of clients per round and at
+    least `reconstruct_secrets_threshold`, which counts within each neighbourhood. `active_security`
     needs the complete graph."""
     if not isinstance(settings.neighbours, int):
         return None
@@ -183,10 +184,11 @@ def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 def shared_weaker(
     asked: SecureSumSettings, demanded: SecureSumSettings, clients: int, expected: int | None
 ) -> str | None:
-    """At least as many clients reconstruct a secret, of as few, with as many neighbours.
+    """Return why `asked` shares secrets less safely than `demanded`, or None.
 
-    The share of a neighbourhood that reconstructs is at least the one demanded, and more than
-    half where no number of clients was expected.
+    It needs at least the demanded threshold, at least the demanded number of neighbours, and at
+    least the demanded ratio of threshold to neighbourhood. If no number of clients was `expected`,
+    the threshold must be more than half of the neighbourhood instead.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

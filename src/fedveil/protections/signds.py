@@ -35,7 +35,7 @@ from fedveil.protections.reading import Reading
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
-#: The source asks that the top-k set has more dimensions than this.
+#: The source requires a top-k set with more dimensions than this.
 _FEW_DIMENSIONS = 50
 
 
@@ -85,15 +85,14 @@ class SignDSSettings(Settings):
 class SignDSProtection(Protection):
     """Every client reports the selected dimensions, their sign and one bit about its magnitude.
 
-    The aggregate of n reports is lr_global / n times, in each dimension, the number of +1 less the
-    number of -1. With `magnitude: estimated` lr_global is 2 * r_est * n, r_est being moved by this
-    round's bits before it is used; with fewer bits than 5% of the reports it is `sign_global_lr`
-    and r_est stays. With `magnitude: fixed` it is `sign_global_lr` and no bit is sent.
-    Clients count equally.
+    In each dimension, the aggregate of n reports is lr_global / n times the number of +1 minus the
+    number of -1. With `magnitude: estimated`, lr_global is 2 * r_est * n, and this round's bits
+    move r_est before it is used. If bits come with fewer than 5% of the reports, lr_global is
+    `sign_global_lr` and r_est does not change. With `magnitude: fixed`, lr_global is
+    `sign_global_lr` and no bit is sent. Clients count equally.
 
-    Privacy: sign_eps per update for dimensions and sign, and sign_mag_eps for the bit; both pure,
-    replace-one, and both counted.
-    Source: 000.
+    Privacy: sign_eps per update for dimensions and sign, and sign_mag_eps for the bit. Both are
+    pure, replace-one, and both are counted. Source: 000.
     """
 
     name = block = "signds"
@@ -111,18 +110,18 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """The source's first estimate, growing; nothing where the step is fixed."""
+        """Return the source's first, growing estimate, or nothing if the step is fixed."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """The estimator's own domain, and the estimator's fields alone."""
+        """Raise `ValueError` unless the state has just the estimator's fields, in their domain."""
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """The selection from opposite updates, and the response to a bit."""
+        """Yield the selection from opposite updates, and the response to a bit."""
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])
         yield Case("randomised response, a bit", response.perturb, *bits, response.loss)
@@ -131,7 +130,7 @@ class SignDSProtection(Protection):
         yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """The selection's loss, and the bit's where one is sent."""
+        """Return the selection's loss, and the bit's loss if one is sent."""
         selection = Spending(self.mechanism.loss)
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 
@@ -142,7 +141,7 @@ class SignDSProtection(Protection):
         return SignDSClientRound(context, self)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """The direction of the selected dimensions, and nothing of the others."""
+        """Return the direction of the selected dimensions, and nothing about the others."""
         estimate = super().reading(context, report).estimate
         sign, bit = take(report, "sign", int), report.get("bit")
         code, dim_out = take(report, "indices", bytes), self.mechanism.plan(self.dimension).dim_out
@@ -168,7 +167,7 @@ class SignDSProtection(Protection):
         return Reading(estimate, weight, scaled=False, log_likelihood=log_likelihood, truths=truths)
 
     def choices(self) -> Sequence[Choice]:
-        """The favoured selection, the sign, which is a fair coin, and the bit where one is sent."""
+        """Return the favoured selection, the sign (a fair coin), and the bit if one is sent."""
         chance = self.mechanism.chance_of_favoured(self.dimension)
         found = [
             Choice("a favoured selection", self.mechanism.eps, chance, 1),
@@ -180,7 +179,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Running whole-number sums: signs in each dimension, bits, and bits that are 1."""
+    """Running integer sums: signs in each dimension, bits, and bits that are 1."""
 
     sums = ("_signs", "_bits", "_ones")
 
@@ -193,7 +192,7 @@ class SignDSServerRound(OneReportRound):
         self._ones = 0
 
     def opening(self) -> Message:
-        """The round's number, and what a client compares its magnitude with."""
+        """Return the round's number, and the estimate to which a client compares its magnitude."""
         opening = super().opening()
         if not self._protection.estimated:
             return opening
@@ -274,7 +273,7 @@ def _warn_of_small_set(sign_k: float, dimension: int) -> None:
 
 
 def _told_estimator(opening: Message) -> MagnitudeEstimator:
-    """The server's estimator as far as a client needs it, from an untrusted opening."""
+    """Return the part of the server's estimator that a client needs, from an untrusted opening."""
     return MagnitudeEstimator(take(opening, "estimate", float), phase=take(opening, "phase", str))
 
 

@@ -53,7 +53,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return why an audit cannot read reports with these settings, or None."""
+    """Return which setting an audit needs to read reports, or None."""
     if settings.fidelity == "per_client":
         return None
     return (

@@ -68,8 +68,8 @@ class CheckedJob(Settings):
     def with_(self, keys: Mapping[str, Any] | None = None, /, **blocks: Any) -> Self:
         """Copy this job with other settings: `job.with_(rounds=5, training={"lr": 0.1})`.
 
-        Other keys of a block stay. `keys` have dotted paths: `{"training.lr": 0.1}`. Values derived
-        from other keys are derived again if the job did not set them.
+        Other keys of a block keep their values. `keys` have dotted paths: `{"training.lr": 0.1}`.
+        Values derived from other keys are derived again if the job did not set them.
         """
         named = {**blocks, **(keys or {})}
         settings = [(tuple(str(path).split(".")), value) for path, value in named.items()]

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import InvalidValue, nearest
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-#: The rows of a page so far, each without its key -> the block that it was in.
+#: The rows of a page so far, each without its key -> the block that has them.
 _Told: TypeAlias = dict[tuple[str, str], str]
 #: At least this many rows that already occur in an earlier block are replaced by a reference.
 _ALIKE = 3

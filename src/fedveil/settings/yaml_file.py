@@ -1,8 +1,8 @@
-"""A job's text form: strict YAML reading, `key=value` settings on top of it, and writing.
+"""A job's text form: reads strict YAML, applies `key=value` settings, and writes YAML.
 
-Only safe loaders: a job file holds data, never objects. Beyond PyYAML's safe loader this one
-refuses a key that is given twice, reads `1e-3` as the number it is in YAML 1.2, and refuses a file
-with more values than anybody writes, whether they are written out or named by aliases.
+Only safe loaders are used: a job file contains data, never objects. Unlike PyYAML's safe loader,
+this one refuses a key that is given twice, reads `1e-3` as a number (as in YAML 1.2), and refuses a
+file with an implausible number of values, written out or named by aliases.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FLOAT = "tag:yaml.org,2002:float"
 _INT = "tag:yaml.org,2002:int"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
-#: The most values that a text holds, keys included: every one of 5,000 keys that are all unknown
-#: gets its sentence within two seconds.
+#: The most values in a text, keys included. Then even 5,000 unknown keys get their sentences within
+#: two seconds.
 MOST_VALUES = 10_000
-#: The most values that all aliases of a text stand for together.
+#: The most values that all aliases of a text may stand for together.
 _MOST_ALIASED = 10_000
 _LONGEST_NUMBER = 64
 #: Exceptions that PyYAML raises if an explicit tag does not fit its value.
@@ -62,7 +62,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a value that is written out, and refuse one too many or one that is no text."""
+        """Count a written value. Raise an error if it is one too many or is not valid text."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -97,7 +97,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Read a whole number of limited length: Python cannot print one of thousands of digits."""
+        """Read an integer of limited length: Python cannot print one with thousands of digits."""
         if len(node.value) > _LONGEST_NUMBER:
             problem = f"a whole number has at most {_LONGEST_NUMBER} characters"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
@@ -124,7 +124,7 @@ for _kind in (_Loader, _Dumper):
 def read(
     path: str | FilePath, most_bytes: int = MOST_JOB_BYTES, most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """The mapping that a YAML file holds; raises JobError where there is none."""
+    """Return the mapping in a YAML file. Raises JobError if it has none."""
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:
@@ -150,7 +150,7 @@ def read(
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, in which the value is taken for a job's file."""
+    """Raise JobError for `--set KEY VALUE`, in which the value would be read as a job file."""
     keys = [text for text in overrides or () if "=" not in text]
     if path is not None and len(keys) == 1 and not path.exists():
         key, value = allowed.plain(keys[0]), allowed.plain(str(path))
@@ -318,5 +318,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return what `word` means in place of `block`, which was `held`, or `word` if nothing."""
+    """Return the content that `word` stands for in `block`, which had `held`, or else `word`."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

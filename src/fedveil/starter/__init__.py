@@ -1,4 +1,4 @@
-"""The files that `fedveil init` writes, and the job that is run without a file."""
+"""The files that `fedveil init` writes, and the job that runs without a file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedveil.base.files import write_new
 from fedveil.errors import InvalidValue, RunFolderError, nearest
 from fedveil.record.run_folder import make_folder
 
-#: What `fedveil run` does without a file.
+#: The job of `fedveil run` without a file.
 DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
 
 
 class Template(NamedTuple):
-    """What is written, by the names of the files here, and how it is run."""
+    """A template: each written file -> its source here, and the command that runs it."""
 
     files: dict[str, str]
     run: str = "fedveil run job.yaml"
@@ -40,7 +40,7 @@ TEMPLATES = {
 
 
 def write_starter(directory: Path, name: str = "table") -> list[Path]:
-    """Copy a template's files into `directory`; an existing one is never overwritten."""
+    """Copy a template's files into `directory`. Never overwrites an existing file."""
     if name not in TEMPLATES:
         near = nearest(name, TEMPLATES)
         raise InvalidValue(f"--template {name} is not one of {', '.join(TEMPLATES)}{near}")

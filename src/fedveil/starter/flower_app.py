@@ -1,4 +1,4 @@
-"""A Flower app: clients train as they would without protection, the server sees averages alone."""
+"""A Flower app: clients train as without protection, and the server only sees averages."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -9,13 +9,13 @@ from sklearn.datasets import load_digits
 
 from fedveil.flower import ProtectedStrategy, ProtectMod
 
-client = ClientApp(mods=[ProtectMod()])  # what leaves is the report of the protection alone
+client = ClientApp(mods=[ProtectMod()])  # only the protection's report is sent
 server = ServerApp()
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Ten steps of a linear model on this client's own examples: here, every tenth scan."""
+    """Take ten steps of a linear model on this client's own examples (here: every tenth scan)."""
     w = message.content.array_records["arrays"]["w"].numpy().astype(np.float64)
     mine = int(context.node_config.get("partition-id", context.node_id)) % 10
     x, y = (part[mine::10] for part in load_digits(return_X_y=True))
@@ -31,7 +31,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """The rounds, and what they have cost."""
+    """Run the rounds, and print their privacy cost."""
     strategy = ProtectedStrategy(FedAvg(fraction_evaluate=0.0), run_config=context.run_config)
     start = ArrayRecord({"w": Array(np.zeros((64, 10), np.float32))})
     result = strategy.start(grid, start, num_rounds=int(context.run_config["rounds"]))

@@ -6,7 +6,8 @@ from torch import nn
 
 
 def net(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A small convolutional net: GroupNorm, since BatchNorm's statistics do not bear noise."""
+    """Return a small convolutional net. It uses GroupNorm, since BatchNorm's statistics break under
+    noise."""
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
@@ -19,9 +20,9 @@ def net(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def data() -> dict[str, np.ndarray]:
-    """Images as [examples, channels, height, width], about 0 to 1; labels from 0.
+    """Return images as [examples, channels, height, width], about 0 to 1, and labels from 0.
 
-    A pair of torch Datasets (train, test), such as torchvision's, can be returned instead.
+    You can also return a pair of torch Datasets (train, test), such as torchvision's.
     """
     images, y = load_digits(return_X_y=True)
     x = images.reshape(-1, 1, 8, 8).astype(np.float32) / 16

@@ -1,4 +1,4 @@
-"""A task of your own: its loss, its figures, and the steps that a client takes."""
+"""A task of your own: its loss, its metrics, and a client's training steps."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ import fedveil
 
 
 class Careful(fedveil.Task):
-    """Classes, by steps that look ahead: the gradient is taken where the weights are worst."""
+    """Classification by steps that look ahead: gradients are taken at the worst nearby weights."""
 
     targets = "class"
     measures = {"accuracy": "higher"}
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Of a batch, its mean."""
+        """Return the mean loss of a batch."""
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
 
     def metrics(self, *scored: np.ndarray) -> dict[str, float]:
-        """Of all test examples: what the model gave, and what was right."""
+        """Return the metrics from all test examples' outputs and true classes."""
         outputs, y = scored
         return {"accuracy": float((outputs.argmax(1) == y).mean())}
 
     def train(self, model: nn.Module, batches: Any, plan: Any) -> None:
-        """Sharpness-aware steps (Foret et al., 2021); `model` holds the server's weights."""
+        """Take sharpness-aware steps (Foret et al., 2021), from the server's weights in `model`."""
         weights: list[torch.Tensor] = list(model.parameters())
         for x, y in batches:
             first = torch.autograd.grad(self.loss(model(x), y), weights)

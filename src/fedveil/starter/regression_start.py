@@ -6,12 +6,12 @@ from torch import nn
 
 
 def net(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """One number for each that is learnt."""
+    """Return a model with one output for each target."""
     return nn.Sequential(nn.Linear(shape[0], 32), nn.ReLU(), nn.Linear(32, outputs))
 
 
 def data() -> dict[str, np.ndarray]:
-    """Examples and the numbers to learn, both about 0 with spread 1."""
+    """Return examples and targets, both with mean 0 and standard deviation 1."""
     x, y = load_diabetes(return_X_y=True)
     x, y = (x / x.std(0)).astype(np.float32), ((y - y.mean()) / y.std()).astype(np.float32)
     test = np.arange(len(y)) % 5 == 0

@@ -6,15 +6,16 @@ from torch import nn
 
 
 def net(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The model: any torch module that turns a batch of examples into one score per class."""
+    """Return the model: any torch module that turns a batch of examples into one score per
+    class."""
     return nn.Sequential(nn.Linear(shape[0], 32), nn.ReLU(), nn.Linear(32, classes))
 
 
 def data() -> dict[str, np.ndarray]:
-    """Training and test examples.
+    """Return training and test examples.
 
-    Add "client_ids" (one for each training example) and say `split: by_client` in the job where
-    the data has owners. A pair of torch Datasets (train, test) can be returned instead.
+    If the data has owners, add "client_ids" (one for each training example) and set `split:
+    by_client` in the job. You can also return a pair of torch Datasets (train, test).
     """
     x, y = load_breast_cancer(return_X_y=True)
     x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)

@@ -10,7 +10,7 @@ LENGTH = 48
 
 
 class Net(nn.Module):
-    """Scores of the next letter, from those before it; a letter is a byte."""
+    """Scores the next letter, given the letters before it. A letter is a byte."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class Net(nn.Module):
         self.scores = nn.Linear(width, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[examples, tokens] to [examples, tokens, 256]."""
+        """Map [examples, tokens] to scores [examples, tokens, 256]."""
         scores: torch.Tensor = self.scores(self.before(self.letters(x))[0])
         return scores
 
 
 def data() -> dict[str, np.ndarray]:
-    """Pieces of Python's own help, each page of which is a client's; y is x, one letter on."""
+    """Return pieces of Python's own help, one client per page. y is x shifted by one letter."""
     pieces: list[bytes] = []
     owners: list[int] = []
     for owner, page in enumerate(list(topics.values())[:24]):

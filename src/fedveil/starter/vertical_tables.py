@@ -1,4 +1,4 @@
-"""Two tables of the same patients, as two organisations would have them."""
+"""Writes two tables of the same patients, for two organisations."""
 
 import csv
 from pathlib import Path
@@ -8,13 +8,13 @@ from sklearn.datasets import load_breast_cancer
 
 
 def write(name: str, columns: list[str], rows: list[list[object]]) -> None:
-    """A CSV file in this folder."""
+    """Write a CSV file in this folder."""
     with Path(name).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
 
 
 def main() -> None:
-    """The clinic's with the diagnosis, and the laboratory's in another order."""
+    """Write the clinic's table, with the diagnosis, and the laboratory's, in another order."""
     bunch = load_breast_cancer()
     names = [name.replace(" ", "_") for name in bunch.feature_names]
     mean, worst = np.round(bunch.data[:, :10], 4), np.round(bunch.data[:, 20:], 4)

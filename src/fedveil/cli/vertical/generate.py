@@ -1,4 +1,4 @@
-"""`fedveil vertical generate`: a text continued by the parties of a language model."""
+"""`fedveil vertical generate`: the parties of a language model continue a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def generate(
     """Continue a text with the model of a pangu run, under the same protection as in training."""
     from fedveil.language import generation
 
-    # A character may be spread over several tokens.
+    # A character may span several tokens.
     characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def tell(piece: bytes, last: bool = False) -> None:

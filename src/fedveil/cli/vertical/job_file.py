@@ -1,4 +1,4 @@
-"""How the commands of `fedveil vertical` read a job, and tell what was spent."""
+"""Reads a job for the commands of `fedveil vertical`, and reports the privacy cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
-    """The job in a file with settings on top; functions of the user's are found beside it."""
+    """Load a job file, with settings on top. The user's functions are found beside it."""
     from fedveil.vertical.job import VerticalJob
 
     refuse_parted(path, overrides)
@@ -41,7 +41,7 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
 
 
 def ended(folder: Path) -> dict[str, object]:
-    """Say what a run took, where everything is and what is next; the same for a program."""
+    """Print a run's costs, its files and the next command, and return the same facts for JSON."""
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import of_run, summary
 
@@ -51,7 +51,7 @@ def ended(folder: Path) -> dict[str, object]:
 
 
 def of_accounts(figures: Mapping[str, Iterable[Line]]) -> dict[str, object]:
-    """What was spent, for a program."""
+    """Return the privacy costs for JSON."""
     from fedveil.run_display import of_lines
 
     return {party: of_lines(lines) for party, lines in figures.items()}

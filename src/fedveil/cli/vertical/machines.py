@@ -132,9 +132,9 @@ def look(
     patience: float,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """The leader's side of what is done with a trained model, with followers that serve.
+    """Run the leader's side of a command on a trained model, with followers that serve it.
 
-    `own` is that side where it is another than the purpose's.
+    `own` is the leader's side if it differs from the purpose's.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
@@ -148,7 +148,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """The job; None where a run's folder holds it. What is wrong is said before torch is here."""
+    """Return the job, or None if the folder `old` has it. Runs before torch is imported."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:

@@ -1,6 +1,6 @@
 """`fedveil vertical run | evaluate | predict | show`: every party in this process.
 
-With --listen, evaluate and predict are the leader's part of what parties on other machines do too.
+With --listen, evaluate and predict run only the leader; the followers are on other machines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(
 ) -> object:
     """Train with all parties in this process and print the leader's metrics."""
     keep_freed_memory()
-    # What needs torch is imported after what may be wrong with the job.
+    # The job is checked before torch is imported.
     if resume is None:
         settings = load(job, overrides)
         work = partial(vertical.train, settings, out)
