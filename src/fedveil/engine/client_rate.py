@@ -1,4 +1,4 @@
-"""The clients' learning rate in each round, and training with it."""
+"""The clients' learning rate in each round, and a trainer that follows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.learning.trainer import ClientData, Trained, Trainer
 
 
 def client_rate(job: Job, round: int) -> float:
-    """The rate of a round, which the job and the round's number decide alone."""
+    """Return the learning rate of a round. It depends only on the job and the round's number."""
     settings = job.training
     if settings.lr_schedule == "constant":
         return settings.lr
@@ -41,9 +41,9 @@ def _own_rate(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer:
-    """Trains each round's clients with another trainer where the round has another rate.
+    """A trainer whose learning rate changes between rounds.
 
-    `make` gives the trainer of a round.
+    `make` returns the trainer of a round.
     """
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
@@ -52,7 +52,7 @@ class ScheduledTrainer:
         self.chunk, self.least = self._trainer.chunk, self._trainer.least
 
     def set_round(self, round: int) -> None:
-        """Have the rate of this round, before it is started."""
+        """Switch to the learning rate of `round`. Call it before `start`."""
         rate = client_rate(self._job, round)
         if rate != self._rate:
             self._rate, self._trainer = rate, self._make(round)
