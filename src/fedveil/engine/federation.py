@@ -66,10 +66,7 @@ Progress = Callable[[Record], None]
 
 
 class Engine(ABC):
-    """Transports the messages of a job.
-
-    Subclasses are the simulator and the deployed federation.
-    """
+    """Transports the messages of a job: the simulator or the deployed federation."""
 
     #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
     how_to_resume: str
@@ -78,17 +75,11 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients, after a look at the data.
-
-        Raises if it cannot run.
-        """
+        """Return the job with its number of clients. Raises if it cannot run on this data."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the name of the trainer, or None if unknown.
-
-        Raises if the model cannot be trained.
-        """
+        """Return the trainer's name, or None if unknown. Raises if the model cannot be trained."""
         return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above
@@ -125,11 +116,10 @@ class Engine(ABC):
 
 
 class Federation:
-    """A run: one job, in one folder, by one engine. `stack` closes what it opens.
+    """One job, run in one folder by one engine. `stack` closes what it opens.
 
-    `dataset` replaces the dataset that the job names, for example by a part of it. The folder is
-    opened only after data, model and protection are checked, so a job that cannot run leaves
-    nothing behind.
+    `dataset` replaces the job's dataset, for example by a part of it. The folder is opened only
+    after data, model and protection are checked, so a job that cannot run leaves nothing behind.
     """
 
     def __init__(
