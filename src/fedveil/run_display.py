@@ -37,10 +37,10 @@ from fedveil.record.metric_names import LOSS, deciding, word
 from fedveil.record.recorder import LOST, Record
 from fedveil.record.run_folder import MODEL
 
-#: From this terminal width on there is room for a progress bar.
+#: The least terminal width for a progress bar, and the width of the bar.
 _WIDE, _BAR = 110, 24
 _BETWEEN = " · "
-#: Left out on a narrow terminal, in this order.
+#: Metrics that a narrow terminal omits, in this order.
 _SPARED = ("up ", "loss ", "epsilon ")
 #: Width of the summary's name column.
 _NAMES = len("ended early")
@@ -158,7 +158,7 @@ def of_lines(lines: Iterable[Line]) -> list[dict[str, object]]:
 
 
 def fitted(line: str, room: int) -> str:
-    """Shorten a round's line to `room` characters: metrics that the record keeps go first."""
+    """Shorten a round's line to `room` characters. Metrics that the record also has go first."""
     parts = line.split(_BETWEEN)
     for kind in _SPARED:
         if len(_BETWEEN.join(parts)) > room:

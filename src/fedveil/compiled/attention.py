@@ -1,6 +1,6 @@
-"""Attention of several heads, o = softmax(q k' / sqrt(size)) v, and the way back.
+"""Multi-head attention, o = softmax(q k' / sqrt(size)) v, forward and backward.
 
-A token's row holds its queries, its keys and its values, those of each head after one another.
+A token's row holds its queries, then its keys, then its values, each ordered by head.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fedveil.compiled.operation import Memory, Operation, Row, Value, filled, ne
 from fedveil.compiled.row_passes import inner_product
 from fedveil.learning.residual import Heads
 
-#: Tokens of which each may look at each: that takes memory for every pair.
+#: The longest sequence served: the attention weights take memory for every pair of tokens.
 _LONGEST = 512
 
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """How many tokens and heads there are, a head's size, and how long a row of shares is."""
+    """Return the tokens, the heads, a head's size and the length of a row of attention weights."""
     return op[f.C], op[f.GROUPS], op[f.OW] // op[f.GROUPS], op[f.ROW]
 
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The shares that each token has of each that it sees are kept."""
+    """Compute the attention output. Saves the attention weights for the backward pass."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):
@@ -54,7 +54,9 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """With p the shares and g their gradients, that of what they are made of is
+    """Compute the gradients of the queries, keys and values.
+
+    With p the attention weights and g their gradients, the gradient of the scores q k' is
 
     p (g - sum of p g) / sqrt(size).
     """

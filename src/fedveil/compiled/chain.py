@@ -1,4 +1,4 @@
-"""What follows what: the operations that a chain of layers makes of examples of one shape."""
+"""Turns a chain of layers into operations, for examples of one shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedveil.compiled.window import Average, Largest
 from fedveil.learning.residual import Branch, Heads, Join
 from fedveil.learning.token_layers import CausalLayer, Positions
 
-#: What serves each kind of layer.
+#: The operation that serves each kind of layer.
 _KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
     nn.Linear: Dense,
     NonDynamicallyQuantizableLinear: Dense,
@@ -40,18 +40,18 @@ _KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
     Heads: Attention,
     Branch: Copied,
 }
-#: The layers that a chain may have.
+#: The kinds of layers that a chain may contain.
 KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLayer}
-#: Activations that keep the order of values: they may as well follow a max-pooling.
+#: Monotone activations: they commute with max-pooling.
 _RISING = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 
 
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """The operations, what comes in and what comes out; raises `NotServedError`.
+    """Return the operations, the input value and the score value. Raises `NotServedError`.
 
-    `scores_of`: whether scores are a row, or one for each of the tokens.
+    `scores_of` is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise NotServedError("an example is a row or an image")
@@ -79,10 +79,10 @@ def follow(
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The layers that do something; a convolution takes in the max-pooling that follows it.
+    """Return the layers that change something, convolutions merged with their max-pooling.
 
-    That may come behind a rising activation: the largest of some values is the same before and
-    after, and there are fewer of them.
+    The max-pooling may also follow a monotone activation: the activation then runs after the
+    pooling, on fewer values and with the same result.
     """
     left = [
         layer

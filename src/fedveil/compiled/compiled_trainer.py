@@ -1,9 +1,9 @@
-"""Clients of a chain of known layers, each trained from start to end in native code.
+"""Trains clients on a chain of known layers, each from start to end in native code.
 
-A client's training is one call that holds no lock: threads train clients side by side, each in
-memory of its own that was taken once, all from the same weights. A client's bytes depend on nobody
-else and on no number of threads. What is compiled is kept beside the source, for every process
-that follows.
+A client's training is one call that does not take the GIL. Threads train clients in parallel, each
+in memory that it allocated once, and all start from the same weights. A client's result depends
+neither on other clients nor on the number of threads. Compiled code is cached beside the source for
+later processes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fedveil.learning.weight_layout import Layout
 if TYPE_CHECKING:
     from fedveil.compiled.program import Model, Program
 
-#: Bytes of a line of the caches, and of a large page.
+#: Bytes of a cache line and of a huge page.
 _LINE, _PAGE = 64, 1 << 21
 _NOTHING = np.empty(0, np.int64)
 _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
-#: The losses whose targets are a class each, and those with a number for each score.
+#: The losses with one class per example, and those with one number per score.
 _OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_cross_entropy")
-#: And that with a token for each token.
+#: The losses with one target token per token.
 _OF_TOKENS = ("next_token",)
 _LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
 
 
 class Start:
-    """A round's weights as they are computed with: all threads read the same."""
+    """The weights at the start of a round, packed for the native code. All threads share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,11 +51,11 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Forget those of the last round."""
+        """Set the weights of a new round and drop the packed copy of the last round."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
-        """The weights, laid out for a model."""
+        """Return the weights, packed for `model` with floats of type `kind`."""
         from fedveil.compiled.steps import pack
 
         with self._lock:
@@ -68,23 +68,23 @@ class Start:
 
 @dataclass(frozen=True)
 class _Room:
-    """A program and its memory, for batches of up to so many."""
+    """A program and its memory, for batches of at most `batch` examples."""
 
     model: Model
     batch: int
     program: Program
     m: Float32s
     w: Int32s
-    #: Those of the classes.
+    #: The weight of each class.
     weights: Float32s
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers; what is odd about a client is for torch to say."""
+    """Trains a chain of known layers in native code. Torch trains clients with unusual data."""
 
     chunk = least = 1
     native, own_step = True, False
-    #: What is computed with; the tests also take float64.
+    #: The float type of all computations. The tests also use float64.
     kind: type[np.floating[Any]] = np.float32
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module]) -> None:
@@ -96,7 +96,7 @@ class CompiledTrainer:
         self._begun = Start()
         self._models: dict[tuple[int, ...], Model | None] = {}
         self._room: _Room | None = None
-        #: The weights that the room holds.
+        #: The weights that `_room` holds now.
         self._held: Float32s | None = None
         norm = -1.0 if plan.gradient_norm is None else plan.gradient_norm
         numbers = (plan.lr, plan.momentum, plan.weight_decay, plan.proximal, norm)
@@ -106,9 +106,9 @@ class CompiledTrainer:
     def of(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
     ) -> CompiledTrainer | None:
-        """The trainer of such a model under a plan that it knows; None for another.
+        """Return a trainer for `model`, or None if a layer or a setting of `plan` is not supported.
 
-        `shape` is that of examples, where it is known.
+        `shape` is the shape of an example, if it is known.
         """
         known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
         known = known and plan.precision == "float32" and not plan.corrected
@@ -121,20 +121,20 @@ class CompiledTrainer:
         return trainer if trainer and (not shape or trainer.serves(shape)) else None
 
     def beside(self) -> CompiledTrainer:
-        """Another, for another thread, that trains from the weights that this one starts at."""
+        """Return a trainer for another thread, with the same start and compiled models."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
 
     def serves(self, shape: Sequence[int]) -> bool:
-        """Whether examples of that shape are trained in native code."""
+        """Return True if examples of this shape are trained in native code."""
         return self._compiled_for(tuple(shape)) is not None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Have the code for examples of that shape; gives whether there is any.
+        """Compile the code for examples of this shape. Returns False if the shape is not supported.
 
-        What a machine has not compiled before takes some ten seconds. What trains on nothing but
-        zeros needs all of it.
+        The first compilation on a machine takes about ten seconds. Training on one example of zeros
+        compiles everything that is needed.
         """
         model = self._compiled_for(tuple(shape))
         if model is not None:
@@ -161,7 +161,7 @@ class CompiledTrainer:
                 yield self._row, [None]
 
     def _room_for(self, client: ClientData) -> _Room | None:
-        """Memory that is large enough for such examples; None where torch must look at them."""
+        """Return memory that is large enough for this client, or None if torch must train it."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
         if model is None or not _readable(client.x, model.tokens):
             return None
@@ -180,7 +180,7 @@ class CompiledTrainer:
         return self._room
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
-        """Whether these are targets of such examples, of the kind that the loss takes."""
+        """Return True if `y` holds valid targets for the examples `x` under the plan's loss."""
         examples, classes = len(x), min(scores, len(self._plan.class_weights or range(scores)))
         if self._plan.loss in _OF_NUMBERS:
             return (
@@ -189,7 +189,7 @@ class CompiledTrainer:
         of_tokens = self._plan.loss in _OF_TOKENS
         if y.dtype != torch.int64 or y.shape != (x.shape if of_tokens else (examples,)):
             return False
-        known = y.numpy().view(np.uint64) < classes  # below zero is far above
+        known = y.numpy().view(np.uint64) < classes  # negative classes become huge
         return bool((known | (y.numpy() == IGNORED) if of_tokens else known).all())
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
@@ -217,7 +217,7 @@ class CompiledTrainer:
             draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
         start = self._begun.packed(model, self.kind)
         x = client.x.numpy().reshape(-1).astype(self.kind, copy=False)
-        for hold in (True, False):  # what overflows does so step by step, as in torch
+        for hold in (True, False):  # if deferred steps overflow, repeat step by step, as torch does
             begun, self._held = start is self._held, None
             sound = train(
                 program.ops, program.settings, program.ends, model.first, room.m, room.w,
@@ -231,9 +231,9 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """So many zeros, the first at the beginning of a line of the caches; of many, of a large page.
+    """Return `count` zeros, aligned to a cache line, or to a huge page if they fill one.
 
-    The system keeps what is large in pages of 2 MiB where they are whole.
+    The operating system backs a large array with huge pages of 2 MiB only if it is aligned to them.
     """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
@@ -242,7 +242,7 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 
 
 def _readable(x: torch.Tensor, tokens: int) -> bool:
-    """Whether these are numbers, or tokens of so many."""
+    """Return True if the examples are float32, or valid token ids if `tokens` is not 0."""
     if not tokens:
         return x.dtype == torch.float32
     return x.dtype == torch.int64 and bool((x.numpy().view(np.uint64) < tokens).all())

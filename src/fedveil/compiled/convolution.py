@@ -1,8 +1,8 @@
-"""A convolution, alone or with the max-pooling that follows, and the way back.
+"""A convolution, alone or merged with the max-pooling behind it, forward and backward.
 
-Values lie channels last, so that under a row of a filter there are KW C values side by side; a
-filter's row is as long, filled up with zeros. Behind a pooling most outputs have no gradient: the
-way back visits only the windows that won.
+Values are stored channels last, so a row of a filter covers KW C adjacent values. The row is padded
+with zeros to whole vectors. With a pooling, most outputs have no gradient: the backward pass visits
+only the windows whose output was the maximum (the winners).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedveil.compiled.window import pair, pool, pool_numbers, pooled, windows
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Every output is its window's product with a filter, and the bias."""
+    """Compute each output: the product of its window and a filter, plus the bias."""
     filters, row, length = op[f.OC], op[f.ROW], op[f.KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[f.TURNED], op[f.OUTPUT]
     for k in range(filters):
@@ -62,7 +62,7 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The gradients of x, and those of the filters and the bias."""
+    """Add up the gradients of the input, the filters and the bias."""
     if op[f.DX] >= 0:
         border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
         fill(m, op[f.DX] - border, op[f.COUNT] * op[f.XS], np.float32(0))
@@ -75,7 +75,8 @@ def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Flo
         fill(m, place + length, op[f.ROW] - length, np.float32(0))
 
 
-#: Examples that take turns: a window that overlaps the last one's would wait for its sums.
+#: Interleave this many examples: overlapping windows of one example would wait for each other's
+#: sums.
 _TURNS = 16
 
 
@@ -111,10 +112,10 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 
 @compiled()
 def _meet_all(m: Float32s, op: Int64s) -> None:
-    """The same where every output may have a gradient."""
+    """Add up the gradients if no pooling follows, so that every output may have one."""
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
     lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]
-    biases = op[f.TURNED]  # to be written again before it is read: many small numbers come together
+    biases = op[f.TURNED]  # scratch: many small numbers are summed apart
     fill(m, change, filters * rows * row, np.float32(0))
     fill(m, biases, filters, np.float32(0))
     for n in range(op[f.COUNT]):
@@ -150,7 +151,7 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
 
 
 class Pooled(nn.Module):
-    """A convolution and the max-pooling that follows."""
+    """A convolution merged with the max-pooling behind it."""
 
     def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class Convolution(Operation):
             raise NotServedError("a border that is only named")
         x.apart, x.border = False, pair(conv.padding)
         kernel, stride = pair(conv.kernel_size), pair(conv.stride)
-        #: Of what it makes itself, before anything is pooled.
+        #: The shape of the convolution's own output, before pooling.
         self._own = (conv.out_channels, *windows(x.shape, kernel, stride, x.border))
         return Value(self._own, IMAGE)
 
@@ -201,7 +202,7 @@ class Convolution(Operation):
 
 
 class PooledConvolution(Convolution):
-    """With the max-pooling that it has taken in."""
+    """A convolution that also runs the max-pooling merged into it."""
 
     def __init__(self, layer: Pooled, x: Value) -> None:
         self._pool = layer.pool

@@ -1,6 +1,7 @@
-"""The loss of a batch, as `scale` times the gradient of its examples' summed losses.
+"""The gradients of the losses with respect to the scores, times `scale`.
 
-Of each example's scores, of which there are H: the gradient lies after DY.
+Each function reads the scores of `count` examples at Y, H scores per example, and writes their
+gradient at DY. `rows` lists the positions of the examples among the client's targets `y`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedveil.learning.losses import IGNORED, WEIGHTED
 
 @compiled()
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
-    """The gradient of -log softmax(scores)[label], times `scale`: p, but p - 1 at the label."""
+    """Write `scale` times the gradient of -log softmax(scores)[label]: p, or p - 1 at the label."""
     share = scale / exponentials(m, z, g, many, 1.0)
     for k in range(g, g + many):
         m[k] *= share
@@ -32,7 +33,7 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Of -log softmax(scores)[label], times the weight of that class."""
+    """Write the gradient of -log softmax(scores)[label], times the weight of the class."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[f.H], label, scale * weights[label])
@@ -43,7 +44,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Of the mean of -log softmax(scores)[token] over the tokens of which something is learnt."""
+    """Write the gradient of the mean of -log softmax(scores)[token] over tokens with a target."""
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -63,7 +64,10 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """`truth`: the scores are logits of truth values."""
+    """Write the gradient for numeric targets.
+
+    With `truth` the scores are logits, otherwise outputs.
+    """
     many = scores[f.H]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -77,7 +81,7 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Of the mean of (output - number) ** 2."""
+    """Write the gradient of the mean of (output - number) ** 2."""
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
@@ -86,11 +90,11 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Of the mean cross-entropy of truth values, by their logits."""
+    """Write the gradient of the mean binary cross-entropy of the logits."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 
-#: What a plan may call its loss, and what of a client's targets it takes.
+#: A plan's loss -> the native function of its gradient.
 COSTS: dict[str, Native] = {
     "cross_entropy": cross_entropy,
     WEIGHTED: cross_entropy,

@@ -1,13 +1,13 @@
-"""The steps of a large weight, held as the thin factors that they are, and taken all at the end.
+"""Deferred SGD steps of a large weight, stored as low-rank factors and applied once at the end.
 
-Under bare SGD a step adds D' X to a dense layer's weight: of each example of its batch a row of X,
-what came in, and one of D, the gradient of what went out, times the rate. To take a step is to read
-and write the whole weight. While the examples of all steps so far are few, the weight W stays what
-the client began with instead, and what is computed with it meets the steps as well:
+Under bare SGD a step adds D' X to the weight W of a dense layer. X has a row of inputs for each
+example of the batch, and D has a row of output gradients times the learning rate. Applying a step
+reads and writes the whole weight. While there have been few examples, W therefore stays unchanged,
+and each product adds the contribution of the deferred steps:
 
     x (W + D' X)' = x W' + (x X') D,        d (W + D' X) = d W + (d D') X.
 
-What the client gives back is D' X, one product, which is written where it belongs.
+The client's update of W is D' X, one product, written straight to its place in the update.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from fedveil.compiled.operation import LINE, Memory, Row
 from fedveil.compiled.product import LISTED, room_for_few
 from fedveil.compiled.row_passes import are_finite, fill, has_zeros
 
-#: A weight of fewer entries is in a near cache: its steps are taken at once.
+#: The least number of entries for deferring. A smaller weight fits in a fast cache.
 LARGE = 1 << 18
 _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """What a dense layer's row says of its held steps: as many as make half of its weight."""
+    """Reserve memory for the deferred steps of a dense layer and return the fields of its row.
+
+    The two factors take at most half as much memory as the weight.
+    """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
         return {}
@@ -44,15 +47,20 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """From a held row to the next: a line between them, or rows of 2 or 4 kB evict each other."""
+    """Return the distance between two stored rows of `length` entries.
+
+    The extra line avoids evictions: rows exactly 2 or 4 kB apart compete for the same cache lines.
+    """
     return length + LINE
 
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Say whose steps are held for a client that meets so many examples: HELD of others is -1.
+    """Mark the operations whose steps are deferred for a client of `examples` examples.
 
-    A weight whose steps are held is read where all threads read it, so far behind its own place.
+    `examples` counts all epochs. HELD is -1 for the other operations. A weight with deferred steps
+    stays unchanged, so it is read from the memory that all threads share, `shared` entries away
+    from the client's own copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -63,7 +71,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Keep a batch's rows of X and of D."""
+    """Store a batch's rows of X and D."""
     inputs, outputs = op[f.C], op[f.OC]
     for n in range(rows):
         to_x = op[f.HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -77,13 +85,13 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """y += (x X') D."""
+    """Add (x X') D to y."""
     _add(m, op, y, ys, x, xs, op[f.HELD_X], op[f.C], op[f.HELD_DY], op[f.OC], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """dx += (dy D') X."""
+    """Add (dy D') X to dx."""
     _add(m, op, dx, xs, dy, ys, op[f.HELD_DY], op[f.OC], op[f.HELD_X], op[f.C], rows)
 
 
@@ -92,7 +100,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """C += (A M') B, with M the held rows at `met` and B those at `added`."""
+    """Add (A M') B to C. M is the factor stored at `met`, B the factor stored at `added`."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[f.MET], op[f.MOST], op[f.ZEROS], a, am, met, _apart(length),
@@ -106,7 +114,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write D' X to the model's vector, some rows at a time; HELD becomes -1 if any is odd."""
+    """Write D' X to the update `out`, block by block. Sets HELD to -1 if an entry is not finite."""
     outputs, inputs, rows, finite = op[f.OC], op[f.C], op[f.HELD], True
     a, am, b, bm = op[f.HELD_DY], _apart(outputs), op[f.HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)
@@ -130,7 +138,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Take the steps that are held; gives whether all entries of what they make are numbers."""
+    """Apply all deferred steps. Returns False if an entry of the update is not finite."""
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

@@ -1,4 +1,4 @@
-"""A dense layer: y = x W' + b, and the way back."""
+"""A dense layer, y = x W' + b, forward and backward."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """How many products there are, of how many rows, and from a row of x and of y to the next."""
+    """Return the number of products, the rows of each, and the strides of the rows of x and y."""
     count, runs, xs, ys = op[f.COUNT], op[f.RUNS], op[f.C], op[f.OC]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
-    if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # examples follow each other without a gap
+    if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # contiguous examples need one product
         return 1, count * runs, xs, ys
     return count, runs, xs, ys
 
 
 @native(OPERATION)
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """y = x W' + b, of every example or of every token of each."""
+    """Compute y = x W' + b for every example, or for every token of every example."""
     times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
@@ -66,7 +66,7 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @compiled()
 def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int, ys: int) -> None:
-    """dx = dy W."""
+    """Compute dx = dy W."""
     if op[f.ACROSS]:
         call(
             op[f.MEET_ROWS], m, dx, xs, op[f.TURNED], dy, ys, op[f.WEIGHT], op[f.ROW],
@@ -82,9 +82,9 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The gradients of x, and those of W and b.
+    """Compute the gradients of x, W and b.
 
-    Every gradient of x comes first: under bare SGD those of W change W itself.
+    The gradients of x come first: under bare SGD, adding the gradient of W changes W itself.
     """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
@@ -115,7 +115,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """Its weight lies as inputs by outputs where rows are longer so, and met faster."""
+    """A dense layer. Stores the weight as inputs by outputs if that makes its rows longer."""
 
     layer: nn.Linear
     forward, backward, steps = dense, dense_back, take_steps
@@ -123,7 +123,7 @@ class Dense(Operation):
 
     def written(self) -> Value:
         inputs, outputs = self.layer.in_features, self.layer.out_features
-        if self.x.form == TOKENS:  # which lie without a gap, so that their rows must fill vectors
+        if self.x.form == TOKENS:  # tokens are contiguous, so their rows must be whole vectors
             need(self.x.shape[2] == inputs == up(inputs))
             return Value.of_tokens(self.x.shape[0], outputs)
         need(self.x.form == ROW and prod(self.x.shape) == inputs)

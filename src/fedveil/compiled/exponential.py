@@ -1,4 +1,4 @@
-"""e to the power of many numbers at once: what a softmax is made of."""
+"""Exponentials of many numbers at once, for softmax."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from fedveil.compiled.row_passes import are_finite, total
 
 _types: Any = types
 
-#: log 2 in two parts, of which the first has so few digits that whole multiples are exact.
+#: log 2 as a sum of two parts. The first has few digits, so that its multiples are exact.
 _LOG_2, _LOG_2_REST = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _PER_LOG_2, _ONE = np.float32(1 / math.log(2)), np.float32(1)
-#: A number that is added to it is rounded to a whole one: there are no more digits.
+#: Adding this rounds a number to an integer: no digits are left for a fraction.
 _SHIFT = np.float32(1.5 * 2**23)
-#: Below it e^x is less than any float32 of full precision: it counts as nothing.
+#: Below this, e^x is smaller than every normal float32 and is taken as 0.
 _LOWEST = np.float32(-87.0)
-#: (e^r - 1 - r) / r^2 on |r| <= log(2) / 2, from its highest power on, to a float's last digit.
+#: Coefficients of (e^r - 1 - r) / r^2 for |r| <= log(2) / 2, highest power first, to float
+#: precision.
 _P5, _P4, _P3, _P2, _P1, _P0 = (
     np.float32(c)
     for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
@@ -32,23 +33,23 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """2 to a whole number from -126 to 127 that was added to `_SHIFT`, as the float it is."""
+    """Generate code for 2^n. `shifted` is `_SHIFT` plus the integer n, from -126 to 127."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
-        low = builder.bitcast(given[0], bits)  # the last bits of the sum are those of the number
+        low = builder.bitcast(given[0], bits)  # the last bits of the sum are the integer n
         exponent = builder.add(low, bits(127 - int(_SHIFT.view(np.int32))))
         return builder.bitcast(builder.shl(exponent, bits(23)), ir.FloatType())
 
     return _types.float32(_types.float32), generate
 
 
-# For what is compiled it is of no type.
+# numba's intrinsics have no type that mypy knows.
 _two_to: Any = intrinsic(_write_two_to)
 
 
 def _power(x: Any) -> Any:
-    """e^x of a number up to 0, or of what is none."""
+    """Return e^x for x <= 0 or NaN."""
     return math.exp(x)
 
 
@@ -78,9 +79,9 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale (x - the highest x)) of so many numbers; gives their sum.
+    """Write e^(scale (x - max x)) of `count` numbers to `to`. Returns their sum.
 
-    A number that is none makes all of them so.
+    If one number is NaN, all results are NaN.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

@@ -1,42 +1,43 @@
-"""What an operation of a compiled program says of itself: the columns of its row of numbers.
+"""The columns of an operation's row of numbers in a compiled program.
 
-An example's value (channel c, row i, column j) of what it reads lies in the float memory at
-X + example XS + i XR + j XC + c XF, and its gradient at the same place after DX, which is -1 where
-nobody wants it. What it writes lies likewise after Y, with OC channels, OH rows and OW columns, and
-DY; most operations that keep an example's shape work in place. A plain vector is one channel's only
-row; of tokens each is a channel, one row long.
+An operation reads its input x and writes its output y. For example n, channel c, row i and column
+j, the input lies in the float memory at X + n XS + i XR + j XC + c XF, and its gradient at the same
+offset from DX. DX is -1 if nobody needs the gradient. The output lies likewise at Y, its gradient
+at DY; it has OC channels, OH rows and OW columns. Most operations that preserve the shape work in
+place. A plain vector is a single channel with a single row; each token is a channel with one row.
 """
 
 from __future__ import annotations
 
 (
     X, XS, XR, XC, XF, DX, Y, YS, YR, YC, YF, DY, C, H, W, OC, OH, OW,
-    # The weight and its row's length, the bias; whether there is one, and how they are indexed.
+    # The weight, the length of its rows, the bias, a flag for having one, and their strides.
     WEIGHT, ROW, BIAS, BIASED, AR, AC, AF,
-    # Where gradients of the two are added: behind them, or to them under bare SGD.
+    # Positions for the gradients of the weight and bias. Under bare SGD: of the parameters
+    # themselves.
     DWEIGHT, DBIAS,
-    # A window's rows and columns, its steps and its border; a convolution's own output.
+    # The size, stride and padding of a window, and the convolution's own output size.
     KH, KW, SH, SW, PH, PW, ZH, ZW,
-    # Whether a pooling follows, whose windows are these.
+    # A flag for a pooling behind the convolution, and the size, stride and padding of its windows.
     POOLED, QKH, QKW, QSH, QSW, QPH, QPW,
-    # Parts of the float memory that are the operation's own.
+    # Scratch areas in the float memory.
     TURNED, OUTPUT, PARTS, VALUES,
-    # Parts of the integer memory: where winners lie, and lists of them.
+    # Scratch areas in the integer memory: the positions of winners, and lists of winners.
     PLACES, LISTS,
-    # Contiguous runs of values: how many (to a dense layer: tokens), how far apart, how long.
+    # Contiguous runs of values: their number (in a dense layer: tokens), distance and length.
     RUNS, RUN_STEP, RUN,
-    # The activation, the number of groups or heads, the first of an example's draws, and how many
-    # each has.
+    # The activation, the number of groups or heads, the first of an example's random draws, and the
+    # number of draws per example.
     CURVE, GROUPS, DRAWS, EACH,
-    # Whether a token sees none of those that follow; whether a weight is inputs by outputs.
-    # And how many of a weight's row are computed with: whole vectors.
+    # Flags for causal attention and for a weight stored as inputs by outputs. The number of entries
+    # of a weight's row that take part in products: whole vectors.
     CAUSAL, ACROSS, COLUMNS,
-    # How many examples the batch has.
+    # The number of examples in the batch.
     COUNT,
-    # Steps that are held: how many rows at most and now (-1: none are), the two factors, what is
-    # met with one, and nothing but zeros. Where the weight is in a model's vector.
+    # Deferred steps: the most rows, the rows so far (-1: not deferred), the two factors, a product
+    # with one of them, and zeros. The weight's position in the model's vector.
     MOST, HELD, HELD_X, HELD_DY, MET, ZEROS, FLAT,
-    # Where the code of its ways lies, and of the products.
+    # Addresses of the operation's native functions and of the products.
     FORWARD, BACKWARD, PRODUCT, MEET_ROWS, MEET_WINNERS, PRODUCT_OF_FEW, TAKE_STEPS,
     FIELDS,
 ) = range(74)  # fmt: skip

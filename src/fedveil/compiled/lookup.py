@@ -1,4 +1,4 @@
-"""An embedding: of whole numbers, as the floats that they are, each a row of the weight."""
+"""An embedding: maps token ids, stored as floats, to rows of the weight."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import ROW, Laid, Operation, Value, filled, matrix, need
 
-#: Every whole number up to this is a float32.
+#: Every integer up to this is exact in float32.
 _EXACT = 1 << 24
 
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row to its values, or add them to it."""
+    """Copy each token's row of the weight to its values. With `back` add the values to the row."""
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
             row = weight + int(m[op[f.X] + n * op[f.XS] + t]) * op[f.ROW]
@@ -30,13 +30,13 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """A row for each token."""
+    """Copy the row of each token."""
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The gradients of the rows that were looked up."""
+    """Add each token's gradient to its row."""
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 

@@ -1,8 +1,8 @@
-"""Functions that are compiled once each, and call each other by their addresses.
+"""Functions that are compiled once each and call each other by address.
 
-numba compiles what a function calls again with every function that calls it. The products are
-large and everything calls them: they are native functions instead, as is each operation, of which
-only those that a model has are ever compiled. What is compiled is kept beside the source.
+numba compiles a callee again for each of its callers. The products are large and called everywhere,
+so they are native functions. So is every operation, so that only the operations of a model are
+compiled. Compiled code is cached beside the source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _cgutils: Any = cgutils
 
 @intrinsic
 def _call(typing: Any, address: Any, *arguments: Any) -> Any:
-    """Call the native function at an address, which gives nothing back."""
+    """Call the native function at `address`, which returns nothing."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         values = _cgutils.unpack_tuple(builder, given[1])
@@ -40,9 +40,10 @@ call: Any = _call
 
 
 class Native:
-    """A loop over pointers, in which x / 0 is what it is to torch.
+    """A native function over pointers. Division by zero gives infinity or NaN, as in torch.
 
-    In `arguments` F is a pointer to floats, I to int32, L to int64, d a float64, and i an int64.
+    `arguments` lists the types: F a pointer to floats, I to int32, L to int64, d a float64, i an
+    int64.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -51,7 +52,7 @@ class Native:
         self._made: dict[str, Any] = {}
 
     def address(self, kind: npt.DTypeLike) -> int:
-        """Where its code for such floats lies in memory."""
+        """Return the address of the code for floats of type `kind`. Compiles it if necessary."""
         floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
@@ -62,7 +63,7 @@ class Native:
             loop = with_jitted_names(self._loop)
             try:
                 made = cfunc(signature, cache=True, error_model="numpy")(loop)
-            except RuntimeError:  # nowhere to keep it
+            except RuntimeError:  # no place for a cache
                 made = cfunc(signature, error_model="numpy")(loop)
             self._made[floats.name] = made
         address: int = self._made[floats.name].address
@@ -70,10 +71,10 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Make a native function of the decorated loop."""
+    """Turn the decorated loop into a native function. `Native` explains `arguments`."""
     return lambda loop: Native(loop, arguments)
 
 
-#: What every operation takes: the float memory, the integer memory, its row of numbers, its
-#: setting, and its examples' draws.
+#: The arguments of every operation: the float memory, the integer memory, its row of numbers, its
+#: setting, and the random draws of its examples.
 OPERATION = "FILdF"

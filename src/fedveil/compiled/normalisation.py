@@ -1,6 +1,8 @@
-"""GroupNorm and LayerNorm, in place: (x - mean) / sqrt(variance + eps), times a weight, and a bias.
+"""GroupNorm and LayerNorm, in place:
 
-LayerNorm of a whole example is one group, whose weight and bias have an entry for each value.
+(x - mean) / sqrt(variance + eps), times a weight, plus a bias.
+
+LayerNorm over a whole example is GroupNorm with one group and a weight and bias for each value.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Where a group's values lie behind its first, and where their weights: two lists."""
+    """Return two lists in w: the offsets of a group's values, and those of their weights."""
     places = op[f.PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0
@@ -33,7 +35,10 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 
 @native(OPERATION)
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The normalised values are kept, and what each group was divided by."""
+    """Normalise each group.
+
+    Saves the normalised values and each group's factor for the backward pass.
+    """
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
     places, weights = _listed(w, op, channels)
     for n in range(op[f.COUNT]):
@@ -58,9 +63,11 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """With g the gradient times the weight and x the normalised values, a group's is
+    """Compute the gradients.
 
-    factor * (g - mean of g - x * mean of g x).
+    With g the output gradient times the weight and x the normalised values:
+
+    dx = factor * (g - mean of g - x * mean of g x).
     """
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
     places, weights = _listed(w, op, channels)
@@ -89,7 +96,7 @@ def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: 
 
 @compiled(reorder=True)
 def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
-    """The sum of the squares of so many entries' distances from their mean."""
+    """Return the sum of (entry - mean) ** 2 over `count` entries."""
     found = np.float32(0)
     for i in range(begin, begin + count):
         found += (m[i] - mean) ** 2
@@ -98,7 +105,7 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The same of each token's row, which lies as it is read."""
+    """Normalise each token's row, which is contiguous. Saves the same values as `norm_groups`."""
     width, kept = op[f.W], op[f.PARTS] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -118,9 +125,13 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The gradients of the weights change nothing before the last row has met them."""
+    """Compute the gradients for each token's row.
+
+    The gradients of the weight are summed apart and added at the end: under bare SGD, adding them
+    changes the weight that the remaining rows still need.
+    """
     width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
-    ends = change + 2 * width  # where two numbers become such as the others are
+    ends = change + 2 * width  # stores two numbers, to round them like all the others
     fill(m, change, 2 * op[f.ROW], np.float32(0))
     for t in range(op[f.COUNT] * op[f.C]):
         g = op[f.DX] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -169,7 +180,7 @@ class NormOfGroups(Operation):
 
 
 class NormOfRows(NormOfGroups):
-    """Of each token's row."""
+    """LayerNorm over each token's row."""
 
     forward, backward = norm_rows, norm_rows_back
 

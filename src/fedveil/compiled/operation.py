@@ -1,7 +1,7 @@
-"""What an operation is, and the values between operations.
+"""Operations, and the values between them.
 
-A kind of operation is a class beside its code: which layers it serves, what it makes of examples of
-one shape, how its weights lie, and its row of numbers (`fields`).
+Each kind of operation is a subclass beside its native code. It decides which layers it serves, the
+shape of its output, the layout of its weights, and its row of numbers (`fields`).
 """
 
 from __future__ import annotations
@@ -18,45 +18,52 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 Row = dict[int, int]
-#: A weight, its entries here, and for four dimensions the size and the steps there and here.
+#: A weight, its number of entries in packed memory, and for four dimensions the size, the stride in
+#: the model's vector and the stride in packed memory.
 Laid = tuple[nn.Parameter, int, Sequence[int]]
-#: What an example is: a row of numbers, an image, or a row for each of its tokens.
+#: The forms of an example: a row of numbers, an image, or a row for each token.
 ROW, IMAGE, TOKENS = "row", "image", "tokens"
-#: Floats of a line of the caches: a vector that lies in two is read twice.
+#: Floats per cache line. Unaligned vectors would be read twice.
 LINE = 16
 
 
 class NotServedError(Exception):
-    """The layers, or their order, are not what is compiled; torch knows what is wrong, if it is."""
+    """A layer, or the order of the layers, is not supported in native code.
+
+    torch trains it instead.
+    """
 
 
 def need(fits: bool) -> None:
-    """Leave to torch what does not fit."""
+    """Raise `NotServedError` unless `fits`."""
     if not fits:
         raise NotServedError("a layer of another kind, or that does not fit")
 
 
 def up(count: int) -> int:
-    """Filled up to whole vectors."""
+    """Return `count`, rounded up to whole vectors."""
     return -(-count // 8) * 8
 
 
 def filled(length: int) -> int:
-    """The same for rows that lie below each other: those of whole 4 kB evict each other."""
+    """Return the padded length of a matrix row.
+
+    Avoids multiples of 4 kB, whose rows evict each other.
+    """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
 
 @dataclass(eq=False)
 class Value:
-    """What lies between two operations, for each example of a batch."""
+    """The input or output of an operation, for each example of a batch."""
 
     shape: Shape
-    #: Rows for tokens follow each other, those of examples too, without a gap.
+    #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
     form: str
-    #: Channels after one another, as torch has them, and not side by side.
+    #: True: one channel after another, as in torch. False: channels last.
     apart: bool = False
-    #: Rows and columns of zeros around it, which a convolution reads.
+    #: Rows and columns of zero padding, which a convolution reads.
     border: tuple[int, int] = (0, 0)
     place: int = 0
     gradient: int = -1
@@ -67,13 +74,13 @@ class Value:
 
     @property
     def steps(self) -> Shape:
-        """From a row, a column, a channel to the next."""
+        """Return the strides of a row, a column and a channel."""
         c, h, w = self.shape
         return (w, 1, h * w) if self.apart else ((w + 2 * self.border[1]) * c, c, 1)
 
     @property
     def size(self) -> int:
-        """Entries of an example."""
+        """Return the number of entries of an example."""
         if self.form == TOKENS:
             return up(prod(self.shape))
         return filled(
@@ -82,12 +89,12 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Where its first row begins."""
+        """Return the offset of the first row inside the padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
 class Memory:
-    """What of the two memories is given away."""
+    """Reserves areas of the float memory and the integer memory."""
 
     def __init__(self, used: int) -> None:
         self.float_end, self.int_end = used, 0
@@ -103,19 +110,19 @@ class Memory:
 
 
 class Operation:
-    """What a layer does to examples of one shape; one that it does not serve is left to torch."""
+    """A layer, applied to examples of one shape. Raises `NotServedError` if it is unsupported."""
 
-    #: Its code, and the products that are called there.
+    #: The native code, and the products that it calls.
     forward: ClassVar[Native]
     backward: ClassVar[Native]
-    #: That which takes steps that were held.
+    #: Applies the deferred steps.
     steps: ClassVar[Native]
     products: ClassVar[Sequence[int]] = ()
-    #: Where its weight and its bias begin in the float memory.
+    #: Positions of the weight and the bias in the float memory.
     weight = bias = 0
     #: An epsilon or a probability.
     setting = 0.0
-    #: How many random numbers an example takes.
+    #: Random numbers that an example needs.
     draws = 0
 
     def __init__(self, layer: Any, x: Value) -> None:
@@ -123,7 +130,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """What it writes: a value of its own, or x where it works in place."""
+        """Return the output: a new value, or x if the operation works in place."""
         return self.x
 
     @property
@@ -132,11 +139,11 @@ class Operation:
 
     @property
     def row(self) -> int:
-        """How long a row of its weight is, filled up, where it has several."""
+        """Return the padded length of a row of the weight, or 0 if the weight is one row."""
         return 0
 
     def weights(self) -> list[Laid]:
-        """Those of the layer, as they lie here."""
+        """Return the layout of the layer's weight and bias in packed memory."""
         weight = getattr(self.layer, "weight", None)
         found = [] if weight is None else [self.laid(weight)]
         return [*found, _vector(self.layer.bias)] if self.biased else found
@@ -145,14 +152,14 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """What its row says for batches of so many, beyond what all say.
+        """Return this operation's own fields for batches of up to `batch` examples.
 
-        `changed`: a later operation works in place on the same value.
+        `changed` is True if a later operation works in place on the same value.
         """
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """What its row says where its steps may be held (`held_steps`)."""
+        """Return the fields for deferred steps, or nothing if its steps are never deferred."""
         return {}
 
 
@@ -161,7 +168,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Rows below each other; `across`: columns."""
+    """Return the layout of a matrix with rows of `row` entries. With `across` it is transposed."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

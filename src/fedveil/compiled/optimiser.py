@@ -1,4 +1,4 @@
-"""What a step makes of the gradient, as torch's optimisers do it."""
+"""The optimiser steps: SGD, Adam, AdamW and Adagrad, as in torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.base.arrays import Float32s, Float64s
 from fedveil.base.kernels import compiled
 
 (SGD, ADAM, ADAMW, ADAGRAD) = range(4)
-#: The numbers of a plan, in their order.
+#: The numbers of a plan, in this order.
 (LR, MOMENTUM, WEIGHT_DECAY, PROXIMAL, GRADIENT_NORM) = range(5)
 _BETA_1, _BETA_2, _EPS, _ADAGRAD_EPS, _NORM_EPS = 0.9, 0.999, 1e-8, 1e-10, 1e-6
 
@@ -19,9 +19,10 @@ _BETA_1, _BETA_2, _EPS, _ADAGRAD_EPS, _NORM_EPS = 0.9, 0.999, 1e-8, 1e-10, 1e-6
 def take_step(
     m: Float32s, size: int, start: Float32s, kind: int, plan: Float64s, step: int
 ) -> None:
-    """Change the weights m[:size] along the gradient that follows them, and set that to zero.
+    """Update the weights m[:size] and reset their gradient m[size : 2 * size] to zero.
 
-    Behind it lies what an optimiser remembers; `step` counts from 1.
+    The optimiser's state follows the gradient. `start` holds the round's weights, `kind` is the
+    optimiser, and `step` counts from 1.
     """
     g = m[size : 2 * size]
     w, first, second = m[:size], m[2 * size : 3 * size], m[3 * size : 4 * size]

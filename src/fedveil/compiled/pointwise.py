@@ -1,4 +1,4 @@
-"""What changes every value alone: activations and dropout, in place."""
+"""Element-wise operations: activations and dropout, in place."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _CURVES = {nn.ReLU: _RELU, nn.Tanh: _TANH, nn.Sigmoid: _SIGMOID}
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _ROOT_HALF, _PEAK = math.sqrt(1 / 2), 1 / math.sqrt(2 * math.pi)
-#: Of the approximation of GELU by tanh.
+#: Constants of the tanh approximation of GELU.
 _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """An activation. It keeps its output where a later operation changes it in place; or its input,
-    which for GELU alone does not follow from it."""
+    """Apply an activation.
+
+    Saves its output if a later operation overwrites it. GELU saves its input, which its backward
+    pass needs.
+    """
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
@@ -57,7 +60,7 @@ def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The gradient of what came in, from that of what went out."""
+    """Compute the gradient of the input from the gradient of the output."""
     if op[f.DX] < 0:
         return
     for n in range(op[f.COUNT]):
@@ -66,7 +69,7 @@ def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
             g, kept = op[f.DX] + begin, op[f.PARTS] + begin
             if op[f.CURVE] == _RELU:
                 for i in range(op[f.RUN]):
-                    value = m[g + i]  # read in any case, so that there is no branch
+                    value = m[g + i]  # read unconditionally, to avoid a branch
                     m[g + i] = _ZERO if m[kept + i] <= _ZERO else value
             elif op[f.CURVE] == _TANH:
                 for i in range(op[f.RUN]):
@@ -99,18 +102,18 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 
 @native(OPERATION)
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Dropout, by draws of which each example has a row."""
+    """Apply dropout. `draws` has a row of random numbers for each example."""
     _drop(m, op, setting, draws, op[f.X])
 
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The same draws drop the same values of the gradient."""
+    """Drop the gradient of each value that the forward pass dropped, by the same random numbers."""
     _drop(m, op, setting, draws, op[f.DX])
 
 
 class Curve(Operation):
-    """An activation."""
+    """An activation layer."""
 
     forward, backward = curve, curve_back
 

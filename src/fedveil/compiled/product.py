@@ -1,4 +1,4 @@
-"""Matrix products over parts of arrays, from the tiles that fit."""
+"""Matrix products over parts of arrays, assembled from tiles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fedveil.compiled.operation import Memory, Row
 from fedveil.compiled.tiles import list_winners, product_tile, rows_tile, winners_tile
 from fedveil.compiled.vector_code import WIDE
 
-#: Rows and columns of a tile: as many sums as registers hold, and what is left over of them.
+#: Rows and columns of a tile. Its sums fill the registers, less those that the factors need.
 _MOST_COLUMNS = 64 if WIDE else 16
 _ROWS_64, _ROWS_32, _ROWS_16, _ROWS_8 = (6, 12, 14, 14) if WIDE else (1, 1, 6, 12)
-#: Sums of so few terms are met a strip of so many rows after another: C is read as it lies.
+#: Sums of at most `_SHORT` terms are computed in strips of `_STRIP` rows, to read C sequentially.
 _SHORT, _STRIP = 64, 12
 _tile_64 = product_tile(16, 4, _ROWS_64)
 _tile_32 = product_tile(16, 2, _ROWS_32)
@@ -24,8 +24,8 @@ _rows_4 = rows_tile(16 if WIDE else 8, 4, _ROWS_4)
 _rows_1 = rows_tile(16 if WIDE else 8, 1, _ROWS_4)
 
 _WINDOW_ROWS_32, _WINDOW_ROWS_16 = (5, 10) if WIDE else (2, 5)
-#: Of a factor with many zeros so many rows are listed at a time: lists and what they meet are near.
-#: What rows of C hold is asked for so many rows before.
+#: The rows of a sparse factor that are listed at a time, so that lists and operands stay in a
+#: cache. Rows of C are prefetched `_BEFORE` rows ahead.
 LISTED, _BEFORE = 48, 3
 _winners_32 = winners_tile(16, 2, _WINDOW_ROWS_32)
 _winners_16 = winners_tile(16, 1, _WINDOW_ROWS_16)
@@ -38,11 +38,11 @@ def product(
     a: Float32s, a0: int, am: int, ak: int, ao: int,
     b: Float32s, b0: int, bk: int, bo: int, m: int, n: int, k: int, o: int
 ) -> None:  # fmt: skip
-    """C = D + A B for m rows and n columns, a multiple of 8, each entry one sum of o times k terms.
+    """Compute C = D + A B for m rows and n columns. Each entry is one sum of o times k terms.
 
-    Row i of C begins at c[c0 + i cm], that of D, which may be C, likewise; there is no D where
-    its stride is below 0. Term (s, t) of it is a[a0 + i am + s ao + t ak] times the
-    row of B that begins at b[b0 + s bo + t bk].
+    n is a multiple of 8. Row i of C begins at c[c0 + i cm], and row i of D at d[d0 + i dm]. D may
+    be C; a negative dm means that there is no D. Term (s, t) of row i is a[a0 + i am + s ao + t ak]
+    times the row of B that begins at b[b0 + s bo + t bk].
     """
     if k == 0 or o == 0:
         return
@@ -81,14 +81,15 @@ def meet_rows(
     x: Float32s, c0: int, cm: int, d0: int, a0: int, am: int, b0: int, bm: int,
     m: int, n: int, k: int
 ) -> None:  # fmt: skip
-    """C = d + A B' for m rows of A and n of B, of k entries each: each entry is one sum.
+    """Compute C = d + A B' for m rows of A and n rows of B, with k entries each.
 
-    Row i of C begins at x[c0 + i cm], those of A and B likewise, and d at x[d0].
+    Row i of C begins at x[c0 + i cm], the rows of A and B likewise, and the vector d at x[d0]. Each
+    entry is one sum.
     """
     column = 0
     while column < n:
         across = 4 if n >= 4 else 1
-        column = min(column, n - across)  # the last four may be met again
+        column = min(column, n - across)  # the last block of four may overlap the one before
         row, ci, bi = 0, c0 + column, b0 + column * bm
         while row < m:
             blocks = (m - row + _ROWS_4 - 1) // _ROWS_4
@@ -107,10 +108,11 @@ def meet_winners(
     x: Float32s, x0: int, xr: int, f: Float32s, f0: int, fr: int, rows: int, columns: int,
     places: Int32s, p0: int, values: Float32s, g0: int, count: int, back: int
 ) -> None:  # fmt: skip
-    """Add value * window to a filter for each of a list of winners; `back`: to the windows.
+    """Add value * window to a filter for each winner in a list.
 
-    A filter has `rows` rows of `columns` entries, a multiple of 8; a winner's window begins at
-    x0 and its place in x.
+    With `back` it adds value * filter to the windows instead. A filter has `rows` rows of `columns`
+    entries, a multiple of 8. Winner i has the value values[g0 + i] and the window that begins at
+    x[x0 + places[p0 + i]].
     """
     if count == 0:
         return
@@ -136,9 +138,9 @@ def product_of_few(
     b: Float32s, b0: int, bk: int, m: int, n: int, k: int,
     places: Int32s, p0: int, values: Float32s, v0: int
 ) -> None:  # fmt: skip
-    """C += A B as `product` has it, but of A only what is not zero is met with its row of B.
+    """Compute C += A B for a sparse A. Multiplies only nonzero entries of A with their rows of B.
 
-    Its own places and values are what `room_for_few` gives.
+    The layout is that of `product`. `places` and `values` are scratch memory from `room_for_few`.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):
@@ -167,14 +169,14 @@ def product_of_few(
 
 
 def room_for_few(memory: Memory, terms: int) -> Row:
-    """What a row says of the memory that `product_of_few` takes for sums of up to so many terms."""
+    """Reserve scratch memory for `product_of_few` with sums of up to `terms` terms."""
     return {
         fields.LISTS: memory.ints(terms + LISTED * (1 + terms)),
         fields.VALUES: memory.floats(LISTED * terms),
     }
 
 
-#: By the column that says where each lies.
+#: The column that holds a product's address -> the product.
 PRODUCTS = {
     fields.PRODUCT: product,
     fields.MEET_ROWS: meet_rows,

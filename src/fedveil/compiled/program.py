@@ -1,4 +1,4 @@
-"""A model as rows of numbers: its operations, and where in memory each finds what it needs."""
+"""A model as a table: a row of numbers for each operation, with its positions in memory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fedveil.compiled.cost import COSTS
 from fedveil.compiled.operation import ROW, Memory, Operation, Row, Value, need, up
 from fedveil.compiled.product import PRODUCTS
 
-#: Every memory ends with so many entries that nobody reads: a vector may be longer than a row.
+#: Unused entries at the end of each memory: a vector load may go beyond a row.
 _SLACK = 128
-#: The weights, their gradients, and two things that an optimiser remembers of each.
+#: The weights, their gradients, and two state values of an optimiser.
 _STATES = 4
-#: Places are int32.
+#: Positions are int32.
 _MOST = 1 << 31
 
 
 @dataclass(frozen=True)
 class Program:
-    """The operations for batches of a size, and how much memory they take."""
+    """The operations for batches of one size, and the memory that they need."""
 
     ops: Int64s
-    #: An epsilon or a probability of each.
+    #: An epsilon or a probability for each operation.
     settings: Float64s
-    #: The examples as they come in, and the scores.
+    #: The geometry of the input and of the scores.
     ends: Int64s
-    #: How many random numbers an example takes on its way.
+    #: Random numbers that one example needs.
     draws: int
     floats: int
     ints: int
@@ -51,14 +51,18 @@ class Model:
         flat: Mapping[int, int],
         scores_of: str = ROW,
     ) -> None:
-        """`flat`: where each parameter begins in the model's vector, by the parameter's id."""
+        """Lay out the weights of `layers` for examples of shape `shape`.
+
+        `flat` maps the id of each parameter to its first entry in the model's vector. `scores_of`
+        is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
+        """
         self._operations, *self._ends = follow(layers, shape, scores_of)
-        #: Of an example, or of each of its tokens.
+        #: Scores of an example, or of each of its tokens.
         self.scores = prod(self._ends[1].shape) if scores_of == ROW else self._ends[1].shape[2]
         first = self._operations[0].layer
-        #: How many tokens there are, where examples are such; 0 where they are numbers.
+        #: The size of the vocabulary if examples are tokens, 0 if they are numbers.
         self.tokens = first.num_embeddings if isinstance(first, nn.Embedding) else 0
-        #: The first operation that has weights.
+        #: The first operation with weights.
         self.first = next(i for i, op in enumerate(self._operations) if op.weights())
         rows: list[list[int]] = []
         self.size, self._flat = 0, flat
@@ -68,15 +72,16 @@ class Model:
                 op.bias = self.size
                 rows.append([flat[id(weight)], self.size, *lies, i])
                 self.size += up(entries)
-            if len(op.weights()) == 1:  # without a bias: one of zeros, which nobody changes
+            if len(op.weights()) == 1:  # without a bias: zeros, which are never updated
                 op.bias = self.size
                 self.size += up(prod(op.y.shape))
         self.places = np.array(rows, np.int64)
 
     def program(self, batch: int, loss: str, kind: npt.DTypeLike, *, states: bool) -> Program:
-        """The operations for batches of `batch`; `states`: an optimiser remembers something.
+        """Return the operations for batches of up to `batch` examples.
 
-        Raises `NotServedError` where there are more examples than places can tell apart.
+        `kind` is the float type. `states` reserves memory for an optimiser's state. Raises
+        `NotServedError` if the batch needs more memory than int32 positions can address.
         """
         memory = Memory(self.size * (_STATES if states else 1) + _SLACK)
         first = self._operations[self.first]
@@ -110,12 +115,12 @@ class Model:
 
 
 def _table(rows: Iterable[Row]) -> Int64s:
-    """Rows of numbers by their columns; what is not said is 0."""
+    """Return the rows as an array. A field that a row lacks is 0."""
     return np.array([[row.get(column, 0) for column in range(f.FIELDS)] for row in rows])
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """What the row of each operation says; its weights' gradients lie so far behind them."""
+    """Return the fields that all operations have. Gradients are `behind` entries after weights."""
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

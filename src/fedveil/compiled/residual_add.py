@@ -1,4 +1,4 @@
-"""What goes beside a chain and comes back: a copy, its sum, and what each token's place adds."""
+"""Residual connections (a copy and a sum) and position embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy each example's x to its y, or `back` the gradients; `also`: add it to what is there."""
+    """Copy each example's x to its y, or dy to dx if `back`.
+
+    With `also` it adds instead of copying.
+    """
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -26,31 +29,31 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """y = x."""
+    """Copy: y = x."""
     _add(m, op, False, False)
 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """dx, which the join has begun, and dy."""
+    """Add: dx += dy. The join already wrote the other part of dx."""
     _add(m, op, True, True)
 
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """y + x, of the x that was copied."""
+    """Add: y += x, where x is the copied value."""
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """dx = dy."""
+    """Copy: dx = dy."""
     _add(m, op, True, False)
 
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """x + the first rows of the weight, in place."""
+    """Add the position embeddings, the first rows of the weight, to x in place."""
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
@@ -59,12 +62,12 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Every example's gradient is added to that of the weight."""
+    """Add every example's gradient to the gradient of the weight."""
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 
 class Copied(Operation):
-    """What follows works on a copy."""
+    """The start of a residual connection: later operations work on a copy."""
 
     forward, backward = branch, branch_back
 
@@ -74,7 +77,7 @@ class Copied(Operation):
 
 
 class Added(Operation):
-    """The value that was copied is added to that which came out."""
+    """The end of a residual connection: adds the copied value to the result of the branch."""
 
     forward, backward = join, join_back
 

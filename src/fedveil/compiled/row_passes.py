@@ -1,4 +1,4 @@
-"""Plain passes over rows of the float memory, which many operations share."""
+"""Simple loops over rows of the float memory, shared by many operations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from fedveil.base.kernels import compiled
 
 @compiled()
 def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
-    """Set so many entries."""
+    """Set `count` entries to `value`."""
     for i in range(begin, begin + count):
         m[i] = value
 
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows that begin at a to the row at `total`."""
+    """Add `count` rows of `length` entries to the row at `total`.
+
+    The first begins at `a`; `row` is the stride.
+    """
     for i in range(count):
         for j in range(length):
             m[total + j] += m[a + i * row + j]
@@ -25,7 +28,7 @@ def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int)
 
 @compiled(reorder=True)
 def total(m: Float32s, begin: int, count: int) -> float:
-    """The sum of so many entries."""
+    """Return the sum of `count` entries."""
     found = np.float32(0)
     for i in range(begin, begin + count):
         found += m[i]
@@ -34,7 +37,7 @@ def total(m: Float32s, begin: int, count: int) -> float:
 
 @compiled(reorder=True)
 def are_finite(m: Float32s, begin: int, count: int) -> bool:
-    """Whether each of so many entries is a number, and not infinite."""
+    """Return True if none of `count` entries is NaN or infinite."""
     odd = np.float32(0)
     for i in range(begin, begin + count):
         odd += m[i] * np.float32(0)
@@ -43,7 +46,7 @@ def are_finite(m: Float32s, begin: int, count: int) -> bool:
 
 @compiled(reorder=True)
 def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
-    """The sum of the products of two rows' entries."""
+    """Return the inner product of two rows of `count` entries."""
     found = np.float32(0)
     for i in range(count):
         found += m[a + i] * m[b + i]
@@ -54,9 +57,10 @@ def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
 def has_zeros(
     m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
 ) -> bool:
-    """Whether a third of dy are zeros, and no x is infinite: zero times infinity is no number.
+    """Return True if the sparse product pays off and is exact.
 
-    Or the other way round, as the weight lies.
+    Exact means that all of x is finite: skipping 0 * infinity would lose a NaN. It pays off if over
+    a third of dy is zero. For a transposed weight the caller swaps x and dy.
     """
     zeros, finite = 0, True
     for n in range(rows):

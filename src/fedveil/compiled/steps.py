@@ -1,4 +1,4 @@
-"""A client's training from its first step to its last, in one call that holds no lock."""
+"""A client's whole training, from its first step to its last, in one call without the GIL."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def train(
     kind: int, plan: Float64s, draws: Float32s, places: Int64s, begun: bool, hold: bool,
     out: Float32s,
 ) -> bool:  # fmt: skip
-    """Train one client and write its update to `out`.
+    """Train one client and write its update to `out`. Returns False if a deferred step overflowed.
 
-    The client's weights are the first entries of m, as many as `start` has. Under bare SGD
-    (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
-    `first` is the first operation that has weights, `y` is where the targets lie, and `weights`
-    are those of their classes. `begun`: m holds the weights of `start`, as it does afterwards.
-    `hold`: steps may be held (`held_steps`); gives whether none of those was odd.
+    The client's weights are the first len(start) entries of m. Under bare SGD (kind < 0) the loss
+    is scaled by -lr / batch and gradients are added to the weights themselves. `first` is the first
+    operation with weights, `y` the address of the targets, and `weights` the weights of the
+    classes. `begun` says that m already holds the weights of `start`, as it does after every call.
+    `hold` permits deferred steps (`deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:
@@ -69,7 +69,7 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Write a batch's examples to where the first operation reads them."""
+    """Copy a batch's examples to the input of the first operation."""
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -86,10 +86,11 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 
 
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
-    """Write a model's vector as it is computed with.
+    """Copy the model's vector `flat` into the packed layout.
 
-    A row of `places` is a weight: where it begins in the vector and here, for each of four
-    dimensions its size and its step in both, and whose it is.
+    A row of `places` describes a weight: its first entry in the vector and in packed memory; for
+    four dimensions the sizes, the strides in the vector and the strides in packed memory; its
+    operation.
     """
     for one, other, *numbers in places.tolist():
         sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]
@@ -97,15 +98,15 @@ def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
 
 
 def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Float32s:
-    """An array whose entries lie so far apart in a vector."""
+    """Return a view of `vector` with these sizes and strides, in entries."""
     return as_strided(vector, sizes, [step * vector.itemsize for step in steps])
 
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write by how much weights have changed, as a model's vector, and change them back.
+    """Write the change of the weights to `out`, a model's vector, and reset the weights to `start`.
 
-    A weight whose steps are held has not.
+    Skips the weights with deferred steps, which did not change.
     """
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:

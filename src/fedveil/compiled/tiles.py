@@ -1,8 +1,7 @@
-"""Small blocks of products that stay in the processor's registers, written as LLVM's vectors.
+"""Small blocks of matrix products whose sums stay in registers, generated as LLVM vector code.
 
-Every entry of a product is one sum in the order of its terms, or of rows that are met as they lie
-the sum of its lanes' sums, so that its bytes do not depend on the shape of the block that it was
-computed in.
+Each entry of a product is summed in a fixed order: term by term, or in `rows_tile` lane by lane and
+then over the lanes. Its bytes therefore do not depend on the shape of its block.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from llvmlite import ir
 from fedveil.compiled.operation import LINE
 from fedveil.compiled.vector_code import INT, SMALL, Code, vector_code
 
-#: So many rows are reached from one pointer: what an x86 address can say.
+#: Rows addressed from one pointer: an x86 address can express no more.
 _GROUP = 3
 
 
 def product_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """A function that makes a block of C = D + A B: some rows, `vectors` of `lanes` columns.
+    """Return a function that computes a block of C = D + A B with up to `rows` rows.
 
-    Its arguments are (c, c's row stride, what is added, its row stride, a, a's row stride, a's
-    inner stride, a's outer stride, b, b's inner stride, b's outer stride, number of rows, inner
-    terms, outer terms), each memory with the place where it begins: a sum runs over outer and
-    inner terms.
-    Nothing is added where what would be has a row stride below 0.
+    The block has `vectors` times `lanes` columns. The arguments of the function are (c, its row
+    stride, d, its row stride, a, its row stride, its inner stride, its outer stride, b, its inner
+    stride, its outer stride, number of rows, inner terms, outer terms). An array and its first
+    position are two arguments. A sum runs over the outer and the inner terms. A negative row stride
+    of d means that there is no D.
     """
 
     @vector_code(lanes)
@@ -75,11 +74,11 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def rows_tile(lanes: int, across: int, rows: int) -> Any:
-    """A function that meets some rows of A with `across` rows of B: C = d + A B'.
+    """Return a function that computes C = d + A B' for `across` rows of B and up to `rows` of A.
 
-    Its arguments are (the memory, and in it: c and its row stride, d, a and its row stride, b and
-    its row stride), number of rows, terms. Rows of A and B are read as they lie; those of B that
-    follow are brought near meanwhile.
+    The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
+    row stride, number of rows, terms), with c, d, a and b as positions in the memory. It prefetches
+    the rows of B behind the block.
     """
 
     @vector_code(lanes)
@@ -125,13 +124,13 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 
 
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """A function that meets a window's rows with every winner of a list.
+    """Return a function that adds value * window to a filter for each winner in a list.
 
-    Its arguments are (map, filter, the filter's place, its row stride, places, first of the list,
-    values, first of the list, how many winners, the map's row stride, number of rows, the column
-    that the rows begin at, back, how far behind the filter lies what is met soon). Adds value *
-    window to the filter, and brings a line of what is met soon near for each winner; `back`: value
-    * filter to the window.
+    The arguments of the function are (map, filter, its position, its row stride, places, the first
+    place, values, the first value, number of winners, the map's row stride, number of rows, the
+    first column, back, the distance from the filter to the entries that are needed soon). If `back`
+    is set it adds value * filter to the windows. Otherwise it prefetches a line of those entries
+    per winner.
     """
 
     @vector_code(lanes)
@@ -180,11 +179,12 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def largest_tile(lanes: int) -> Any:
-    """A function that finds the largest of a window's values in every lane, and where it lies.
+    """Return a function that finds the largest value of a window and its place, in every lane.
 
-    Its arguments are (values, the window's place, row stride, column stride, rows, columns, the
-    places' first, row step, column step, where the largest go, where their places go: array and
-    place). Of equal values the first is taken, and NaN wins, as in torch.
+    The arguments of the function are (values, the window's position, row stride, column stride,
+    rows, columns, the place of the first value, the row step and column step of places, position of
+    the result, array and position of the resulting places). Among equal values the first wins, and
+    NaN wins over all, as in torch.
     """
 
     @vector_code(lanes)
@@ -197,7 +197,10 @@ def largest_tile(lanes: int) -> Any:
             return code.all_lanes(builder.trunc(number, SMALL), SMALL)
 
         def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
-            """How far a place is from the first is the same for every window."""
+            """Compare with the value at (r, c).
+
+            Stores places relative to the window, which is the same for all.
+            """
             value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
             far = builder.add(builder.mul(r, row_step), builder.mul(c, column_step))
             larger = builder.fcmp_ordered(">", value, best[0])
@@ -231,10 +234,11 @@ def largest_tile(lanes: int) -> Any:
 def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
                  pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
-    """Append what is not zero to two lists that have `found` already; gives how many then.
+    """Append the nonzero entries of g, and their places, to two lists. Returns the new length.
 
-    Of rows, columns and examples, the last in turns, each has its strides in g, and in p the places
-    that go with it. There is no branch: a zero is written too, and then the next over it.
+    The lists already have `found` entries. The loops run over rows, columns and `count` examples,
+    innermost last, each with its own stride in g and p. There is no branch: a zero is written too,
+    and the next entry overwrites it.
     """
     builder = code.builder
     bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)

@@ -1,6 +1,6 @@
-"""Writes LLVM's instructions for vectors.
+"""Generates LLVM vector instructions.
 
-LLVM cuts a vector into whatever registers the machine has (AVX-512, AVX2, NEON).
+LLVM splits a vector into the registers that the machine has (AVX-512, AVX2, NEON).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numba.extending import intrinsic
 INT, SMALL = ir.IntType(64), ir.IntType(32)
 _cgutils: Any = cgutils
 _types: Any = types
-#: With AVX-512 there are four times as many bytes of registers as elsewhere.
+#: True with AVX-512, whose registers hold four times as many bytes in total.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 class Code:
-    """Writes one block's instructions; offsets and counts are in entries of the arrays."""
+    """Generates one block of instructions. Offsets and counts are numbers of array entries."""
 
     def __init__(self, context: Any, builder: Any, lanes: int, entry: Any) -> None:
         self.builder = builder
@@ -35,7 +35,7 @@ class Code:
         return ir.Constant(INT, value)
 
     def at(self, base: Any, *offsets: Any) -> Any:
-        """The place that lies so far from another."""
+        """Return the pointer at the sum of `offsets` from `base`."""
         for offset in offsets:
             base = self.builder.gep(base, [offset])
         return base
@@ -54,26 +54,26 @@ class Code:
         return 4 if isinstance(self.scalar, ir.FloatType) else 8
 
     def fetch(self, place: Any) -> None:
-        """Have what lies at a place brought near, if it is anything: nothing waits for it."""
+        """Prefetch the memory at `place`. An invalid address does no harm."""
         byte = ir.IntType(8).as_pointer()
         function = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
         fetch = _cgutils.get_or_insert_function(self.builder.module, function, "llvm.prefetch.p0")
         self.builder.call(fetch, [self.builder.bitcast(place, byte), *map(SMALL, (0, 2, 1))])
 
     def spread(self, place: Any) -> Any:
-        """A vector that holds one entry in all its lanes."""
+        """Return a vector with the entry at `place` in every lane."""
         value = self.builder.load(place, typ=self.scalar)
         return self.all_lanes(value, self.scalar)
 
     def part(self, value: Any, count: Any) -> Any:
-        """The first lanes of a vector, and zeros."""
+        """Return the first `count` lanes of a vector, followed by zeros."""
         builder, lanes = self.builder, self.vector.count
         numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
         some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
         return builder.select(some, value, ir.Constant(self.vector, None))
 
     def all_lanes(self, number: Any, kind: Any) -> Any:
-        """A vector that holds a number in all its lanes."""
+        """Return a vector with `number` in every lane."""
         many = self.vector.count
         nowhere = ir.Constant(ir.VectorType(kind, many), ir.Undefined)
         one = self.builder.insert_element(nowhere, number, SMALL(0))
@@ -81,11 +81,11 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """A vector of the sums of each one's lanes; of so many as a power of two."""
+        """Return a vector of the lane sums of `vectors`, whose number is a power of two."""
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
-            """Lanes of the two, and those that lie so far behind them, added."""
+            """Return the lanes `low` of the two vectors plus the lanes `step` behind them."""
             first, second = (
                 builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(SMALL, len(low)), which))
                 for which in (list(low), [lane + step for lane in low])
@@ -111,7 +111,7 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Values that `body` makes of themselves in so many turns."""
+        """Return the values after `count` turns of `body`, which maps old values to new ones."""
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
         after = builder.append_basic_block("after")
@@ -134,15 +134,15 @@ class Code:
         return ends
 
     def _as_it_is(self) -> Any:
-        """What tells LLVM not to unroll a loop: its body has work enough."""
+        """Return metadata that stops LLVM from unrolling a loop, whose body is large enough."""
         module = self.builder.module
         told = module.add_metadata(["llvm.loop.unroll.disable"])
         loop = module.add_metadata([told, told])
-        loop.operands = (loop, told)  # a loop is known by itself
+        loop.operands = (loop, told)  # LLVM requires that a loop's metadata refers to itself
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """The code for each number from 1 to `most`, of which the value chooses."""
+        """Generate code for each number from 1 to `most`. `value` selects the case at run time."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)
@@ -156,10 +156,10 @@ class Code:
 
 
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function for compiled loops of one that writes its instructions.
+    """Turn a function that generates instructions into one that compiled loops can call.
 
-    That is given the `Code` and what the loops give: memories, the first of them of floats, and
-    whole numbers. `gives`: a whole number comes back.
+    The function receives a `Code` and the caller's arguments: arrays, the first of floats, and
+    integers. With `gives` it returns an integer.
     """
 
     def make(write: Callable[..., Any]) -> Any:

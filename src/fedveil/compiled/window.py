@@ -1,4 +1,4 @@
-"""The largest and the mean of windows, and the way back."""
+"""Max-pooling and average-pooling, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def pool(
     m: Float32s, w: Int32s, op: Int64s, n: int, z: int, zr: int, zc: int,
     first: int, steps: tuple[int, int],
 ) -> None:  # fmt: skip
-    """An example's largest values of z, and the places that `first` and the steps give them."""
+    """Write the largest value of each window of z, and its place, for example `n`.
+
+    The value in row r and column s has the place `first` + r steps[0] + s steps[1].
+    """
     lanes, best = (op[f.OC] + 7) // 8 * 8, op[f.PARTS]
-    # Read once: for the compiler anything that is written may be a number of the operation.
+    # Read these once: the compiler must assume that any write may change them.
     channels, rows, columns, high, wide = op[f.OC], op[f.OH], op[f.OW], op[f.ZH], op[f.ZW]
     down, across, height, width = op[f.QSH], op[f.QSW], op[f.QKH], op[f.QKW]
     y, yr, yc, yf = op[f.Y] + n * op[f.YS], op[f.YR], op[f.YC], op[f.YF]
@@ -50,7 +53,7 @@ def pool(
 
 @native(OPERATION)
 def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """A max-pooling that follows no convolution."""
+    """Apply a max-pooling that does not follow a convolution."""
     for n in range(op[f.COUNT]):
         at = n * op[f.XS]
         pool(m, w, op, n, op[f.X] + at, op[f.XR], op[f.XC], at, (op[f.XR], op[f.XC]))
@@ -58,7 +61,7 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Each gradient goes to where the largest was."""
+    """Add each gradient to the position of the window's largest value."""
     if op[f.DX] < 0:
         return
     lanes = (op[f.OC] + 7) // 8 * 8
@@ -99,25 +102,25 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
 
 @native(OPERATION)
 def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """The mean of a window, whose border counts as zeros."""
+    """Compute the mean of each window. Padding counts as zeros."""
     _average(m, op, False)
 
 
 @native(OPERATION)
 def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Each gradient is spread evenly."""
+    """Distribute each gradient evenly over its window."""
     _average(m, op, True)
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of what torch takes as one number or two."""
+    """Return rows and columns from a torch setting that is one number or a pair."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """How many rows and columns of windows there are."""
+    """Return the number of rows and columns of windows."""
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
@@ -130,7 +133,7 @@ _Pool = nn.MaxPool2d | nn.AvgPool2d
 
 
 def pooled(shape: Shape, pool: _Pool) -> Shape:
-    """What a pooling makes of such an image."""
+    """Return the shape of an image after pooling."""
     kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
     need(not pool.ceil_mode and 2 * border[0] <= kernel[0] and 2 * border[1] <= kernel[1])
     if isinstance(pool, nn.MaxPool2d):
@@ -149,7 +152,7 @@ def pool_numbers(pool: _Pool) -> Row:
 
 
 class Largest(Operation):
-    """A max-pooling that follows no convolution."""
+    """A max-pooling that does not follow a convolution."""
 
     layer: _Pool
     forward, backward = largest, largest_back
@@ -168,7 +171,7 @@ class Largest(Operation):
 
 
 class Average(Largest):
-    """The same of means, which needs no memory of its own."""
+    """An average-pooling. Needs no scratch memory."""
 
     forward, backward = average, average_back
 

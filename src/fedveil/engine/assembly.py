@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its job: the same in every process that takes part."""
+"""Builds the parts of a run from its job. Every process that takes part builds the same parts."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ from fedveil.learning.weight_layout import Layout
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the data says about the model: and the fingerprint of the model it gave the caller.
+    """The properties of the data that the model depends on, and the model's fingerprint.
 
-    `classes` is how many outputs it needs, whatever the task. `target_shape` and `whole_targets`
-    are what a task of the user's learns of each example (`data.lone_records`).
+    `classes` is the number of outputs that the model needs, whatever the task. `target_shape` and
+    `whole_targets` (True for integer targets) describe the targets of a user's own task
+    (`data.lone_records`).
     """
 
     example_shape: Shape
@@ -64,7 +65,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, dataset: Dataset) -> ModelShape:
-        """Return the shape that a data set asks for, before there is a model."""
+        """Return the shape that a dataset requires, before there is a model."""
         whole = dataset.test.y.dtype.kind != "f"
         shape = dataset.target_shape
         return cls(dataset.example_shape, dataset.classes, "", shape, whole)
@@ -75,7 +76,7 @@ class ModelShape:
 
 
 def make_model(job: Job, shape: ModelShape) -> nn.Module:
-    """The model with its initial weights, which the seed decides."""
+    """Return the model with its initial weights, drawn from the job's seed."""
     weights = job.training.class_weights
     if weights is not None and len(weights) != shape.classes:
         raise ModelInvalid(
@@ -89,7 +90,7 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
         model = only_head(model)
     if job.clients.own_layers:
         model = keep_own(model, job.clients.own_layers)
-    Layout(model)  # refuses what cannot be trained, by name
+    Layout(model)  # raises an error that names a tensor which cannot be trained
     found = model_fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
         raise ModelInvalid(
@@ -100,7 +101,7 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """A digest of names, shapes and values of all tensors."""
+    """Return a SHA-256 digest of the names, types, shapes and values of all tensors."""
     digest = hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -109,21 +110,21 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def make_task(job: Job) -> Task:
-    """What the job learns."""
+    """Return the task that the job trains for."""
     return learning_task.find(job.task, job.evaluation.metrics)
 
 
 def load_data(job: Job, name: str | None = None) -> Dataset:
-    """The job's examples, or those of a function, with what its task learns of them.
+    """Load the job's dataset, or the dataset `name`, with the targets that its task learns.
 
-    Under `privacy.unit: example` no training record decides about another.
+    Under `privacy.unit: example` no training record affects how another one is loaded.
     """
     apart = job.privacy.unit == "example"
     return load(job.data.name if name is None else name, make_task(job).targets, apart=apart)
 
 
 def training_plan(job: Job, round: int = 1) -> TrainingPlan:
-    """What every client of the job does with its data in a round."""
+    """Return the settings of every client's local training in `round`."""
     settings, weights = job.training, job.training.class_weights
     return TrainingPlan(
         epochs=settings.epochs,
@@ -142,11 +143,12 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
-    """The trainer that `training.engine` names; auto takes the fastest that the model allows.
+    """Return the trainer that `training.engine` selects. `auto` selects the fastest one possible.
 
-    It trains on what the trained part of the model sees of examples, which have that shape.
-    Under `privacy.unit: example` it is the one that clips each example to the protection's norm.
-    A task's own loss, and batches that are no tensor, are the task's own loop's.
+    `shape` is the shape of an example. The trainer trains the trained part of the model, on the
+    output of the fixed layers. Under `privacy.unit: example` the trainer clips each example's
+    gradient to the protection's norm. A task with its own loss, or examples of several arrays or
+    different shapes, need the task's own training loop.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -185,7 +187,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
     if auto and settings.device == "cpu":
-        assert not isinstance(shape, dict)  # which is uneven
+        assert not isinstance(shape, dict)  # a dict of shapes counts as uneven
         compiled = CompiledTrainer.of(model, plan, shape if seen is model else ())
         if compiled is not None:
             return compiled
@@ -193,7 +195,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
 
 
 def trainer_name(trainer: Trainer) -> str:
-    """What a record calls it: its class in words."""
+    """Return the trainer's name for a record: its class name in words, such as "loop"."""
     words = re.findall("[A-Z][a-z]+", type(trainer).__name__.removesuffix("Trainer"))
     return " ".join(words).lower()
 
@@ -217,7 +219,7 @@ def _has_own(task: Task, name: str) -> bool:
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
-    """Refuse to perturb BatchNorm statistics: a noisy variance may be negative."""
+    """Raise `ModelInvalid` if noise would reach a buffer. A noisy variance may be negative."""
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(
@@ -233,12 +235,12 @@ def check_buffers(job: Job, layout: Layout) -> None:
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:
-    """Who trains on which examples: the job's seed and split decide."""
+    """Return the partition of the training examples. It depends on the job's seed and split."""
     return make_shares(job, dataset)[0]
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Who trains on which examples, and on which the model is tested for each client, if any."""
+    """Return the partition of the training examples, and that of the held-out ones, if any."""
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -263,14 +265,17 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """What the server begins with: the model's weights, and under scaffold the mean variate."""
+    """Return the server's initial vector: the weights and, under SCAFFOLD, the mean variate."""
     weights = layout.vector()
     variates = job.training.algorithm == "scaffold"
     return np.concatenate([weights, np.zeros_like(weights)]) if variates else weights
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """What the clients of the job keep from round to round; `model` as `make_model` gives it."""
+    """Return how the job's clients update the state that they keep between rounds.
+
+    `model` comes from `make_model`.
+    """
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -284,7 +289,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
-    """Training in which clients keep nothing; under fednova their updates are scaled."""
+    """Return training without client state. FedNova scales each client's update."""
     normal = job.training.normal_steps or 0.0
 
     def scale(examples: int) -> float:
@@ -301,7 +306,10 @@ def make_training(
     data: ClientsData,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Training as the job has it; `states` gives what clients keep, where they keep anything."""
+    """Return the job's training.
+
+    `states` opens the client states, if the job's clients keep any.
+    """
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
@@ -316,7 +324,7 @@ def make_client_side(
     run: Path | None = None,
     trainer: Trainer | None = None,
 ) -> ClientSide:
-    """The clients' side of the run; `run` is its folder, where clients keep anything."""
+    """Return the clients' side of the run. `run` is its folder, needed if clients keep state."""
 
     def trainer_of(round: int) -> Trainer:
         model = whole(make_model(job, shape))
@@ -340,7 +348,7 @@ def make_client_sides(
     model: npt.NDArray[np.float32],
     starting: Callable[[str], None],
 ) -> list[ClientSide]:
-    """One for each thread, where the trainer holds no lock; empty where it does."""
+    """Return one client side per thread if training runs in native code, otherwise nothing."""
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
         return []
@@ -354,10 +362,10 @@ def make_client_sides(
 
 
 def worker_count(job: Job) -> int:
-    """How many workers serve the clients; auto: one for each core, none on a GPU."""
+    """Return the number of workers. `auto` is one per core, and none on a GPU."""
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
-        return 0  # it fills the cores by itself, and which clients share a pass must not vary
+        return 0  # vmap uses all cores, and the grouping of clients must not vary
     if wanted == "auto":
         wanted = 0 if job.training.device != "cpu" else len(os.sched_getaffinity(0))
     return min(int(wanted), job.clients_per_round)

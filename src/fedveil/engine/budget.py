@@ -1,4 +1,4 @@
-"""What a job will cost, before it is run."""
+"""Computes the privacy cost of a job before it runs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ from fedveil.rounds.outcomes import ClientId
 
 
 def project_job(job: Job) -> Iterator[Line]:
-    """The four figures of a run: for a bit, a parameter, a round, and the whole run.
+    """Yield the cost of a bit, of a parameter, of a round and of the whole run.
 
-    Where the unit is an example, the last two: in every part of a report, it loses as much.
+    If the unit of privacy is an example, yields only the last two: an example affects every part of
+    a report, so a bit or a parameter costs as much as the round.
     """
     return _lines(job, prepared(job)[1])
 
 
 def solve_job(job: Job, target: float) -> tuple[Solved, Iterator[Line]]:
-    """The protection's parameter that makes a whole run cost at most `target`, and the figures."""
+    """Find the protection's parameter that makes a whole run cost at most `target`.
+
+    Returns the solution and the costs of such a run.
+    """
     solved = solve(job, prepared(job)[1], target)
     return solved, _lines(job, solved.protection)
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """A sentence where a protection that adds noise promises next to nothing in the end."""
+    """Return a warning if a protection that adds noise guarantees almost nothing in the end."""
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
@@ -56,7 +60,7 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
 def check_limit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` where a round of this cohort would pass `privacy.max_epsilon`."""
+    """Raise `LimitReached` if round `number` with this cohort would pass `privacy.max_epsilon`."""
     limit, delta = job.privacy.max_epsilon, job.privacy.delta
     if limit is None:
         return
@@ -69,7 +73,7 @@ def check_limit(
 
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
-    """The model's tensors as a vector, and the protection that a run would have."""
+    """Return the model's layout and the protection that a run would use."""
     dataset = load_data(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)

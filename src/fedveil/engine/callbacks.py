@@ -1,4 +1,4 @@
-"""What a user's own code may see of a run while it goes: its beginning, its rounds and its end."""
+"""Hooks for a user's own code: at the start of a run, after each round, and at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Beginning:
-    """A run that begins, or goes on after `done` rounds."""
+    """A run that starts, or resumes after `done` rounds."""
 
     job: Job
     folder: Path
@@ -23,24 +23,29 @@ class Beginning:
 
 
 class Callback:
-    """Derive from it, and name the class in `record.callbacks` or give objects to `simulate`.
+    """Base class of a user's callbacks.
 
-    What raises ends the run as an interruption does: it can be gone on with.
+    Name the subclass in `record.callbacks`, or pass objects to `simulate`.
+
+    An exception in a callback interrupts the run, which can be resumed.
     """
 
     def begin(self, run: Beginning) -> None:
-        """Before the first round."""
+        """React to the start, before the first round."""
 
     def round(self, record: Record) -> str | None:
-        """After a round, with its record. A sentence ends the run, for that reason."""
+        """React to a round and its record.
+
+        Returns a reason to stop the run, or None to continue.
+        """
         return None
 
     def end(self, run: Any) -> None:
-        """After the last round, with the finished `Run`; with None where the run was cut off."""
+        """React to the end, with the finished `Run`, or None if the run was interrupted."""
 
 
 class Callbacks:
-    """All of a run's, in their order."""
+    """All callbacks of a run, in order."""
 
     def __init__(self, names: Sequence[str], given: Iterable[Callback] = ()) -> None:
         self._all: list[tuple[str, Callback]] = [
@@ -64,7 +69,7 @@ class Callbacks:
                 callback.begin(run)
 
     def round(self, record: Record) -> str | None:
-        """Why the run ends, where one says so; all are told."""
+        """Call every callback. Returns the first reason to stop the run, or None."""
         why = []
         for key, callback in self._all:
             with own_code.told(key, RunStopped, "round"):

@@ -1,16 +1,15 @@
-"""Canary clients of a simulated run, and what their reports give away of them.
+"""Canary clients of a simulated run, and the evidence that their reports give about them.
 
-A canary has no data. In every round it sends an update that was made before the run: a direction
-of its own, longer than the protection lets through, forwards or backwards as its coin says. That
-is the game of `privacy.one_run_audit`, in which the coin decides between two neighbours,
-replace-one, as far apart as two clients' whole data can be: the bound stands beside what the
-ledger states for a client that is drawn in every round. Directions are at right angles to each
-other, and all canaries turn round after every round: what they do to the model in one round they
-take back in the next, and noise that comes a second time cancels in the scores.
+A canary has no data. Its updates are fixed before the run: a direction of its own, longer than the
+clip, forwards or backwards depending on its coin. This is the game of `privacy.one_run_audit`. The
+coin decides between two replace-one neighbours, as far apart as the whole data of two clients can
+be. The bound is therefore comparable to the ledger's figure for a client in every round. The
+directions are orthogonal, and all canaries reverse theirs after every round. So they undo in one
+round what they did to the model in the last, and noise that is used twice cancels in the scores.
 
-The observer sees what the promise is about: each canary's own reports, through the protection's
-`reading`; and where these say nothing, or the promise is not one against the server, which alone
-reads them, the aggregates in the domain in which they are released.
+The observer sees what the guarantee covers: each canary's own reports, through the protection's
+`reading`. If the reports say nothing, or only the server sees them and the guarantee trusts the
+server, the observer sees the aggregates in the domain in which they are released.
 """
 
 from __future__ import annotations
@@ -42,15 +41,16 @@ from fedveil.protections.base import Aggregate, Protection, RoundContext, State,
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
-#: How far beyond the clip canaries' updates reach, one after the other: a clip that lets through
-#: more than it says shows in all of them, one that lets through only a little more in the first.
+#: Lengths of the canaries' updates as multiples of the clip, used in turn. A clip that does not
+#: bound at all shows in every canary. One that bounds slightly too little shows best in the first.
 BEYOND = (1.5, 8.0, 64.0)
-#: Their lengths where a perturbed report has no clip: whatever it says of size, both is said.
+#: Lengths of the updates if a perturbed report has no clip. Anything it reveals about size shows in
+#: one of them.
 SIZES = (1.0, 2.0**-6, 2.0**6)
 
 
 class CanaryTraining(Training):
-    """What takes the place of local training: update after update, made before the run."""
+    """Training of a canary: returns updates that were fixed before the run."""
 
     chunk = least = 1
 
@@ -63,22 +63,25 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """1 or, in even rounds, where canaries turn round, -1."""
+        """Return 1, or -1 in even rounds, in which canaries reverse their directions."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
 
     def examples(self, client: ClientId) -> int:
-        """It counts as a client with one example."""
+        """Return 1: a canary counts as a client with one example."""
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """The direction of this round's update if the client's coin shows 1."""
+        """Return the unit vector of this round's update if the client's coin shows 1."""
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """The update of this round if the client's coin shows 1; otherwise it is the opposite."""
+        """Return this round's update if the client's coin shows 1.
+
+        Otherwise the client sends its negative.
+        """
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)
@@ -90,14 +93,14 @@ class CanaryTraining(Training):
 
 
 class Canaries(Executor):
-    """The canaries of a run beside its clients, whose messages `carrier` carries.
+    """An executor that runs the canaries and passes all other clients' messages to `carrier`.
 
-    Their clients' halves are the protection's own. They never drop out.
+    The canaries run the protection's own client code. They never drop out.
     """
 
     def __init__(self, job: Job, protection: Protection) -> None:
         count, first = job.audit.canaries, job.clients.number
-        assert first is not None  # the engine has settled it
+        assert first is not None  # the engine has set it
         self.clients = range(first, first + count)
         self._job, self._protection = job, protection
         self._included = Seeded(job.seed, "canary coins").bernoulli(0.5, count)
@@ -120,7 +123,7 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Carry the other clients' messages by `carrier`; itself, or that where there is none."""
+        """Wrap `carrier`. Returns `carrier` itself if there are no canaries."""
         self.carrier = carrier
         return self if self.clients else carrier
 
@@ -132,7 +135,7 @@ class Canaries(Executor):
         self.carrier.open(replace(context, cohort=others))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The canaries' answers, read on their way, and the others'."""
+        """Yield the answers of all clients. Records evidence from those of the canaries."""
         yield from self._answers(phase, messages)
         yield from self.carrier.ask(phase, self._others(messages))
 
@@ -163,19 +166,19 @@ class Canaries(Executor):
             self._reports.close(self._training.turn)
 
     def saw(self, aggregate: Aggregate) -> None:
-        """A round's aggregate is out."""
+        """Record evidence from a round's aggregate."""
         if self.clients and not self._reports.told:
             self._sums.see(aggregate, self._context.round, self._training.turn)
 
     def state(self) -> State:
-        """For a checkpoint; nothing where there are no canaries."""
+        """Return the evidence for a checkpoint, or nothing if there are no canaries."""
         if not self.clients:
             return {}
         own, summed = self._reports.state(), self._sums.state()
         return {**prefixed("own", own), **prefixed("sum", summed), "rounds": self._rounds}
 
     def restore(self, state: State) -> None:
-        """Go on from what a checkpoint holds, which may be anything."""
+        """Restore the evidence from a checkpoint, whose content is validated."""
         only_fields(state, *self.state())
         if self.clients:
             self._rounds = integer("rounds", take(state, "rounds", int), 0)
@@ -183,11 +186,11 @@ class Canaries(Executor):
             self._sums.restore(within("sum", state))
 
     def counted(self) -> dict[str, int]:
-        """What a round's record says of them."""
+        """Return the number of canaries for a round's record."""
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
-        """What they show of `claim`, the whole run's for a client that is drawn in every round."""
+        """Return the audit's finding about `claim`, the run's cost for a client in every round."""
         if not self.clients or not self._rounds:
             return None
         state, told = self._protection.initial_state(), self._reports.told
@@ -212,7 +215,7 @@ class Canaries(Executor):
 
 
 def _lengths(job: Job, protection: Protection) -> Sequence[float]:
-    """The norms of canaries' updates, which they have by turns."""
+    """Return the lengths of the canaries' updates, used in turn."""
     if job.audit.norm is not None:
         return (job.audit.norm,)
     if math.isfinite(protection.norm_clip):

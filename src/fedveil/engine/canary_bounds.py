@@ -1,7 +1,8 @@
-"""Lower bounds on epsilon that canaries show of a run, each beside its own claim.
+"""Lower bounds on epsilon from the canaries of a run, each compared with its own claim.
 
-All bounds hold together at `CONFIDENCE`: which there are follows from the protection alone, and
-each has the same part of the error (Bonferroni). So a single one above its claim refutes it.
+All bounds hold simultaneously with confidence `CONFIDENCE`: the protection alone determines which
+bounds there are, and each gets an equal part of the error (Bonferroni). So a single bound above its
+claim refutes it.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ BY_SPARE = f"{BOUND}, by entries that no update reaches, {_GAUSSIAN}"
 BY_MOVE = f"{BOUND}, by how far canaries move it, {_GAUSSIAN}"
 ALONE = f"{BOUND}, if canaries tell nothing of each other"
 TURNED = f"{BOUND}, by coins in differences between rounds, if canaries tell nothing of each other"
-#: A bound, given its part of the error.
+#: Computes a bound, given its part of the error.
 Bound = Callable[[float], Measured]
 
 
 @dataclass(frozen=True)
 class Canvass:
-    """All that was seen of canaries with these coins, and what of it is measured.
+    """All observations of the canaries with these coins, and the bounds that follow.
 
-    `moved`: how far a client moves a release if the clip holds. `gaussian`: the claim is that of
-    Gaussian noise. `measured`: that noise is the same in every round.
+    `moved` is the distance by which a client can move a release if the clip holds. `gaussian` says
+    that the claim is about Gaussian noise, `measured` that this noise is the same in every round.
     """
 
     included: Bools
@@ -49,7 +50,7 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return every bound that this protection has, and how many coins were guessed."""
+        """Return every bound that applies to this protection, and the share of correct guesses."""
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
@@ -66,7 +67,7 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """The coins in differences between rounds, where these are released in other domains."""
+        """Yield the bound from coins in differences between rounds, if the domain changes."""
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -78,7 +79,7 @@ class Canvass:
         yield bound
 
     def _by_noise(self, claim: Figure) -> Iterator[Bound]:
-        """The noise around what canaries sent, and how far they moved what was released."""
+        """Yield the bounds from the measured noise, and from how far canaries moved the release."""
         if not self.measured:
             return
         told, reports, sums = self.reports.told, self.reports, self.sums
@@ -113,9 +114,10 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """A bound from a distance in standard deviations.
+        """Return a bound from a `distance` in standard deviations.
 
-        What takes the claim to the claim's own distance, by a factor or by `uncertain`, is unseen.
+        `unseen` is the smallest epsilon that the bound would have missed. It follows from scaling
+        the claim's own distance by the same factor, or from adding `uncertain` to it.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -128,7 +130,7 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """The random choices of reports, told true more often than their own claims allow."""
+        """Yield the bounds from random choices, which show if too many answers are truthful."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

@@ -1,4 +1,4 @@
-"""The directions of an audit's canaries: known to everybody, at right angles to each other."""
+"""The directions of an audit's canaries: public and orthogonal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.errors import InvalidValue
 
 
 class Directions:
-    """Vectors of length 1 at right angles: rows of a cosine transform, with the signs of a seed."""
+    """Orthonormal vectors: rows of a cosine transform with random signs from `seed`."""
 
     def __init__(self, seed: int, count: int, dimension: int) -> None:
         if count > dimension:
@@ -25,7 +25,7 @@ class Directions:
         self._rows = draw.permutation(dimension)[:count]
 
     def vector(self, number: int) -> Float64s:
-        """One of them."""
+        """Return direction `number`."""
         n, row = len(self._signs), int(self._rows[number])
         turns = (2 * np.arange(n, dtype=np.int64) + 1) * row % (4 * n)
         length = math.sqrt((2 if row else 1) / n)
@@ -33,15 +33,15 @@ class Directions:
         return vector
 
     def along(self, vector: Float64s) -> Float64s:
-        """The inner products of a vector with all of them."""
-        from scipy.fft import dct  # a third of a second to import
+        """Return the inner products of `vector` with all directions."""
+        from scipy.fft import dct  # takes a third of a second to import
 
         products: Float64s = dct(self._signs * vector, norm="ortho")[self._rows]
         return products
 
     def combined(self, weights: Float64s) -> Float64s:
-        """The sum of all of them, each times its weight."""
-        from scipy.fft import idct  # a third of a second to import
+        """Return the sum of all directions, each times its weight."""
+        from scipy.fft import idct  # takes a third of a second to import
 
         products = np.zeros(len(self._signs))
         products[self._rows] = weights

@@ -1,9 +1,10 @@
-"""Evidence in each canary's own reports: its coin, the noise, and the random choices.
+"""Evidence from each canary's own reports: its coin, the noise, and the random choices.
 
-A reader of reports knows everything but the coin, so an auditor who knows the coins, too, knows
-what was noised. That noise is measured, and so is the difference of two reports' noise, in which
-noise that comes a second time cancels: of one canary in two rounds, and of two canaries in one
-round. Random choices are counted that were told true: in one report, and in both of such two.
+A reader of reports knows everything but the coin. An auditor also knows the coin, and therefore
+what was sent without noise. It measures the noise, and the difference of the noise of two reports,
+in which noise that is used twice cancels: one canary in two rounds, or two canaries in one round.
+It also counts the random choices that were answered truthfully, in one report and in both of a
+pair.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Update
 from fedveil.protections.reading import Reading
 
-#: Entries that are kept of all canaries' last reports together.
+#: The most entries saved of all canaries' last reports together.
 _KEPT = 1 << 20
-#: What a single report's log-likelihoods say at most: an impossible report is no infinite score.
+#: Limits the score of one report, so that an impossible report does not score infinity.
 _MOST_SCORE = 1e6
-#: How a choice is counted: by itself, in two rounds, by two canaries.
+#: Ways to count a truthful choice: alone, in two rounds, by two canaries.
 WAYS = ("told true", "told true in two rounds", "told true by two canaries")
 
 
 class ChoiceTally:
-    """Counts what reports told true, for each `Choice` of a protection and each of `WAYS`.
+    """Counts truthful answers, for each `Choice` of a protection and each of `WAYS`.
 
-    Pairs are disjoint, so that independent choices make independent pairs.
+    Pairs are disjoint, so pairs of independent choices are independent.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -44,7 +45,7 @@ class ChoiceTally:
         self._now: dict[int, list[Int8s]] = {}
 
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
-        """Count a canary's report of the round."""
+        """Count the choices in the report of canary `number` in this round."""
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):
             counts[0].add(int((truth == 1).sum()), int((truth >= 0).sum()))
@@ -54,7 +55,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Its reports are kept for the next one unless they had a partner."""
+        """End the round. Saves its reports for the next one unless they already were paired."""
         self._last = {} if self._last else self._now
         self._now = {}
 
@@ -63,14 +64,14 @@ class ChoiceTally:
             counts[way].add(int(((a == 1) & (b == 1)).sum()), int(((a >= 0) & (b >= 0)).sum()))
 
     def state(self) -> Message:
-        """For a checkpoint, between rounds."""
+        """Return the state for a checkpoint between rounds."""
         counts = [[n.hits, n.tries] for ways in self.counts for n in ways]
         rows = [np.concatenate(kept) for _, kept in sorted(self._last.items())]
         last = np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
         return {"counts": np.array(counts, np.int64).reshape(-1, 2), "last": last}
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Go on from these fields of `state`, which anything may be."""
+        """Restore the state from fields of a checkpoint, whose content is validated."""
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:
@@ -90,11 +91,12 @@ class ChoiceTally:
 
 
 class ReportEvidence:
-    """Scores of canaries by their own reports, larger where a coin is likelier 1, and the noise.
+    """Scores from the canaries' own reports, larger if a coin is likelier 1, and their noise.
 
-    `moved`: how far a canary's update reaches if the clip holds. `told`: whether reports say
-    anything of an update. `noise`: in reports. `lag`: in differences of a canary's two reports.
-    `pairs`: in differences of two canaries' reports of a round.
+    `moved` is the length of a canary's update if the clip holds. `told` says whether reports reveal
+    anything about an update. `noise` measures the noise of reports, `lag` the difference between a
+    canary's reports in two rounds, and `pairs` the difference between two canaries' reports of a
+    round.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class ReportEvidence:
         self._moved, count = moved, len(included)
         self.scores, self.told = np.zeros(count), False
         self._places = _spread(dimension, _KEPT // 8 // count)
-        # One entry fewer than there are: the direction that was sent is left out.
+        # One entry fewer than the dimension: the direction that was sent is left out.
         self.noise, self.lag = MeasuredNoise(dimension - 1), MeasuredNoise(len(self._places) - 1)
         self.pairs = MeasuredNoise(max(1, len(self._places) - 2))
         self.tally = ChoiceTally(choices, count)
@@ -118,7 +120,7 @@ class ReportEvidence:
         self._last, self._last_turn = np.zeros((0, len(self._places))), 1
 
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
-        """Take a canary's report. It sent `update`, along `unit`, if its coin shows 1."""
+        """Record a canary's report. If its coin shows 1 the canary sent `update`, along `unit`."""
         if reading.empty:
             return
         self.told = True
@@ -126,7 +128,8 @@ class ReportEvidence:
         if reading.truths is not None:
             self.tally.read(number, reading.truths(self._sent(number, update)))
         if reading.truths is None and reading.scaled:
-            # At a right angle to what was sent, so that a clip that fails is not taken for noise.
+            # Project out the direction that was sent, so that a failing clip is not mistaken for
+            # noise.
             rest = reading.estimate - (reading.estimate @ unit) * unit
             self.noise.add(float(rest @ rest))
             self._rests[number] = rest[self._places]
@@ -142,10 +145,10 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """All reports of the round were read, of directions that are turned by `turn`.
+        """End the round, in which the directions were multiplied by `turn`.
 
-        What the other canaries' reports hold in a canary's direction can be nothing but noise that
-        they share: the mean of it is taken off.
+        The other canaries' reports can contain nothing in a canary's direction but noise that they
+        share. The mean of that noise is subtracted.
         """
         others = len(self.scores) - 1
         if len(self._shared) and others:
@@ -157,7 +160,7 @@ class ReportEvidence:
         self.tally.close()
 
     def _compare(self, turn: int) -> None:
-        """Measure what the noise of this round and of the one before it differ by."""
+        """Measure the difference between the noise of this round and of the round before."""
         rests = [rest for _, rest in sorted(self._rests.items())]
         self._rests = {}
         if len(rests) == len(self._last) > 0:
@@ -174,7 +177,7 @@ class ReportEvidence:
         return update if self._signs[number] > 0 else -update
 
     def state(self) -> Message:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "scores": self.scores,
             "told": self.told,
@@ -187,7 +190,7 @@ class ReportEvidence:
         }
 
     def restore(self, state: Message) -> None:
-        """Go on from `state`, which anything may be."""
+        """Restore the state from a checkpoint, whose content is validated."""
         count = len(self.scores)
         self.scores = finite(state, "scores", (count,))
         self.told = take(state, "told", bool)
@@ -202,7 +205,10 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Take an array of finite numbers, which the caller may change."""
+    """Return an array of finite numbers, as a copy that the caller may change.
+
+    Raises `ValueError`.
+    """
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")
@@ -210,17 +216,17 @@ def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Name fields so that several of their kind can stand in one message."""
+    """Add `prefix` to the field names, so that a message can hold several groups of fields."""
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields of that prefix under their own names."""
+    """Return the fields with this prefix, under their original names."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 
 
 def _spread(count: int, most: int) -> Array:
-    """Return at most `most` of `count` places, evenly spread."""
+    """Return at most `most` of `count` positions, evenly spread."""
     kept = max(1, min(count, most))
     return np.arange(kept) * count // kept

@@ -1,7 +1,7 @@
-"""Evidence in the sums of rounds, in the domain in which a protection releases them.
+"""Evidence from the sums of rounds, in the domain in which a protection releases them.
 
-A protection may release a sum that is rotated anew in every round (`Protection.domain`). Its noise
-is added there, so that noise which comes a second time cancels there and nowhere else.
+A protection may rotate the sum differently in every round (`Protection.domain`). The noise is added
+in the rotated domain, so noise that is used twice cancels there and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain
 
-#: The smallest part of its own length by which a client must move a difference that is measured.
+#: Differences that a client moves by less than this part of its length are not measured.
 _LEAST_MOVE = 1e-3
 
 
 class SumEvidence:
-    """Scores of canaries by aggregates, larger where a coin is likelier 1, and the noise in them.
+    """Scores from aggregates, larger if a coin is likelier 1, and measurements of their noise.
 
-    `scores`: how far the sums lie on the side of each canary's direction. `turned`: the same of the
-    differences between rounds, where their domain moves. `noise`: beside what canaries sent.
-    `spare`: in entries that no update reaches. `lag`: in differences of two rounds as they were
-    released. `calm`: in differences of decoded rounds, in which slow learning cancels, too.
+    `scores` projects the sums onto each canary's direction. `turned` does so for differences
+    between rounds, if the release domain changes. `noise` measures what remains besides the
+    canaries' updates, `spare` the entries that no update reaches, `lag` the difference of two
+    rounds as released, and `calm` the difference of decoded rounds, in which slow learning cancels
+    as well.
     """
 
     def __init__(
@@ -44,7 +45,10 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Take a round's outcome; `turn` is how the canaries' directions are turned in it."""
+        """Record a round's aggregate.
+
+        `turn` is the factor of the canaries' directions in this round.
+        """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -60,7 +64,7 @@ class SumEvidence:
             self._last, self._round, self._turn = released, round, turn
 
     def _compare(self, released: Float64s, domain: Domain, turn: int) -> None:
-        """Measure the difference of this round and the one before, as they were released."""
+        """Measure the difference between this round and the one before, as released."""
         before, d = self._protection.domain(self._round), self._dimension
         if domain.moves:
             difference = released - self._last
@@ -78,20 +82,23 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add a difference in units of how far one client moves it."""
+        """Add `difference` to `noise`, in units of the distance that one client can move it.
+
+        A client can move it by `step` times its own range.
+        """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)
             noise.add(float(scaled @ scaled))
 
     def state(self) -> Message:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         own: dict[str, Value] = {"scores": self.scores, "turned": self.turned, "last": self._last}
         for name in _NOISES:
             own |= prefixed(name, getattr(self, name).state())
         return {**own, "round": self._round, "turn": self._turn}
 
     def restore(self, state: Message) -> None:
-        """Go on from `state`, which anything may be."""
+        """Restore the state from a checkpoint, whose content is validated."""
         shape = (len(self.scores),)
         self.scores, self.turned = finite(state, "scores", shape), finite(state, "turned", shape)
         self._last = finite(state, "last", (None,))

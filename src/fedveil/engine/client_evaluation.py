@@ -1,6 +1,6 @@
-"""How good a run's model is for each client, on examples of its own that nobody trains on.
+"""Tests a run's model for each client, on examples of its own that no client trains on.
 
-A simulation sees these figures; of a deployed job they would leave the clients.
+A simulation can compute these figures. In a deployed job they would have to leave the clients.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.record.metric_names import Better
 
-#: The keys of a record: the mean over clients, that of the worst tenth, and how far they lie apart.
+#: Keys of a record: the mean over clients, the mean of the worst tenth, the standard deviation.
 CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The examples that clients hold, and which of them are held out."""
+    """The clients' examples, and which of them are held out."""
 
     examples: Examples
     shares: Partition
 
 
 class ClientTest:
-    """All clients' held-out examples, put to the model together."""
+    """Tests the model on all clients' held-out examples at once."""
 
     def __init__(self, part: TrainedPart, task: Task, held: HeldOut, device: str) -> None:
         if not task.measures:
@@ -54,7 +54,7 @@ class ClientTest:
         return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
-        """The figures of a record, of the weights that the model has."""
+        """Return the figures for a record, with the model's current weights."""
         scores = score(self._part.module, self._task, *self._rows)
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
@@ -62,7 +62,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """That of one client alone; not a number where it holds nothing out."""
+        """Return the figure of one client, or NaN if it holds out no examples."""
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan
@@ -72,7 +72,7 @@ class ClientTest:
 
 
 def summary(each: Float64s, better: Better) -> dict[str, float]:
-    """Of clients' figures; those that are not numbers say nothing."""
+    """Return the mean, the worst tenth and the spread of the clients' figures. Ignores NaN."""
     known = np.sort(each[~np.isnan(each)])
     if not len(known):
         return dict.fromkeys(CLIENTS, math.nan)

@@ -1,4 +1,4 @@
-"""The clients' learning rate in each round, and training with it."""
+"""The clients' learning rate in each round, and a trainer that follows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer
 
 
 def client_rate(job: Job, round: int) -> float:
-    """The rate of a round, which the job and the round's number decide alone."""
+    """Return the learning rate of a round. It depends only on the job and the round's number."""
     settings = job.training
     if settings.lr_schedule == "constant":
         return settings.lr
@@ -41,9 +41,9 @@ def _own_rate(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """Trains each round's clients with another trainer where the round has another rate.
+    """A trainer whose learning rate changes between rounds.
 
-    `make` gives the trainer of a round.
+    `make` returns the trainer of a round.
     """
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:

@@ -1,4 +1,4 @@
-"""Which clients take part in which round."""
+"""The clients that take part in each round."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fedveil.rounds.outcomes import ClientId
 
 
 class Cohorts:
-    """The draws of a job whose number of clients is settled.
+    """The cohorts of a job whose number of clients is known.
 
-    `clients.sampling: fixed` draws as many in every round, from the job's seed, which all who have
-    the job can repeat. `poisson` draws each client independently with probability
-    `clients.fraction`, and in secret: from the seed where reports are seeded too, else from the
-    system's randomness, so that a round that is begun again has other clients. Where clients draw
-    their own turns, all are in every cohort.
+    `clients.sampling: fixed` draws the same number of clients in every round from the job's seed,
+    so anyone with the job can repeat the draw. `poisson` draws each client independently with
+    probability `clients.fraction`, in secret: from the seed if reports are seeded too, otherwise
+    from the system's randomness, so that a restarted round has another cohort. If clients draw
+    their own turns, every cohort has all clients.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def draw(self, round: int) -> list[ClientId]:
-        """The cohort of a round, in order."""
+        """Return the cohort of a round, sorted."""
         job, number = self._job, self._number
         if job.secret_turns:
             return list(range(number))
@@ -34,12 +34,12 @@ class Cohorts:
         return sorted(map(int, drawn[: job.clients_per_round]))
 
     def begun(self, round: int) -> list[ClientId]:
-        """All who may have been asked in a round of which no more is known than its number."""
+        """Return all clients that an interrupted round may have asked."""
         if self._job.clients.sampling == "poisson":
             return list(range(self._number))
         return self.draw(round)
 
     @property
     def _number(self) -> int:
-        assert self._job.clients.number is not None  # the engine has settled it
+        assert self._job.clients.number is not None  # the engine has set it
         return self._job.clients.number

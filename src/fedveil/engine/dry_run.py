@@ -1,6 +1,6 @@
-"""One batch through a user's model before the first round: what must fail fails here, and at once.
+"""Tries one batch on a user's model before the first round, to report errors at once.
 
-It changes nothing of the run: the model is another object, and torch's generators are given back.
+Leaves the run unchanged: it uses another copy of the model and restores torch's generators.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 
-#: A batch that some examples spoil says nothing of the others: so many are tried.
+#: The number of batches to try: some clients' examples may spoil a batch for other reasons.
 _BATCHES = 8
 
 
-#: Examples, and what is to be learnt of them.
+#: Inputs and targets.
 Batch = tuple[Any, Any]
 
 
 def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
-    """A batch of some of the clients each."""
+    """Yield a batch each from several clients."""
     for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
         rows = split.of(client)[: job.training.batch_size]
         yield dataset.train.x[rows], dataset.train.y[rows]
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Some of the test examples', where the clients' are theirs."""
+    """Yield batches of test examples, for when the training examples are the clients' own."""
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))
@@ -58,16 +58,16 @@ def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
 def try_out(
     job: Job, shape: ModelShape, dataset: Dataset, batches: Iterable[Batch], folder: RunFolder
 ) -> None:
-    """Train on one batch, on the next where it fails, and evaluate one.
+    """Train on one batch, or on the next if that fails, and evaluate one batch.
 
-    Raises `ModelInvalid` where all of them fail, with the line of the user's file; the traceback
-    is in the run's folder. A model that only some clients' data spoils goes on to its rounds.
+    Raises `ModelInvalid` if all batches fail. The error names the line of the user's file, and the
+    traceback is saved in the run's folder. A model that fails on only some clients' data passes.
     """
     model = whole(make_model(job, shape))
     device = torch.device(job.training.device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the rounds will say so again
+        warnings.simplefilter("ignore")  # the rounds will repeat the warnings
         what, failure = "train", _training(job, model.to(device), dataset, batches)
         if failure is None:
             what, failure = "be tested", _evaluation(job, model.cpu(), dataset)
@@ -84,7 +84,10 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Where the function that makes a model stands: the layers of a plain chain are torch's own."""
+    """Return the file and line of the function that makes the model.
+
+    A traceback through a plain chain of layers names only torch's own files.
+    """
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)
     return own_code.defined_at(made)
 
@@ -92,7 +95,7 @@ def _defined_at(name: str) -> str:
 def _training(
     job: Job, model: nn.Module, dataset: Dataset, batches: Iterable[Batch]
 ) -> Exception | None:
-    """What the first of the batches raised, where all of them did."""
+    """Return the first batch's exception if all batches fail, otherwise None."""
     first: Exception | None = None
     for x, y in batches:
         try:
@@ -119,7 +122,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     once = job.training.model_copy(update={"epochs": 1, "sampling_rate": 1.0 if alone else None})
     trial = job.model_copy(update={"training": once})
     trainer = make_trainer(trial, model, dataset.example_shape)
-    # One vectorised call, which not every forward pass can be, or a step of the task's own.
+    # These trainers use vectorised calls or the task's own step, which may fail on this model.
     if trainer.least > 1 or alone or trainer.own_step:
         part = TrainedPart.of(model)
         trainer.start(Layout(part.module).vector())
@@ -137,13 +140,16 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
             inputs, targets = task.collate(opened(x), opened(y))
             _check_outputs(dataset, task.forward(model.eval(), inputs), targets)
         told(score(model, task, x, y))
-    except Exception as error:  # as above
+    except Exception as error:  # the user's model may raise anything
         return error
     return None
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """A label that no batch happens to hold would be missed by its loss much later."""
+    """Raise unless the outputs fit all classes of the dataset.
+
+    Without this, a class that no batch happens to contain would fail much later.
+    """
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):

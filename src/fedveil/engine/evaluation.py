@@ -1,4 +1,4 @@
-"""How good a run's model is on the test examples, which its fixed layers see once."""
+"""Tests a run's model on the test examples. Their fixed-layer outputs are computed once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.metric_names import MEASURES, USUAL
 
-#: What a round's record has besides.
+#: Names that the metrics of a task cannot use: a round's record already has them.
 _TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER}
 _NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
-    """A model and the examples that it is tested on; `layout` is that of its trained part."""
+    """A model and its test examples. `layout` is the layout of the trained part."""
 
     def __init__(
         self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None
@@ -39,7 +39,7 @@ class ModelTest:
         self._task = task
         self._test = test
         self._device = device
-        #: What clients keep, where the run knows it and a test reads it.
+        #: The clients' states, set if the run has them and the test reads them.
         self.clients: ClientStates | None = None
 
     @cached_property
@@ -47,7 +47,7 @@ class ModelTest:
         return self.part.seen(self._test.x, self._device)
 
     def quality(self, weights: Float32s) -> dict[str, Any]:
-        """The figures of a record, with these weights."""
+        """Return the figures for a record, with these weights."""
         self.layout.write(torch.from_numpy(weights))
         try:
             scores = score(self.part.module, self._task, self._seen, self._test.y)
@@ -59,7 +59,10 @@ class ModelTest:
 
 
 def told(scores: Scores) -> dict[str, Any]:
-    """The figures, and which of them decide where these are not classification's usual ones."""
+    """Return the figures for a record.
+
+    Includes the task's measures if they are not the usual ones.
+    """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}
     missing = [name for name in task.measures if name not in figures]
@@ -70,7 +73,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A figure as a record holds it: a float, or a list of figures."""
+    """Return a figure in a form that a record can hold: a float or a list. Raises `TaskInvalid`."""
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
             f"the task's metrics have {name!r}, which a record cannot hold: a name of small "

@@ -1,9 +1,9 @@
-"""What goes wrong in a simulation: clients that fall silent, and clients that answer too late.
+"""Simulated failures: clients that drop out, and clients that answer too late.
 
-Nothing waits. Who falls silent, and from which phase on, is the job's fault plan; how long a client
-would take to answer is drawn from the seed, and one whose time is beyond a phase's window has
-dropped out, as it would have on a real network. What it sends then comes after the phase has
-closed: a report that is late has left its client all the same.
+Nothing waits. The job's fault plan decides which clients drop out and in which phase. A client's
+answer time is drawn from the seed. If it exceeds the window of a phase, the client has dropped out,
+as on a real network. Its message then arrives after the phase has closed: a late report has left
+its client nevertheless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil.rounds.outcomes import Answer, ClientId, Unreached
 
 
 class Faulty(Executor):
-    """An executor whose clients are not all there."""
+    """An executor in which some clients drop out or are late."""
 
     def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:
         self._executor = executor
@@ -34,7 +34,7 @@ class Faulty(Executor):
         self._late: Mapping[ClientId, str] = {}
 
     def open(self, context: RoundContext) -> None:
-        """Draw who will be missing, and begin the round."""
+        """Draw the missing clients, then open the round."""
         faults, times = (
             Seeded(self._job.seed, name, context.round) for name in ("dropouts", "answer times")
         )
@@ -48,7 +48,7 @@ class Faulty(Executor):
         self._executor.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers of those that are there and in time."""
+        """Yield the answers of the clients that are present and in time."""
         yield from self._unreached(phase, messages)
         yield from self._executor.ask(phase, self._heard(phase, messages))
 
@@ -100,10 +100,11 @@ def silent_clients(
     phases: Mapping[str, str | None],
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Who falls silent at which phase: of the cohort, the share that a fault plan gives it.
+    """Return the clients that drop out, each with the phase from which it is silent.
 
-    `phases`: the names that a plan may use, in order, and the phase that each one is here; None
-    where by then nothing is left to be said.
+    `shares` is the fault plan: name -> share of the cohort. `phases` maps each name that a plan may
+    use to a phase of this protection, in order, or to None if the client has already sent
+    everything.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -122,13 +123,13 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Who misses the window of a phase, and the first one missed.
+    """Return the clients that miss the window of a phase, each with the first phase that it misses.
 
-    A client's time for a phase is median_ms * e^(spread * z), z standard normal: half of the
-    clients are faster than the median, and a spread of 1 makes one in fifty eight times slower.
+    A client's time for a phase is median_ms * e^(spread * z) with z standard normal. Half of the
+    clients are faster than the median. With a spread of 1, one in fifty takes eight times as long.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
-    with np.errstate(over="ignore"):  # infinitely late is late
+    with np.errstate(over="ignore"):  # an infinite time is late as well
         late = median_ms * np.exp(spread * z) > window_ms
     return {
         client: phases[int(missed.argmax())]

@@ -1,4 +1,4 @@
-"""A job from its first round to its last, whoever carries the messages."""
+"""Runs a job from its first round to its last, with any engine."""
 
 from __future__ import annotations
 
@@ -66,41 +66,42 @@ Progress = Callable[[Record], None]
 
 
 class Engine(ABC):
-    """Who carries the messages of a job, and what only it knows; by default it knows nothing."""
+    """Transports the messages of a job: the simulator or the deployed federation."""
 
-    #: How a run that ended early is gone on with; `{folder}` is its folder.
+    #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
     how_to_resume: str
-    #: Whether reports leave a machine: those of a round that was cut off then have cost as well.
+    #: True if reports leave a machine. The reports of an interrupted round have then cost privacy
+    #: too.
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Look at the data; the job with its number of clients. What cannot run says so here."""
+        """Return the job with its number of clients. Raises if it cannot run on this data."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Look at what the model is; what cannot train says so here. What trains it, if known."""
-        return None  # it may train elsewhere
+        """Return the trainer's name, or None if unknown. Raises if the model cannot be trained."""
+        return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above
         self, job: Job, shape: ModelShape, folder: RunFolder
     ) -> None:
-        """Put one batch through the model; a traceback goes into the folder."""
+        """Try one batch on the model. Saves the traceback of an error in the folder."""
 
     @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
-        """The protection, with the keys that this engine has for it."""
+        """Return the protection, with the keys that this engine has for it."""
 
     def held_out(self) -> HeldOut | None:
-        """The examples on which the model is tested for each client, where this engine has them."""
+        """Return the held-out examples of each client, or None if this engine has none."""
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """What a resumed run must find again besides the model and the test examples."""
+        """Return arrays that a resumed run must match, besides the test examples."""
         return ()
 
     @abstractmethod
     def describe(self) -> Iterable[str]:
-        """What the run's events should say of the clients."""
+        """Return lines about the clients for the run's event log."""
 
     @abstractmethod
     def start(
@@ -111,15 +112,14 @@ class Engine(ABC):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Get ready to carry messages; what clients keep may lie in the run's folder."""
+        """Start the executor. `folder` is the run's folder, where clients may keep their states."""
 
 
 class Federation:
-    """One job being run in one folder by one engine; what it opens is closed with `stack`.
+    """One job, run in one folder by one engine. `stack` closes what it opens.
 
-    `dataset` stands in for the one that the job names, such as a part of it.
-    The folder is opened when data, model and protection are known to be good, so that a job that
-    cannot run leaves nothing behind.
+    `dataset` replaces the job's dataset, for example by a part of it. The folder is opened only
+    after data, model and protection are checked, so a job that cannot run leaves nothing behind.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Federation:
             (warn or (lambda text: None))(sentence)
 
     def _restore(self, saved: Checkpoint | None) -> Metrics:
-        """Take over a checkpoint; gives the metrics that it vouches for."""
+        """Restore the state of a checkpoint. Returns the metrics that the checkpoint covers."""
         if saved is None:
             return Metrics()
         path = self._folder.path
@@ -215,12 +215,12 @@ class Federation:
         return metrics
 
     def run(self, progress: Progress | None = None) -> Run:
-        """All rounds that are left."""
+        """Run all remaining rounds and return the finished run."""
         run = None
         try:
             run = self._run(progress)
             return run
-        except RunFolderError as error:  # nothing more can be written down
+        except RunFolderError as error:  # nothing more can be saved
             raise RunStopped(str(error)) from error
         finally:
             self._callbacks.end(run)
@@ -240,13 +240,13 @@ class Federation:
         except LimitReached as limit:
             stopped = str(limit)
         except (RunStopped, KeyboardInterrupt) as end:
-            with suppress(RunFolderError):  # the reason counts more than its place in the file
+            with suppress(RunFolderError):  # losing the log line is fine, losing the error is not
                 self._recorder.event(f"ended after round {self._done}: {str(end) or 'interrupted'}")
             raise
         return self._finish(stopped)
 
     def _finish(self, stopped: str | None) -> Run:
-        if stopped is not None and self._done:  # what has ended is not played again
+        if stopped is not None and self._done:  # a finished run must not be replayed on resume
             with uninterrupted():
                 self._checkpoint()
         failure = without_result(self._recorder.records, stopped)
@@ -318,7 +318,7 @@ class Federation:
         return record
 
     def _apply(self, aggregate: Aggregate) -> int:
-        """Move the model; gives the number of reports in the aggregate."""
+        """Update the weights. Returns the number of reports in the aggregate."""
         self._canaries.saw(aggregate)
         self._weights = self._optimizer.step(self._weights, aggregate.update)
         self._state = aggregate.state
@@ -327,15 +327,15 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Reports are about to be asked for: a run that ends here has paid for them."""
+        """Note that reports are about to be requested: a run that ends now has paid for them."""
         if self._engine.reports_leave:
             self._attempts.begin(number, self._ledger.charges(spending))
 
     def _charge_begun(self) -> Iterator[str]:
-        """Charge the cohorts of rounds that were begun and cut off; gives what is to be said.
+        """Charge the cohorts of interrupted rounds. Yields a line for the event log for each round.
 
-        Each counts with what it cost when it was begun, and at once, so that no limit is passed
-        before it is begun again. Seeded reports are the same bytes again, and cost nothing more.
+        Each round is charged the cost it had when it began, and at once, so that restarting it
+        cannot exceed a limit. Seeded reports are repeated byte for byte and cost nothing more.
         """
         if self.job.privacy.randomness == "seeded":
             return
@@ -365,7 +365,7 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Write the round down; the checkpoint comes last and vouches for the rest."""
+        """Save the round. The checkpoint comes last and covers everything before it."""
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):

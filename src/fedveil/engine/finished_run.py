@@ -1,4 +1,4 @@
-"""What a run that has ended leaves to whoever called it."""
+"""The result of a finished run."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended: its metrics (a record a round), trained model, folder and ledger."""
+    """A finished run: its metrics (one record per round), trained model, folder and ledger."""
 
     job: Job
     metrics: list[Record]
     model: nn.Module
     folder: Path
     ledger: Ledger
-    #: Why it ended before its last round; None where it did not.
+    #: The reason for ending before the last round, or None.
     stopped: str | None = None
-    #: What an audit's canaries found, where the job has any.
+    #: The finding of an audit's canaries, if the job has any.
     audit: Finding | None = None
-    #: What it cost by other accounts than the ledger's.
+    #: The run's cost by other accounts than the ledger's.
     others: Sequence[Line] = ()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """Return HTML for a notebook."""
         return of_run(read_run(self.folder))
 
     def frame(self) -> Any:
-        """The records as a table of pandas, a row a round."""
+        """Return the records as a pandas DataFrame, one row per round."""
         try:
             from pandas import DataFrame
         except ImportError:
@@ -47,5 +47,5 @@ class Run:
         return DataFrame(self.metrics)
 
     def plot(self, name: str | None = None) -> Any:
-        """The figure that decides, or another by its name, round by round: plotly's figure."""
+        """Return a plotly figure of the deciding figure, or of the figure `name`, by round."""
         return plotly(read_run(self.folder), name)

@@ -1,4 +1,4 @@
-"""One of many runs, in a folder of its own: begun, gone on with, or read where it has ended."""
+"""A run in a given folder: started, resumed, or read if it has finished."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedveil.record.run_folder import JOB, MODEL
 
 
 def other_than(job: Job, folder: Path) -> list[str]:
-    """What another job the run in a folder was begun with has otherwise; nothing where none was.
+    """Return the differences between `job` and the job of the run in `folder`, if there is one.
 
-    The number of clients that a run has found in its data is not another one.
+    A number of clients that the run found in its data is not a difference.
     """
     if not (folder / JOB).is_file():
         return []
@@ -25,7 +25,7 @@ def other_than(job: Job, folder: Path) -> list[str]:
 
 
 def ended_run(job: Job, folder: Path, progress: Progress | None = None) -> ReadRun:
-    """The run of a job in a folder, once it has ended."""
+    """Return the finished run of a job in a folder. Starts or resumes it if necessary."""
     if not (folder / JOB).is_file():
         simulate(job, folder, progress=progress)
     elif not (folder / MODEL).is_file():

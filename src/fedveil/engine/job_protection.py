@@ -1,4 +1,4 @@
-"""A job's protection and what its reports draw from; needs no torch, as most answers do not."""
+"""A job's protection and its randomness. Does not import torch, which most callers do not need."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedveil.secagg.secret import Secret
 
 @dataclass(frozen=True)
 class Deployed:
-    """What takes the place of the simulator's seed where clients are other machines.
+    """The keys of a deployed job, in place of the simulator's seed.
 
-    `roster`: every client's public signing key; `identity`: this client's own private one.
+    `roster` maps every client to its public signing key. `identity` is this client's private key.
     """
 
     roster: Mapping[ClientId, bytes] = field(default_factory=dict)
@@ -27,12 +27,12 @@ class Deployed:
 
 
 def job_digest(job: Job) -> bytes:
-    """What binds messages, keys and folders to the whole of a job."""
+    """Return a digest of the whole job, which messages, keys and folders are bound to."""
     return hashlib.sha256(job.to_yaml().encode()).digest()
 
 
 def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) -> Protection:
-    """The protection in the job's switch position; without `deployed`, that of the simulator."""
+    """Return the job's protection. Without `deployed`, the simulator's."""
     outside = Deployed() if deployed is None else deployed
     context = JobContext(
         weighting=job.server.weighting,
@@ -57,12 +57,15 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Whose data a figure of the job is for, `client` being which client's."""
+    """Return `client`, or "one example of" `client` if the privacy unit is an example."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
-    """What has no finite epsilon because it is told as it is; `leaves`: to another machine."""
+    """Return what is disclosed without noise and so has no finite epsilon.
+
+    `leaves` is True if reports leave a machine.
+    """
     said = [BY_SIZE] if job.server.weighting == "by_size" else []
     if job.evaluation.clients:
         said.append("what is measured on examples that clients hold (evaluation.clients)")
@@ -76,12 +79,12 @@ def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
 
 
 def report_entropy(job: Job) -> Entropy:
-    """What reports draw from: the seed's keystream in a repeatable simulation, or the system's."""
+    """Return the randomness of reports: a keystream from the seed, or the system's."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
 
 
 def training_entropy(job: Job) -> Entropy:
-    """What trainings draw from: the job's seed; what reports do, where batches must stay secret."""
+    """Return the randomness of training: the job's seed, or that of reports for secret batches."""
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")

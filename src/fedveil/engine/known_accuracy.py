@@ -1,4 +1,4 @@
-"""What accuracy runs of a job have reached, and at which epsilon: a table that comes along."""
+"""A bundled table of the accuracy that some jobs reached, and at which epsilon."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from fedveil.federated.job import Job
 from fedveil.privacy.loss import format_epsilon
 
-#: The blocks that decide what a run reaches; the rest is the seed, and where and how it runs.
+#: The blocks of a job that decide its accuracy. The others set the seed, and where and how it runs.
 _DECIDE = ("rounds", "clients", "data", "model", "task", "training", "server")
 
 
 class Measured(NamedTuple):
-    """A run of a job with these settings, and the command that measured it."""
+    """A measured run with these settings, and the command that repeats it."""
 
     settings: tuple[str, ...]
     epsilon: float
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
 
 
 def table() -> Iterator[Measured]:
-    """All that is known."""
+    """Yield every row of the table."""
     text = (files("fedveil.engine") / "measured.toml").read_text("utf-8")
     for one in tomllib.loads(text)["table"]:
         for row in one["rows"]:
@@ -39,14 +39,14 @@ def table() -> Iterator[Measured]:
 
 
 def measured(job: Job) -> list[Measured]:
-    """Runs of this job, whatever its noise was, the smallest epsilon first; mostly none."""
+    """Return the measured runs of this job with any amount of noise, smallest epsilon first."""
     sought = _deciding(job)
     found = (row for row in table() if _deciding(Job.load(None, row.settings)) == sought)
     return sorted(found, key=lambda row: row.epsilon)
 
 
 def _deciding(job: Job) -> dict[str, Any]:
-    """All of a job that decides what it reaches, but for how much noise there is."""
+    """Return the settings that decide the job's accuracy, except for the amount of noise."""
     whole, switch = job.model_dump(mode="json"), job.protection
     settings = switch.settings.model_dump(mode="json")
     key = switch.position.cost_key(switch.settings)

@@ -1,14 +1,15 @@
-"""What a run costs by other accounts than the ledger's, each named as what it is.
+"""The cost of a run by other accounts than the ledger's, each labelled.
 
-The ledger's lines are for a client's whole data replaced, for whoever knows who took part, as the
-server does, and for the rounds that were run. Where what came of the rounds ended the run, their
-number was not fixed beforehand: what all rounds would have cost holds without that. Beside them,
-of Gaussian noise:
+The ledger's lines hold for the replacement of a client's whole data, against an attacker who knows
+who took part, as the server does, and for the rounds that were run. If the results of the rounds
+ended the run, their number was not fixed in advance. The cost of all planned rounds holds anyway.
+For Gaussian noise there are two more lines:
 
-- with a client added or removed in place of replaced, for comparison with papers;
-- where cohorts are drawn in secret (`clients.sampling: poisson`) and what comes of a round is a
-  noised sum over a constant, whoever was in it: for whoever only gets the models, amplified by the
-  draw. Not where `privacy.max_epsilon` may end the run: when it ends then tells of the cohorts.
+- The cost for a client added or removed instead of replaced, to compare with papers.
+- The cost against an attacker who only gets the models, amplified by sampling. Applies if cohorts
+  are drawn in secret (`clients.sampling: poisson`) and a round releases a noised sum over a
+  constant, whoever took part. Omitted if `privacy.max_epsilon` may end the run, because the end
+  then reveals something about the cohorts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedveil.protections.base import Protection
 
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """The lines for a run of so many rounds; none where there is nothing to say."""
+    """Yield the lines for a run of `rounds` rounds. There may be none."""
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
@@ -56,7 +57,7 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """That of the one Gaussian release that a report's are together; None where it has others."""
+    """Return the noise ratio of a report's Gaussian releases combined, or None for other noise."""
     square = 0.0
     for spent in protection.spending(protection.initial_state()):
         if not isinstance(spent.loss.release, Gaussian):

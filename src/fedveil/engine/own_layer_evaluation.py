@@ -1,4 +1,4 @@
-"""How good the clients' models are where each has layers of its own."""
+"""Tests the clients' models when each client has layers of its own."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fedveil.learning.weight_layout import Layout
 def make_test(
     job: Job, model: nn.Module, task: Task, test: Examples, held: HeldOut | None
 ) -> ModelTest:
-    """The test of the job's rounds."""
+    """Return the test of the job's rounds."""
     if not job.clients.own_layers:
         return ModelTest(model, task, test, job.training.device, held)
     return OwnLayersTest(job, model, task, test, held)
 
 
 class OwnLayersTest(ModelTest):
-    """Every figure is the mean over the clients that have trained, each with its own layers.
+    """Averages every figure over the clients that have trained, each with its own layers.
 
-    Before any has it is that of the layers that all begin with. What clients hold out is put to
-    each with its own.
+    Before any client has trained, the test uses the initial layers. The held-out examples of a
+    client are tested with its own layers.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Of figures and of lists of them; what is neither is the same for all."""
+    """Return the mean of figures or of lists of figures. A dict is the same for all clients."""
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)
@@ -78,12 +78,12 @@ def _mean(values: list[Any]) -> Any:
 
 
 def newest(states: ClientStates, client: int, size: int) -> Float32s | None:
-    """What the client has kept last."""
+    """Return the newest state of a client, or None."""
     return states.load(client, 1 << 62, size)
 
 
 def client_model(job: Job, model: nn.Module, states: ClientStates, client: int) -> nn.Module:
-    """A copy of a run's model with the client's own layers in the place of the first ones."""
+    """Return a copy of the run's model with the client's own layers."""
     shared = Layout(model).vector()
     found = copy.deepcopy(model)
     way = make_way(job, found)

@@ -1,7 +1,7 @@
-"""What a run needs to go on from its last complete round, in one file that is replaced whole.
+"""The state from which a run resumes after its last complete round, in one file.
 
-All randomness is named by seed, round and client, so that the seed and the round's number are the
-random state.
+The file is replaced atomically. All randomness is derived from seed, round and client, so the seed
+and the round's number are the whole random state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
 _MESSAGES = ("optimizer", "protection", "ledger", "canaries", "best")
-#: What is left out of the file where there is none.
+#: Fields omitted from the file if they are empty.
 _RARE = ("canaries", "best")
 _PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprint": str}
 
@@ -40,7 +40,7 @@ class Checkpoint:
     ledger: Message
     #: The evidence of an audit's canaries.
     canaries: Message = field(default_factory=dict)
-    #: The best model so far, where it is kept.
+    #: The best model so far, if the job keeps it.
     best: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:
@@ -75,9 +75,10 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise if a run with records would start over without a word.
+    """Raise `RunFolderError` if a run that has saved checkpoints would silently start over.
 
-    A checkpoint follows the record of every `every`-th round: a killed run has no more without one.
+    A checkpoint follows the record of every `every`-th round, so a run that was killed before its
+    first checkpoint has at most `every` records.
     """
     metrics = folder.path / METRICS
     with intact(metrics):

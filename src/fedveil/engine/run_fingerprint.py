@@ -1,4 +1,4 @@
-"""What a run that goes on must find again."""
+"""The fingerprint that a resumed run must match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from fedveil.federated.job import Job
 def run_fingerprint(
     job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str
 ) -> str:
-    """A digest of what a resumed run must find again; it may have more rounds."""
+    """Return a digest of job, model and data. It excludes the number of rounds, which may grow.
+
+    `more` are the engine's own arrays, `model` is the model's fingerprint.
+    """
     settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())
     arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]

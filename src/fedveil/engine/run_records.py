@@ -1,4 +1,4 @@
-"""A run's records, a round each: what is counted, why one has no report, what a file must hold."""
+"""The records of a run, one per round: counts, reasons for missing reports, and validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 
-#: The canaries among a round's clients and reports, where a run has any.
+#: The key for the number of canaries among a round's clients and reports.
 CANARIES = "canaries"
 
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
@@ -25,13 +25,13 @@ NEEDED = {
     *LOST, UNUSABLE, *_NUMBERS,
     *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
 }  # fmt: skip
-#: What trained the clients, where the run knows.
+#: The key for the trainer's name, if the run knows it.
 TRAINER = "trainer"
 _NOT_FINITE = "not finite"
 
 
 def counted(outcome: Outcome) -> dict[str, Any]:
-    """What a record says of a round's messages."""
+    """Return the counts of a round's messages for its record."""
     arrived = len(outcome.arrived)
     return {
         "rejected": dict(outcome.rejected),
@@ -47,18 +47,18 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:
-    """What a run says of examples that are several arrays each."""
+    """Yield an event line if examples consist of several arrays."""
     if isinstance(shape, dict):
         yield f"{SEVERAL}{', '.join(shape)}"
 
 
 def without_report(record: Record) -> str | None:
-    """Why no usable report is in a round's aggregate; None where one is."""
+    """Return why a round's aggregate has no usable report, or None if it has one."""
     return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Why a run has no result: no round's aggregate had a usable report; None where one had."""
+    """Return why a run has no result: no round had a usable report. Returns None if one had."""
     if any(_usable(record) for record in records):
         return None
     if not records:
@@ -70,13 +70,13 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
 
 
 def all_failed(number: int, reason: str) -> str:
-    """Why a run ends with a round in which every client failed."""
+    """Return the reason for ending a run after a round in which every client failed."""
     said = f"every client of round {number} failed: {reason}"
     return f"{said}; going on fails again until it is mended"
 
 
 def check(records: Sequence[Record], rounds: int) -> None:
-    """Raise `MessageInvalid` unless these are the records of so many rounds."""
+    """Raise `MessageInvalid` unless `records` are valid records of exactly `rounds` rounds."""
     if len(records) != rounds:
         raise MessageInvalid(f"it holds {len(records)} records where {rounds} rounds are over")
     for number, record in enumerate(records, start=1):
@@ -96,7 +96,7 @@ def _usable(record: Record) -> bool:
 
 
 def _fits(name: str, value: object) -> bool:
-    """Whether a record's key may hold that."""
+    """Return True if `value` has the type that the key `name` of a record needs."""
     if name == "in_clear":
         return isinstance(value, list) and all(isinstance(text, str) for text in value)
     if name in (*LOST, UNUSABLE):
@@ -119,12 +119,12 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _is_one(name: str) -> bool:
-    """Whether a key of every record holds a single figure."""
+    """Return True if the key `name` holds a single figure in every record."""
     return (name in NEEDED and name != "in_clear") or name.startswith("seconds_")
 
 
 def _reasons(records: Sequence[Record]) -> str:
-    """Why there is no report in any of these rounds: what was given most often first."""
+    """Return the most frequent reasons for missing reports in these rounds."""
     times: Counter[str] = Counter()
     for record in records:
         for kind in (*LOST, UNUSABLE):

@@ -1,4 +1,4 @@
-"""How the server applies an aggregate to the global weights."""
+"""Applies an aggregate to the global weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Vector = npt.NDArray[np.float64]
 
 
 class ServerOptimizer:
-    """Federated averaging's step, or that of an adaptive optimiser (Reddi et al., 2021).
+    """The step of federated averaging, or of an adaptive optimiser (Reddi et al., 2021).
 
-    none:      w += lr * d
-    momentum:  m = momentum * m + d;               w += lr * m
-    adam:      m = b1 * m + (1 - b1) * d;  v = b2 * v + (1 - b2) * d^2
-    yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
-               both                                w += lr * m / (sqrt(v) + tau)
+        none:      w += lr * d
+        momentum:  m = momentum * m + d;               w += lr * m
+        adam:      m = b1 * m + (1 - b1) * d;  v = b2 * v + (1 - b2) * d^2
+        yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
+                   both                                w += lr * m / (sqrt(v) + tau)
 
-    d is the aggregate; there is no bias correction, as in the paper, and v begins at tau^2.
-    Buffers take the mean of the clients' values, w += d, whatever the optimiser.
+    d is the aggregate. As in the paper, there is no bias correction, and v starts at tau^2. Buffers
+    always take the mean of the clients' values: w += d.
     """
 
     def __init__(self, settings: ServerSettings, trainable: npt.NDArray[np.bool_]) -> None:
@@ -37,10 +37,10 @@ class ServerOptimizer:
             self._moments["v"] = np.full(size, settings.tau**2)
 
     def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
-        """The new global weights.
+        """Return the new global weights.
 
-        Raises `RoundVoid`, and changes nothing, where weights or moments would not be finite: no
-        client could ever train from them again.
+        Raises `RoundVoid`, and changes nothing, if weights or moments would not be finite: no
+        client could train from them again.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             moved, moments = self._direction(aggregate)
@@ -53,7 +53,7 @@ class ServerOptimizer:
         return new
 
     def _direction(self, d: Vector) -> tuple[Vector, dict[str, Vector]]:
-        """Where the weights go, and the moments after it."""
+        """Return the change of the weights, and the new moments."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -71,11 +71,11 @@ class ServerOptimizer:
         return s.lr * m / (np.sqrt(v) + s.tau), {"m": m, "v": v}
 
     def state(self) -> dict[str, Vector]:
-        """What a checkpoint must hold."""
+        """Return the moments for a checkpoint."""
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Go on from a checkpoint; raises `MessageInvalid` where it has other moments."""
+        """Restore the moments from a checkpoint. Raises `MessageInvalid` if they do not match."""
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape
@@ -88,10 +88,10 @@ class ServerOptimizer:
 
 
 class VariateOptimizer(ServerOptimizer):
-    """Under SCAFFOLD, of the model and the clients' mean control variate in one vector.
+    """SCAFFOLD: the model and the clients' mean control variate in one vector.
 
-    The variate moves by what the clients report of theirs, c += share / unit * d, `share` being the
-    share of the clients that a round draws.
+    The variate moves by the clients' reported changes: c += share / unit * d, where `share` is the
+    share of clients in a round and `unit` the unit of their reports.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DynamicOptimizer(ServerOptimizer):
-    """Under FedDyn: h -= alpha * share * d, w += d - h / alpha; buffers w += d."""
+    """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d."""
 
     def __init__(
         self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], share: float, alpha: float
@@ -124,7 +124,7 @@ class DynamicOptimizer(ServerOptimizer):
 
 
 def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimizer:
-    """The server's half of the job's algorithm."""
+    """Return the server's half of the job's algorithm."""
     share = job.clients_per_round / (job.clients.number or 1)
     if job.training.algorithm == "scaffold":
         return VariateOptimizer(job.server, trainable, share, job.training.lr)

@@ -58,11 +58,11 @@ def simulate(
 ) -> Run:
     """Run a job on this machine.
 
-    `out` is the run's folder (a new one under runs/ without it). `progress` is called with every
-    round's record, `warn` with what the start of the run finds amiss; its events say so too. In a
-    notebook, a run without `progress` shows its rounds and curves in the cell. `starting` is called
-    with what is being done before the first round. `callbacks` are told beside those of
-    `record.callbacks`.
+    `out` is the run's folder (default: a new one under runs/). `progress` is called with every
+    round's record, and `warn` with warnings at the start, which also go to the event log.
+    `starting` is called with a description of each step before the first round. `callbacks` run in
+    addition to those of `record.callbacks`. In a notebook, a run without `progress` shows its
+    rounds and curves in the cell.
     """
     progress, warn = _watched(job, progress, warn)
     with ExitStack() as stack:
@@ -80,11 +80,11 @@ def resume(
     starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
-    """Go on with a run that ended early, from its last complete round.
+    """Resume an interrupted run after its last complete round.
 
-    Its own job decides everything, and one that was edited is refused; `rounds` gives the run
-    more of them. With seeded randomness it ends with the bytes that it would have ended with if
-    nothing had happened. `progress` is called with the old records first, `callbacks` are not.
+    The run's own job file is used, and an edited one is refused. `rounds` extends the run. With
+    seeded randomness the run ends with the same bytes as without the interruption. `progress` is
+    called with the old records first, `callbacks` are not.
     """
 
     def load(path: Path) -> Job:
@@ -110,7 +110,7 @@ def _watched(
 
 
 class Simulator(Engine):
-    """Plays all clients on this machine: each has the part of the data that the split gives it."""
+    """Simulates all clients on this machine. Each has its part of the partitioned data."""
 
     how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"
     reports_leave = False
@@ -122,45 +122,48 @@ class Simulator(Engine):
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Deal the examples; as many clients as the data has owners, where the job leaves it."""
+        """Partition the examples.
+
+        Sets the number of clients to the data's owners if the job has none.
+        """
         self._starting("dealing the examples to clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
     def check(self, job: Job, shape: ModelShape) -> str:
-        """Make a trainer once; gives its name."""
+        """Return the trainer's name. Raises if no trainer fits the model."""
         model = whole(make_model(job, shape))
         return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """With some client's examples."""
+        """Try a batch of some client's examples."""
         self._starting("trying a batch")
         if self._dataset.train.usable is None:
             batches = batches_of(job, self._dataset, self._partition)
-        else:  # no training example decides whether there is a run
+        else:  # no training example may decide whether the run starts
             batches = batches_of_the_test(job, self._dataset)
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """The keys come from the job's seed."""
+        """Return the protection, with keys derived from the job's seed."""
         return make_protection(job, dimension)
 
     def held_out(self) -> HeldOut | None:
-        """What each client does not train on."""
+        """Return the examples that clients hold out, or None."""
         tested, train = self._tested, self._dataset.train
         if tested is not None and train.usable is not None:
             tested = tested.only(train.usable)
         return None if tested is None else HeldOut(train, tested)
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """The training examples, and whose they are."""
+        """Return the training examples and their partition."""
         train, split = self._dataset.train, self._partition
         found = (train.x, train.y, split.indices, split.offsets)
         return found if train.usable is None else (*found, train.usable)
 
     def describe(self) -> Iterable[str]:
-        """The sizes of the clients' parts, and the inputs of an example where it has several."""
+        """Yield the sizes of the clients' parts, and the names of inputs if there are several."""
         yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
         yield from several_inputs(self._dataset.example_shape)
 
@@ -172,7 +175,7 @@ class Simulator(Engine):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the workers: threads where clients train in native code, otherwise processes."""
+        """Start the workers: threads if clients train in native code, otherwise processes."""
         if not job.simulation.masks:
             event("what secure aggregation masks is added without masks (simulation.masks = false)")
         executor = self._executor(job, shape, protection.dimension, folder, event)
@@ -203,7 +206,7 @@ class Simulator(Engine):
         workers = worker_count(job)
         try:
             own = own_code.packed(job.own_names) if workers else b""
-        except Exception as error:  # what a script holds may refuse to be sent in any way
+        except Exception as error:  # pickling a script's objects may raise anything
             workers, why = 0, own_code.described(error)
             event(f"clients train in the calling process: its script cannot be sent on: {why}")
         if workers == 0:

@@ -1,7 +1,7 @@
-"""When a run ends by what it measures, and the best model so far.
+"""Stops a run by its metrics, and keeps the best model so far.
 
-Everything but the model is read off the run's records, so that a run that goes on decides as it
-would have decided.
+Everything but the model is computed from the run's records, so a resumed run decides as if it had
+not been interrupted.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedveil.record.recorder import Record
 
 
 class Stopping:
-    """Looks at every round's record after it was made."""
+    """Decides after each round's record whether the run stops."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
-        """`tested`: the figures that decide in a record, which also has the loss."""
+        """Check the settings. `tested` are the task's measures, besides the loss."""
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(
                 [f"stopping.metric = {settings.metric!r} is no figure of the rounds' records: "
@@ -35,7 +35,7 @@ class Stopping:
         self._best: tuple[int, Float32s] | None = None
 
     def why(self, records: Sequence[Record]) -> str | None:
-        """Why the run ends after these records; None where it goes on."""
+        """Return the reason for stopping after these records, or None to continue."""
         settings, tested = self._settings, list(self._tested(records))
         if not tested:
             return None
@@ -54,26 +54,26 @@ class Stopping:
         return None
 
     def saw(self, records: Sequence[Record], weights: Float32s) -> None:
-        """Take in the last record, of a round that ended with these weights."""
+        """Save the weights if the last record is the best so far."""
         best = self._best_round(records)
         if best is not None and best == records[-1]["round"]:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """The weights that the run leaves, and a sentence where they are not the last round's."""
+        """Return the run's final weights, and a sentence if they are not the last round's."""
         if self._best is None:
             return weights, None
         round, best = self._best
         return best, f"the model is that of round {round}, the best one tested"
 
     def state(self) -> Message:
-        """What a checkpoint must hold."""
+        """Return the best model for a checkpoint."""
         if self._best is None:
             return {}
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Go on from a checkpoint, which has the weights of the best round of these."""
+        """Restore the best model from a checkpoint. Its round must be the best of `records`."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)
@@ -84,19 +84,19 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def _best_round(self, records: Sequence[Record]) -> int | None:
-        """The first that no other is better than; None where no model is kept, or none tested."""
+        """Return the first best round, or None if no model is kept or no round was tested."""
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None
 
     def _metric(self, record: Record) -> tuple[str, Better]:
-        """The figure that decides, and how it is better; of a record that was tested."""
+        """Return the deciding figure of a tested record, and whether higher or lower is better."""
         name, known = self._settings.metric, {LOSS: "lower", **measures(record)}
         if name is None:
             return deciding(record)
         return name, "lower" if known[name] == "lower" else "higher"
 
     def _tested(self, records: Sequence[Record]) -> Iterator[tuple[int, float]]:
-        """The rounds that were tested, each with its figure, of which the higher is the better."""
+        """Yield each tested round and its figure. The sign is set so that higher is better."""
         for record in records:
             if LOSS in record:
                 name, better = self._metric(record)

@@ -1,4 +1,4 @@
-"""The parameter of a protection that brings a whole run to an epsilon."""
+"""Solves for the parameter of a protection that gives a whole run a target epsilon."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection
 from fedveil.protections.cost_key import CostKey
 
-#: Where a search gives up, and the digits of what it finds.
+#: Limits of the search, and the significant digits of its result.
 _LEAST, _MOST = 1e-9, 1e9
 _DIGITS = 4
 
 
 class Solved(NamedTuple):
-    """The job's keys to set, the one that was solved for last, and the protection they make."""
+    """The keys to set in the job, the solved one last, and the resulting protection."""
 
     keys: dict[str, Any]
     protection: Protection
 
     @property
     def value(self) -> float:
-        """What was solved for."""
+        """Return the value of the solved key."""
         return float(list(self.keys.values())[-1])
 
     def __str__(self) -> str:
-        """As options of a command."""
+        """Return the keys as command-line options."""
         shown = ((key, "null" if value is None else value) for key, value in self.keys.items())
         return " ".join(f"--set {key}={value}" for key, value in shown)
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
-    """What a client that is drawn in every round will have spent."""
+    """Return the forecast cost of a whole run for a client in every round."""
     spending = protection.spending(protection.initial_state())
     figures = project(spending, rounds, delta, adaptive=protection.adaptive)
     figure = figures["run_every_round"]
-    assert figure is not None  # only the most-drawn client is not known before
+    assert figure is not None  # only the figure of the most-drawn client is unknown in advance
     return figure
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """The job's key of the parameter that decides what a report costs, where one does."""
+    """Return the job's key of the parameter that decides the cost of a report, or None."""
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
 
 def solve(job: Job, protection: Protection, target: float) -> Solved:
-    """The value that costs most, to four digits, of those with which a run costs at most `target`.
+    """Find the most costly value of the parameter for a run that costs at most `target`.
 
-    That is for a client that is drawn in every round, at the job's delta, by the ledger's own
-    forecast. Everything else stays as the job has it, but that clients count equally where they
-    did not have to. An adaptive run gets the target as its total as well: its rounds may cost more
-    than the first, and the forecast is no bound.
+    The value has four digits. The cost is the ledger's forecast at the job's delta, for a client in
+    every round. Everything else in the job stays the same, except that clients are weighted equally
+    if they were not. An adaptive run also gets `target` as its total: its rounds may cost more than
+    the first, so the forecast is no bound.
     """
     target = positive("target epsilon", target)
     key, place = protection.cost_key(protection.settings), key_of_cost(protection)
@@ -112,7 +112,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def _with(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with another value of its parameter. Raises for a refused one."""
+    """Return the protection with another value of its parameter. Raises if the value is refused."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 
@@ -125,10 +125,10 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], bool], key: CostKey, start: float) -> float | None:
-    """The value that costs most of those that fit, rounded to a few digits; None where none does.
+    """Return the most costly value that fits, rounded to a few digits, or None if none fits.
 
-    What the parameter may not be, at its end, does not fit. `cost` grows with what a report costs:
-    the parameter, or one over it.
+    A value outside the parameter's allowed range does not fit. `cost` grows with the cost of a
+    report: it is the parameter, or 1 over it.
     """
 
     def at(cost: float) -> float:

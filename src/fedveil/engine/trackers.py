@@ -1,4 +1,4 @@
-"""Runs in MLflow and in Weights & Biases: the job's keys, and every round's figures."""
+"""Callbacks for MLflow and Weights & Biases: log the job's keys and every round's figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.record.recorder import Record
 
 
 class MLflow(Callback):
-    """Writes where MLflow's own settings say, and into the run's folder where they say nothing."""
+    """Logs to MLflow. Without MLFLOW_TRACKING_URI it writes to the run's folder."""
 
     def __init__(self) -> None:
         try:
@@ -36,7 +36,7 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Writes as WANDB_MODE says, and offline into the run's folder where it says nothing."""
+    """Logs to Weights & Biases. Without WANDB_MODE it writes to the run's folder, offline."""
 
     def __init__(self) -> None:
         try:
@@ -65,7 +65,7 @@ class WandB(Callback):
 
 
 def _figures(record: Record) -> dict[str, float]:
-    """The numbers of a record."""
+    """Return the numbers of a record."""
     numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "round"}
     return {name: float(value) for name, value in numbers.items()}
 

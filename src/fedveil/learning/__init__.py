@@ -1,1 +1,1 @@
-"""Training and evaluation: torch lives here."""
+"""Training and evaluation with torch."""

@@ -1,20 +1,20 @@
-"""One step on a secretly sampled batch in which no example counts for more than a clip.
+"""One step on a secretly sampled batch, in which every example's contribution is clipped.
 
-A client takes each of its examples into the batch with the same probability, on its own, and its
+A client takes each of its examples into the batch independently, with the same probability. Its
 update is the sum over the batch of
 
-    -lr / batch_size * gradient,   shortened to the L2 norm `clip` where it is longer,
+    -lr / batch_size * gradient,   scaled down to the L2 norm `clip` if it is longer,
 
-where `batch_size` is the number that the job states, whatever the batch came to. The sum itself is
-not clipped. An example that is not usable, or whose gradient is not finite or cannot be
-taken, counts for nothing, and an empty batch gives an update of zeros: an example decides about its
-own contribution alone.
+where `batch_size` is the number in the job, whatever the size of the batch. The sum itself is not
+clipped. An example contributes nothing if it is not usable, or if its gradient is not finite or
+cannot be computed. An empty batch gives an update of zeros. So an example affects only its own
+contribution.
 
-With a finite clip the update is made so that no example moves it by more than the clip, rounding
-counted (`privacy.sum_grid`), of contributions as they were computed. What an example's
-contribution is does not depend on the others of its batch in a linear model. Elsewhere torch takes
-some examples' gradients at once, always of as many, each in a place and with random draws that who
-is in the batch decides. An example without a gradient leaves its place to a companion's data.
+With a finite clip, no example moves the update by more than the clip, including rounding
+(`privacy.sum_grid`), given the contributions as computed. In a linear model an example's
+contribution does not depend on the other examples of its batch. In other models torch computes the
+gradients of a fixed number of examples at once, and the batch decides the position and the random
+draws of each example. An example without a gradient is replaced by another one of the batch.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPla
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
-#: Gradients of so many entries lie in memory together, of at most so many examples.
+#: The most gradient entries in memory at a time, and the most examples.
 _ENTRIES, _AT_ONCE = 1 << 22, 64
 
 
 class ClippedExamplesTrainer(OneThread):
-    """Trains clients one after another, each by one such step.
+    """Trains clients one after another, each with one such step.
 
-    `rate` is the probability of an example, `clip` the bound on what it moves the update by;
-    infinite for none. `loss` is that of a batch, where the plan names none.
+    `rate` is the probability of an example. `clip` bounds an example's contribution to the update;
+    infinity means no bound. `loss` is a batch's loss, if the plan does not name one.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """One dense layer: an example's gradient is the product of its features and its error.
+    """One dense layer: an example's gradient is the outer product of its features and its error.
 
-    So its norm is the product of theirs, and neither is written out. Everything is float64, one
-    example at a time.
+    The norm of the gradient is therefore the product of their norms, and the gradient is never
+    materialised. Everything is computed in float64, one example at a time.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -120,7 +120,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """The sums of a model that is such a layer, after flattening; None for another."""
+        """Return an object for a model of one dense layer after flattening, otherwise None."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -185,9 +185,10 @@ def _add_linear(
     x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
     share: float, clip: float, moved: Float64s, moved_bias: Float64s
 ) -> None:  # fmt: skip
-    """Add -share * (softmax - label) times (features, one) to `moved` for each of the batch.
+    """Add -`share` times the gradient (softmax - label) (features, one) of each example to `moved`.
 
-    `columns` and `moved` are a weight's transpose, so that the inner loops run over the outputs.
+    Scales a contribution down to the norm `clip` if it is longer. `columns` and `moved` are
+    transposed weights, so that the inner loops run over the outputs.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -226,9 +227,9 @@ def _add_linear(
 
 
 class _AnyModel:
-    """The gradients of some examples at once, by vmap; the last ones are filled up with repeats.
+    """Computes the gradients of several examples at once with vmap, padded with repeated examples.
 
-    Where that raises, each is tried alone, and those that raise alone are left out.
+    If that raises an exception, it tries each example alone and leaves out those that fail.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
@@ -290,16 +291,16 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Return a gradient row for each of `some` and a mask of those that count; no rows if none.
 
-        An invalid example leaves the rows of the others unchanged to the byte: they are computed
-        in the same places of a batch of the same size, with the same random draws.
+        An invalid example leaves the rows of the others unchanged to the byte: they are computed in
+        the same places of a batch of the same size, with the same random draws.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
             beside = np.where(counts, some, some[np.argmax(counts)])
             try:
                 return self._flat(parameters, client, beside, self._at_once, draws), counts
-            except Exception:  # the user's model may raise anything: for which of them?
-                if alone:  # for none of them, but for so many at once
+            except Exception:  # find out which examples fail
+                if alone:  # none fails alone, only all together
                     nothing = torch.zeros_like(next(row for row in alone if row is not None))
                     return torch.cat([nothing if row is None else row for row in alone]), counts
             alone = [self._alone(parameters, client, i, draws) for i in some]
@@ -309,10 +310,10 @@ class _AnyModel:
     def _alone(
         self, parameters: dict[str, torch.Tensor], client: ClientData, one: int, draws: int
     ) -> torch.Tensor | None:
-        """Return this example's row; None if the model raises."""
+        """Return this example's row, or None if the model raises."""
         try:
             return self._flat(parameters, client, np.array([one]), 1, draws)
-        except Exception:  # as above
+        except Exception:  # the user's model may raise anything
             return None
 
     def _flat(
@@ -323,7 +324,10 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """A row of gradient for each of `some`, of so many that are computed."""
+        """Return a gradient row for each of `some`.
+
+        Computes `rows` rows, the rest being repeats.
+        """
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -334,7 +338,10 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add what moves the parameters to their places; buffers stay as they are."""
+        """Add the changes of the parameters to their positions in `total`.
+
+        Buffers stay unchanged.
+        """
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

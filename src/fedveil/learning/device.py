@@ -1,4 +1,4 @@
-"""Which devices torch has here, and what is drawn on one."""
+"""Checks torch devices and seeds their generators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedveil.errors import JobError
 
 
 def check_device(key: str, name: str) -> None:
-    """Refuse a device that torch does not have here; `key` is where the job names it."""
+    """Raise `JobError` if torch does not have this device. `key` is the job's key that names it."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -17,7 +17,10 @@ def check_device(key: str, name: str) -> None:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed what dropout draws from; `torch.manual_seed` would also note every other device."""
+    """Seed the generators used by dropout.
+
+    `torch.manual_seed` would also touch all other devices.
+    """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

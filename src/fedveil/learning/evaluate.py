@@ -1,4 +1,4 @@
-"""How good a model is on held-out examples."""
+"""Evaluates a model on held-out examples."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Scores:
-    """What a task keeps of a model's outputs on examples, a row each, and the mean loss."""
+    """The data for a task's metrics, with one row per example, and the mean loss."""
 
     task: Task
     kept: tuple[Array, ...]
     loss: float
 
     def figures(self) -> dict[str, Any]:
-        """The loss and the task's metrics, of all examples."""
+        """Return the loss and the task's metrics over all examples."""
         return {"loss": self.loss, **self.task.metrics(*self.kept)}
 
     def of(self, rows: Int64s) -> dict[str, Any]:
-        """The task's metrics of some of the examples."""
+        """Return the task's metrics over some of the examples."""
         return self.task.metrics(*(part[rows] for part in self.kept))
 
 
 @torch.no_grad()
 def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu") -> Scores:
-    """The model on the examples."""
+    """Evaluate the model on the examples."""
     was_training = model.training
     model.eval()
     parts, loss = [], 0.0

@@ -1,4 +1,4 @@
-"""Reading a model as a sequence of layers that are known."""
+"""Reads a model as a sequence of known layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedveil.learning.residual import chain_of
 
 
 def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
-    """The layers of a plain chain in their order; None where it is anything else.
+    """Return the layers of a plain chain in order, or None for any other model.
 
-    Each is of a class that is known, does nothing but what its class does, and its weights are its
-    own, trained, float32 and on the CPU.
+    Each layer has a known class, no hooks, and weights that are its own, trainable, float32 and on
+    the CPU.
     """
     layers = _unrolled(model, known)
     if layers is None:
@@ -29,7 +29,7 @@ def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[n
 
 
 def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
-    """The layers in their order, those of nested chains too; None where one is not known."""
+    """Return the layers in order, including those of nested chains, or None if one is unknown."""
     if type(model) is nn.Sequential and _is_untouched(model):
         parts = [_unrolled(child, known) for child in model]
         return None if None in parts else [layer for part in parts if part for layer in part]
@@ -39,7 +39,7 @@ def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.M
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Whether calling the module does what its class does and nothing else."""
+    """Return True if calling the module does what its class does and nothing else."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,

@@ -1,6 +1,6 @@
-"""What is learnt: how a batch is made, its loss, and what is measured of a model.
+"""Tasks: how to make a batch, the loss, and the metrics.
 
-A task of the user's is a class of these: `loss` is all that it must have.
+A user's own task is a subclass of `Task`, which must define only `loss`:
 
     class Robust(fedveil.Task):
         def loss(self, outputs, targets):
@@ -29,57 +29,59 @@ from fedveil.learning.precision import computing
 from fedveil.learning.task_metrics import Better, Metric
 from fedveil.learning.trainer import TrainingPlan, change_gradients, make_optimizer
 
-#: A tensor, or one for each input by its name, or some in their order.
+#: A tensor, a dict with a tensor for each named input, or a list of tensors in order.
 Tensors: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch.Tensor]"
 
 
 class Task(ABC):
-    """What is learnt of examples."""
+    """Defines what a model learns. Subclass it for a task of your own."""
 
-    #: How the data's y is checked: as "class", "numbers", "bits", "tokens" or not ("own").
+    #: The validation of the data's y: "class", "numbers", "bits", "tokens" or "own" (none).
     targets: ClassVar[Targets] = "own"
-    #: What examples of different lengths are filled up with, and what their targets are.
+    #: The padding values for examples of different lengths, and for their targets.
     padding: ClassVar[int] = 0
     target_padding: ClassVar[int] = 0
-    #: The figures that `metrics` gives and which way each is better; the first one decides.
+    #: The metrics that are single figures, and which way each is better. The first one decides.
     measures: Mapping[str, Better] = {}
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """The mean loss of a batch, of the model's outputs and what `collate` made of y."""
+        """Return the mean loss of a batch. `targets` is what `collate` made of y."""
 
     def collate(self, x: Opened, y: Opened) -> tuple[Tensors, Tensors]:
-        """A batch of some examples: a model is called with a tensor, or by the inputs' names.
+        """Turn examples into a batch.
 
-        Both come as arrays, as lists of arrays where lengths differ, or as one of these for each
-        input.
+        The model is called with a tensor, or with the inputs by name.
+
+        `x` and `y` are arrays, lists of arrays if lengths differ, or a dict of these for several
+        inputs.
         """
         return as_tensors(x, self.padding), as_tensors(y, self.target_padding)
 
     def forward(self, model: nn.Module, inputs: Tensors) -> Any:
-        """The model's outputs."""
+        """Return the model's outputs."""
         if isinstance(inputs, torch.Tensor):
             return model(inputs)
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """What of a batch the metrics are made of: arrays with a row for each example."""
+        """Return the data for the metrics from a batch: arrays with one row per example."""
         return outputs.detach().cpu().numpy(), targets.cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
-        """The figures of held-out examples, whose `scored` lie one after another."""
+        """Return the metrics. `scored` are the concatenated arrays of all batches."""
         return {}
 
     def optimizer(
         self, parameters: Sequence[torch.Tensor], plan: TrainingPlan
     ) -> torch.optim.Optimizer:
-        """What a client of a round begins with."""
+        """Return the optimiser with which a client starts a round."""
         return make_optimizer(parameters, plan)
 
     def train(
         self, model: nn.Module, batches: Iterator[tuple[Tensors, Tensors]], plan: TrainingPlan
     ) -> None:
-        """A client's whole training in a round: the model holds the server's weights."""
+        """Train one client for one round. The model starts with the server's weights."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         optimizer = self.optimizer(parameters, plan)
@@ -92,7 +94,7 @@ class Task(ABC):
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Examples as tensors; those of different lengths filled up to the longest."""
+    """Return examples as tensors, padded to the longest if lengths differ."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)
@@ -109,12 +111,12 @@ def _tensor(column: Array | list[Array], padding: int) -> torch.Tensor:
 
 
 class _Bundled(Task):
-    """A task whose metrics stand in a table; `loss_name` is what a plan calls its loss."""
+    """A bundled task, with its metrics in a table. `loss_name` is its loss in a training plan."""
 
     loss_name: ClassVar[str]
     table: ClassVar[Mapping[str, Metric]]
     usual: ClassVar[Sequence[str]]
-    #: Metrics that are more than a number.
+    #: Metrics that are not a single number.
     lists: ClassVar[Sequence[str]] = ("f1_per_class", "confusion")
 
     def __init__(self, metrics: Sequence[str] | None = None) -> None:
@@ -141,7 +143,7 @@ class _Bundled(Task):
 
 
 class Classification(_Bundled):
-    """One of some classes, by cross-entropy."""
+    """Classification, with cross-entropy."""
 
     targets = "class"
     loss_name = "cross_entropy"
@@ -158,7 +160,7 @@ class Classification(_Bundled):
 
 
 class Regression(_Bundled):
-    """Numbers, by their mean squared error."""
+    """Regression, with the mean squared error."""
 
     targets = "numbers"
     loss_name = "mean_square"
@@ -171,7 +173,7 @@ class Regression(_Bundled):
 
 
 class MultiLabel(_Bundled):
-    """Truth values, each by its own cross-entropy."""
+    """Several yes-or-no labels per example, each with binary cross-entropy."""
 
     targets = "bits"
     loss_name = "binary_cross_entropy"
@@ -185,7 +187,7 @@ class MultiLabel(_Bundled):
 
 
 class NextToken(_Bundled):
-    """The token after each, of scores [examples, tokens, vocabulary]."""
+    """Prediction of the next token, from scores [examples, tokens, vocabulary]."""
 
     targets = "tokens"
     target_padding = IGNORED
@@ -197,7 +199,7 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """The sum of each example's losses, how many tokens it has, and how many are right."""
+        """Return each example's summed loss, number of tokens and number of correct ones."""
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED
@@ -225,7 +227,7 @@ BUNDLED: dict[str, type[_Bundled]] = {
 
 
 def find(name: str, metrics: Sequence[str] | None = None) -> Task:
-    """The task that a job names; raises `TaskInvalid`."""
+    """Return the task that a job names. Raises `TaskInvalid`."""
     if name in BUNDLED:
         return BUNDLED[name](metrics)
     key = f"task = {name!r}"
@@ -240,5 +242,5 @@ def find(name: str, metrics: Sequence[str] | None = None) -> Task:
 
 
 def plan_loss(task: Task) -> str:
-    """What a training plan calls the task's loss: by its name where any trainer may take it."""
+    """Return the task's loss as a training plan names it, or `OWN` for a user's own task."""
     return task.loss_name if type(task) in BUNDLED.values() else OWN  # type: ignore[attr-defined]

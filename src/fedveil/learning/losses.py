@@ -1,4 +1,4 @@
-"""The losses that a training plan can name: the mean over a batch, and each example's own."""
+"""The losses of training plans: the mean over a batch, and the loss of each example."""
 
 from __future__ import annotations
 
@@ -8,39 +8,42 @@ import torch
 from torch.nn import functional
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-#: What `TrainingPlan.loss` says where only the task knows its loss.
+#: The value of `TrainingPlan.loss` if only the task can compute its loss.
 OWN = "own"
-#: And where classes count differently.
+#: The value of `TrainingPlan.loss` for cross-entropy with class weights.
 WEIGHTED = "weighted_cross_entropy"
-#: A target of which nothing is to be learnt.
+#: The target of a token that training ignores.
 IGNORED = -100
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Each example's; `y` holds classes."""
+    """Return each example's cross-entropy. `y` contains classes."""
     return functional.cross_entropy(scores, y, reduction="none")
 
 
 def mean_square(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Each example's squared error, the mean over its numbers."""
+    """Return each example's squared error, averaged over its numbers."""
     return (outputs.reshape(y.shape) - y).square().flatten(1).mean(1)
 
 
 def binary_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Each example's, the mean over its truth values; scores are logits."""
+    """Return each example's binary cross-entropy, averaged over its labels. `scores` are logits."""
     each = functional.binary_cross_entropy_with_logits
     return each(scores.reshape(y.shape), y, reduction="none").flatten(1).mean(1)
 
 
 def next_token(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Each example's mean over its tokens; scores are [examples, tokens, vocabulary]."""
+    """Return each example's mean loss over its tokens.
+
+    `scores` is [examples, tokens, vocabulary].
+    """
     losses = functional.cross_entropy(
         scores.transpose(1, 2), y, reduction="none", ignore_index=IGNORED
     )
     return losses.sum(1) / (y != IGNORED).sum(1).clamp(min=1)
 
 
-#: Each example's loss, of which a batch's is the mean.
+#: Name -> the loss of each example. The loss of a batch is their mean.
 LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
     "mean_square": mean_square,
@@ -50,7 +53,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Each example's; `WEIGHTED` is its cross-entropy, times the weight of its class."""
+    """Return a loss that gives a value per example. `WEIGHTED` scales it by the class weight."""
     if name != WEIGHTED:
         return LOSSES[name]
     weights = torch.tensor(class_weights)
@@ -58,8 +61,8 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """A batch's loss."""
+    """Return a loss that gives the mean over a batch."""
     if name == "cross_entropy":
-        return functional.cross_entropy  # one call less, in every step
+        return functional.cross_entropy  # saves one call in every step
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

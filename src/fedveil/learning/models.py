@@ -1,4 +1,4 @@
-"""The built-in models, and the user's own."""
+"""The built-in models, and the loading of a user's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedveil.learning.trained_part import only_head
 
 
 def lenet(shape: Sequence[int], classes: int) -> nn.Module:
-    """LeNet for one-channel 28x28 images; 61,706 parameters with ten classes."""
+    """Return LeNet for one-channel 28x28 images, with 61,706 parameters for ten classes."""
     if tuple(shape) != (1, 28, 28):
         raise ModelInvalid(f"model = lenet needs examples of shape (1, 28, 28), not {tuple(shape)}")
     model = nn.Sequential(
@@ -33,9 +33,10 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Initial weights as He et al. (2015) derive them for ReLU; torch's own are 2.4 times smaller.
+    """Set the initial weights for ReLU (He et al., 2015), which are 2.4 times larger than torch's.
 
-    With those LeNet spends its first rounds on a plateau, which costs a federation dearly.
+    With torch's own, LeNet spends its first rounds on a plateau, which is expensive in a
+    federation.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -46,16 +47,18 @@ def _for_relu(model: nn.Module) -> nn.Module:
 
 
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
-    """LeNet that ends in the 62 classes of handwritten characters."""
+    """Return LeNet with the 62 output classes of handwritten characters."""
     if classes > 62:
         raise ModelInvalid(f"model = lenet_femnist has 62 classes, the data has {classes}")
     return lenet(shape, 62)
 
 
 def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """The net of Papernot et al. (2020), "Tempered sigmoid activations", for training under noise.
+    """Return the network of Papernot et al.
 
-    Tanh bounds what noise can do to an activation; 26,010 parameters with ten classes.
+    (2020), "Tempered sigmoid activations", for noisy training.
+
+    Tanh bounds the effect of noise on an activation. It has 26,010 parameters for ten classes.
     """
     if tuple(shape) != (1, 28, 28):
         raise ModelInvalid(
@@ -71,9 +74,9 @@ def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
-    """LeNet as Zhu et al. (2019) attack its gradients: sigmoids, strides for pools, wide weights.
+    """Return the LeNet of Zhu et al. (2019) for gradient attacks, with sigmoids and wide weights.
 
-    13,426 parameters for one-channel 28x28 images of ten classes.
+    It uses strides instead of pooling, and has 13,426 parameters for 28x28 images of ten classes.
     """
     if len(shape) != 3:
         raise ModelInvalid(
@@ -93,37 +96,42 @@ def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
-    """Two hidden layers of 200, as in the first paper on federated averaging."""
+    """Return a network with two hidden layers of 200, as in the paper on federated averaging."""
     return _dense(shape, (200, 200), classes, nn.ReLU)
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """The dense net of the membership-inference literature: 1024-512-256 with tanh."""
+    """Return the dense network of the membership-inference literature: 1024-512-256 with tanh."""
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
 def logistic(shape: Sequence[int], classes: int) -> nn.Module:
-    """Multinomial logistic regression."""
+    """Return multinomial logistic regression."""
     return _dense(shape, (), classes, nn.ReLU)
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """A linear head on fixed oriented filters; 7,850 parameters for 28x28 images of ten classes."""
+    """Return a linear head on fixed oriented filters.
+
+    It has 7,850 parameters for ten classes of 28x28 images.
+    """
     return _head_on(OrientedFilters(shape), classes)
 
 
 def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """The same with filters of filters besides; 39,210 parameters for such images.
+    """Return a linear head on oriented filters of first and second order.
 
-    More is to be learnt from them, and more weights take noise: for where a loss is small.
+    It has 39,210 parameters for ten classes of 28x28 images. It learns more than `filters_linear`,
+    but noise affects more weights. Use it if the loss of accuracy to noise is small.
     """
     return _head_on(OrientedFilters(shape, FilterBank(twice=True)), classes)
 
 
 def transformer(shape: Sequence[int], classes: int) -> nn.Module:
-    """Scores of the token after each, by two layers of 128; a million parameters with 2,340 tokens.
+    """Return a next-token model with two layers of width 128.
 
-    For `task: next_token`; `classes` is how many tokens there are.
+    For `task: next_token`. `classes` is the size of the vocabulary. It has a million parameters for
+    2,340 tokens.
     """
     if len(shape) != 1:
         raise ModelInvalid(f"model = transformer needs rows of tokens, not examples of {shape}")
@@ -136,7 +144,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """A head that begins at zero: its loss has one minimum, and a draw would only be noise."""
+    """Return a head with zero weights. Its loss is convex: random weights would only add noise."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -168,10 +176,10 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
-    """The model that a job names, its initial weights drawn from `entropy`.
+    """Return the model that a job names, with initial weights drawn from `entropy`.
 
-    A user's `package.module:function` is called with those of the arguments `shape` (of one
-    example, or of each of its inputs) and `classes`, or `outputs`, that it has.
+    A user's `package.module:function` gets the arguments that it declares: `shape` (of one example,
+    or of each of its inputs), and `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(entropy.integer(1 << 63))

@@ -1,10 +1,10 @@
-"""Fixed oriented filters: what a linear head sees of an image.
+"""Fixed oriented filters that extract the features for a linear head.
 
-Noise is added to every weight that travels, so that few weights that see much are worth more than
-many. These filters are nobody's data: pairs of an even and an odd Gabor filter, whose modulus says
-how much of a stroke of one direction and width there is, wherever exactly it lies, averaged over
-small squares of the image. What all directions share is taken away, and every image's features
-have the same norm, so that no image's gradient is much longer than another's and little is clipped.
+Noise is added to every weight that a client sends, so a few informative weights are worth more than
+many. The filters depend on no data. They are pairs of an even and an odd Gabor filter. Their
+modulus measures strokes of one direction and width, wherever exactly they are, averaged over small
+squares of the image. The mean over all directions is subtracted. Every image's features have the
+same norm, so no gradient is much longer than another, and little is clipped.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from torch import nn
 from fedveil.base.arrays import Float32s
 from fedveil.errors import ModelInvalid
 
-#: Filters are whole multiples of this, so that every machine's cosine gives the same ones.
+#: Filters are rounded to multiples of this, so that they are the same on every machine.
 _GRID = 2.0**-24
-#: A filter ends where its window has fallen to a twentieth.
+#: A filter ends where its window falls to a twentieth of its peak.
 _REACH = 2.5
-#: Added to the norm of a scale's strengths: what is far below is rounding, or dust, and stays so.
+#: Added to the norm of a scale's strengths, so that rounding errors and dust are not amplified.
 _FAINT = 1e-2
-#: Added to a modulus' square, so that its root has a gradient where there is no stroke.
+#: Added to the squared modulus, so that its root has a gradient when there is no stroke.
 _DUST = 1e-12
 
 
 @dataclass(frozen=True)
 class FilterBank:
-    """What decides the features; chosen on a part of MNIST's training set.
+    """The settings of the features, chosen on a part of MNIST's training set.
 
-    `wavelengths`: a scale each, in pixels: a stroke and the gap beside it. `width`: the standard
-    deviation of a filter's Gaussian window, in wavelengths. `stride`: how many pixels lie between
-    two places of a filter. `pool`: the side of the squares that are averaged, in pixels, a
-    multiple of the stride. `norm`: the L2 norm of every image's features. `twice`: whether the
-    first scale's strengths, before they are averaged, go through its filters once more, which says
-    how strokes are bent, end and cross: a scattering of second order, with as many features again
-    for each orientation.
+    Each of `wavelengths` is a scale: the pixels of a stroke and the gap beside it. `width` is the
+    standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the number of
+    pixels between two positions of a filter. `pool` is the side of the averaged squares in pixels,
+    a multiple of the stride. `norm` is the L2 norm of every image's features. `twice` filters the
+    first scale's strengths once more before averaging, which shows how strokes bend, end and cross:
+    scattering of second order, with another set of features for each orientation.
     """
 
     orientations: int = 8
@@ -53,14 +52,14 @@ class FilterBank:
 
     @property
     def channels(self) -> int:
-        """How many strengths a square has."""
+        """The number of strengths per square."""
         once = self.orientations * len(self.wavelengths)
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """For each scale, the even and the odd filter of each orientation: [filters, side, side].
+        """Yield each scale's filters, [filters, side, side]: even and odd ones per orientation.
 
-        Each has norm 1, and mean 0: an even brightness is nothing.
+        Each has norm 1 and mean 0, so uniform brightness has no effect.
         """
         for wavelength in self.wavelengths:
             reach = math.ceil(_REACH * self.width * wavelength)
@@ -80,16 +79,16 @@ class FilterBank:
 
 
 class OrientedFilters(nn.Module):
-    """Images [examples, channels, height, width] as rows of `outputs` features.
+    """Turns images [examples, channels, height, width] into rows of `outputs` features.
 
-    A strength is the mean, over one square of one channel, of sqrt(even^2 + odd^2) of one filter
-    pair. The mean of a scale's directions is subtracted from each, square by square; each scale
-    is divided by its L2 norm, the strengths of second order like a scale, and all features together
-    are brought to norm `bank.norm`: nothing is known of any other image. One without a stroke gives
-    next to nothing. Beyond its border an image goes on as it ends.
+    A strength is the mean of sqrt(even^2 + odd^2) of one filter pair over one square of one
+    channel. In each square the mean over a scale's directions is subtracted. Each scale is divided
+    by its L2 norm, and so are the strengths of second order. Finally all features are scaled to
+    norm `bank.norm`. No step uses any other image. An image without strokes has features close to
+    zero. The border of an image is padded with its edge values.
     """
 
-    #: A convolution's bits do not depend on which images are beside it.
+    #: The bits of a convolution do not depend on the other images in the batch.
     examples_at_once = 16
 
     def __init__(self, shape: Sequence[int], bank: FilterBank | None = None) -> None:
@@ -119,7 +118,7 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """A row of norm 1 for each plane, from [.., orientations, height, width]."""
+        """Return a row of norm 1 for each plane, from [.., orientations, height, width]."""
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
         strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)
@@ -127,7 +126,7 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """sqrt(even^2 + odd^2) of each filter pair: [planes, orientations, height, width]."""
+    """Return sqrt(even^2 + odd^2) of each filter pair: [planes, orientations, height, width]."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

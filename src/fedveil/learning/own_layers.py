@@ -1,4 +1,4 @@
-"""Tensors of a model that stay with each client, which nobody else ever sees."""
+"""Tensors of a model that stay with each client and are never sent."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from torch import nn
 
 from fedveil.errors import ModelInvalid
 
-#: What a model has of which some tensors stay with clients; copies of the model have it too.
+#: Marks a model that has such tensors. Copies of the model have the mark too.
 _MARK = "_fedveil_own_layers"
 
 
 def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """The same model, whose tensors with such names stay with each client from now on."""
+    """Mark the tensors whose names match a pattern: they stay with each client.
+
+    Returns the model.
+    """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     own = []
     for pattern in patterns:
@@ -30,13 +33,13 @@ def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
 
 
 def own_names(model: nn.Module) -> tuple[str, ...]:
-    """The names of those tensors."""
+    """Return the names of the marked tensors."""
     names: tuple[str, ...] = getattr(model, _MARK, ())
     return names
 
 
 def whole(model: nn.Module) -> nn.Module:
-    """The same model as a client has it: all of it is trained there."""
+    """Remove the mark, so that all of the model is trained, as at a client. Returns the model."""
     if own_names(model):
         delattr(model, _MARK)
     return model

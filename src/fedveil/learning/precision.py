@@ -1,4 +1,4 @@
-"""The numbers that a model is computed in while it trains."""
+"""The number format of training."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 def computing(
     forward: Callable[..., Any], precision: str, device: torch.device
 ) -> Callable[..., Any]:
-    """A forward pass in these numbers, that gives float32.
+    """Return a forward pass that computes in this precision and returns float32.
 
-    bfloat16 is mixed precision: products, convolutions and the gradients that come of them are of
-    16 bits; what is sensitive (norms, softmax), the weights, their gradients and all that an
-    optimiser makes of these are float32. Its range is float32's: no loss has to be scaled.
+    bfloat16 is mixed precision. Products, convolutions and their gradients have 16 bits. Sensitive
+    operations (norms, softmax), the weights, their gradients and the optimiser's state are float32.
+    The range is that of float32, so the loss needs no scaling.
     """
     if precision == "float32":
         return forward
 
     def passing(*inputs: Any, **named: Any) -> Any:
-        # A cast weight is not kept: under vmap it would outlive the transform that it is of.
+        # Do not cache cast weights: under vmap they would outlive their transform.
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
             outputs = forward(*inputs, **named)
         return _in_float32(outputs)

@@ -1,6 +1,6 @@
-"""A transformer layer as a chain of known ones: what goes aside, and comes back to be added.
+"""A transformer layer as a chain of known layers with residual connections.
 
-x + f(x) is `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x.
+x + f(x) becomes `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Branch(nn.Module):
-    """What follows works on a copy."""
+    """The start of a residual connection: later layers work on a copy."""
 
 
 class Join(nn.Module):
-    """The value that was copied last is added."""
+    """The end of a residual connection: adds the value that was copied last."""
 
 
 class Heads(nn.Module):
-    """Attention of queries, keys and values that lie side by side."""
+    """Attention over queries, keys and values in one tensor, side by side."""
 
     def __init__(self, heads: int, causal: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Heads(nn.Module):
 
 
 def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
-    """The layers of a transformer layer; None where it is anything but torch's plain one."""
+    """Return the layers of a transformer layer, or None if it is not torch's standard one."""
     attention, curve = layer.self_attn, _curve(layer.activation)
     drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
     plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))
@@ -51,7 +51,7 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """The layer that makes queries, keys and values; None where they are made in another way."""
+    """Return the layer that computes queries, keys and values, or None for any other attention."""
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

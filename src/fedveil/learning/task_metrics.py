@@ -1,4 +1,4 @@
-"""What is measured of a model's outputs on held-out examples, by name."""
+"""Metrics of a model's outputs on held-out examples, by name."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 
 from fedveil.base.arrays import Array, Bools, Float64s, Int64s
 
-#: Which way a figure is better.
+#: The better direction of a figure.
 Better = Literal["higher", "lower"]
-#: A figure, or one for each class.
+#: Returns a figure, or a list with one for each class.
 Metric = Callable[[Array, Array], Any]
 
 
 def accuracy(scores: Float64s, y: Int64s) -> float:
-    """The share of examples whose highest score is their class's."""
+    """Return the share of examples whose class has the highest score."""
     return float((scores.argmax(1) == y).mean())
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """The mean over the classes that occur of the share of their examples that are right."""
+    """Return the share of correct examples per class, averaged over the classes that occur."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
 
 def confusion(scores: Float64s, y: Int64s) -> list[list[int]]:
-    """How often an example of a class, a row, is taken for one of another, a column."""
+    """Return the confusion matrix: a row per true class, a column per predicted class."""
     classes = scores.shape[1]
     counted = np.bincount(y * classes + scores.argmax(1), minlength=classes**2)
     found: list[list[int]] = counted.reshape(classes, classes).tolist()
@@ -36,23 +36,23 @@ def confusion(scores: Float64s, y: Int64s) -> list[list[int]]:
 
 
 def f1_per_class(scores: Float64s, y: Int64s) -> list[float]:
-    """Of each class, twice its right ones over those that it has and those that it is given."""
+    """Return each class's F1: twice its correct examples over true plus predicted examples."""
     table = np.array(confusion(scores, y))
     both = table.sum(0) + table.sum(1)
     return [2 * int(table[i, i]) / int(n) if n else math.nan for i, n in enumerate(both)]
 
 
 def f1(scores: Float64s, y: Int64s) -> float:
-    """The mean over the classes that occur, or are given."""
+    """Return the mean F1 over the classes that occur or are predicted."""
     each = f1_per_class(scores, y)
     return float(np.nanmean(each))
 
 
 def macro_auc(scores: Float64s, y: Int64s) -> float:
-    """The mean over classes of Pr[an example of the class outscores one of the rest].
+    """Return the mean over classes of Pr[an example of the class outscores one of the rest].
 
-    Ties count half. Classes that have no example, or all of them, say nothing and are left out;
-    NaN where no class says anything or a score is not a number.
+    Ties count half. Leaves out classes that have no example or all of them. Returns NaN if no class
+    is left or a score is NaN.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -60,7 +60,7 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Pr[one inside outscores one of the rest]; None where there are none of either."""
+    """Return Pr[an example inside outscores one of the rest], or None if one group is empty."""
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None
@@ -69,10 +69,10 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 
 
 def ks(scores: Float64s, y: Int64s) -> float:
-    """Kolmogorov-Smirnov, the mean over classes: how far a class's scores are from the rest's.
+    """Return the Kolmogorov-Smirnov distance of a class's scores to the rest's, as a mean.
 
-    That is the greatest distance between their two distribution functions; classes that have no
-    example, or all of them, are left out.
+    The mean is over the classes. The distance is the largest distance between the two distribution
+    functions. Leaves out classes that have no example or all of them.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -90,7 +90,7 @@ def _distance(scores: Float64s, inside: Bools) -> float | None:
 
 
 def _ranks(values: Float64s) -> Float64s:
-    """Each value's place in the order, from 1; equal values share the mean of their places."""
+    """Return the ranks of the values, from 1. Equal values share the mean of their ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
@@ -101,19 +101,19 @@ def _mean(figures: Any) -> float:
 
 
 def rmse(outputs: Float64s, y: Float64s) -> float:
-    """The root of the mean squared error."""
+    """Return the root mean squared error."""
     return math.sqrt(np.square(outputs - y).mean())
 
 
 def mae(outputs: Float64s, y: Float64s) -> float:
-    """The mean absolute error."""
+    """Return the mean absolute error."""
     return float(np.abs(outputs - y).mean())
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """The share of the targets' variance that is explained, the mean over the outputs.
+    """Return the explained share of the targets' variance, averaged over the outputs.
 
-    NaN where no target varies.
+    Returns NaN if no target varies.
     """
     about = np.square(y - y.mean(0)).sum(0)
     left = np.square(outputs - y).sum(0)
@@ -121,24 +121,24 @@ def r2(outputs: Float64s, y: Float64s) -> float:
 
 
 def bit_accuracy(scores: Float64s, y: Float64s) -> float:
-    """The share of truth values that are right."""
+    """Return the share of correct labels."""
     return float(((scores > 0) == (y > 0.5)).mean())
 
 
 def exact_match(scores: Float64s, y: Float64s) -> float:
-    """The share of examples whose truth values are all right."""
+    """Return the share of examples whose labels are all correct."""
     return float(((scores > 0) == (y > 0.5)).all(1).mean())
 
 
 def bit_f1(scores: Float64s, y: Float64s) -> float:
-    """The mean over the labels that occur, or are given, of their F1."""
+    """Return the mean F1 over the labels that occur or are predicted."""
     given, true = scores > 0, y > 0.5
     both = given.sum(0) + true.sum(0)
     return _mean(2 * h / n if n else None for h, n in zip((given & true).sum(0), both, strict=True))
 
 
 def bit_auc(scores: Float64s, y: Float64s) -> float:
-    """The mean over the labels of the area under the ROC curve."""
+    """Return the area under the ROC curve, averaged over the labels."""
     if np.isnan(scores).any():
         return math.nan
     return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))
@@ -160,10 +160,10 @@ BITS: Mapping[str, Metric] = {
     "f1": bit_f1,
     "auc": bit_auc,
 }
-#: The figures of which less is better.
+#: Figures for which lower is better.
 LOWER = ("loss", "rmse", "mae", "perplexity")
 
 
 def better(name: str) -> Better:
-    """Which way a bundled figure is better."""
+    """Return the better direction of a bundled figure."""
     return "lower" if name in LOWER else "higher"

@@ -1,4 +1,4 @@
-"""Training by what a task says: the loop that takes any batch, loss, optimiser and step."""
+"""Trains with a task's own batches, loss, optimiser and steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.learning.weight_layout import Layout
 
 
 class TaskTrainer(OneByOne):
-    """One client after another, through the task's own `train`."""
+    """Trains clients one after another, through the task's own `train`."""
 
     own_step = True
 
@@ -41,7 +41,10 @@ class TaskTrainer(OneByOne):
 
 
 def on_device(part: Any, device: torch.device | str) -> Any:
-    """Tensors there, in what they came in; what is no tensor stays as it is."""
+    """Move all tensors in `part`, which may be nested, to the device.
+
+    Other values stay as they are.
+    """
     if isinstance(part, torch.Tensor):
         return part.to(device)
     if isinstance(part, Mapping):

@@ -1,4 +1,4 @@
-"""Layers over the vectors of tokens, [examples, tokens, width]."""
+"""Layers over token vectors, [examples, tokens, width]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class Positions(nn.Module):
-    """Adds to the vector of each token that of its place, which is learnt."""
+    """Adds a learnt position embedding to each token's vector."""
 
     def __init__(self, places: int, width: int) -> None:
         super().__init__()
@@ -24,9 +24,9 @@ class Positions(nn.Module):
 
 
 class CausalLayer(nn.TransformerEncoderLayer):
-    """Attention and two dense layers, each after a norm and beside what came in.
+    """Self-attention and two dense layers, each after a norm and with a residual connection.
 
-    Guarantee: what comes out for a token does not depend on any later one.
+    Guarantee: the output for a token does not depend on any later token.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class CausalLayer(nn.TransformerEncoderLayer):
 
 @contextmanager
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
-    """Let the model's tables give NaN for numbers that they do not have, and raise nothing.
+    """Let the model's embeddings return NaN for indices out of range, instead of raising an error.
 
-    On a GPU such a number ends all work of the process, and with it everybody's contribution.
+    On a GPU such an index would end all work of the process, and with it every client's
+    contribution.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

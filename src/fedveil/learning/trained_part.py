@@ -1,7 +1,7 @@
-"""Which part of a model is trained and travels: all of it, or its head alone.
+"""The part of a model that is trained and sent: all of it, or only its head.
 
-A head is a last linear layer. Where it alone is trained everything before it is fixed, and what
-that makes of an example, the example's features, is computed once and not in every round.
+A head is a last linear layer. If only the head is trained, everything before it is fixed. The
+output of the fixed layers, an example's features, is then computed once instead of in every round.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedveil.base.example_arrays import as_whole, blank, is_plain
 from fedveil.errors import ModelInvalid
 from fedveil.learning.token_layers import beyond_is_nan
 
-#: Every whole number up to this is a float32.
+#: Integers up to this are exact in float32.
 _EXACT_IN_FLOAT32 = 1 << 24
-#: What a model has of which only the head is trained; copies of the model have it too.
+#: Marks a model of which only the head is trained. Copies of the model have the mark too.
 _MARK = "_fedveil_only_head"
 
 
 def only_head(model: nn.Module) -> nn.Module:
-    """The same model, of which from now on everything but the head is fixed."""
+    """Fix all layers but the head. Returns the model."""
     features, head = _split(model)
     shared = {id(p) for p in head.parameters()} & {id(p) for p in features.parameters()}
     if shared:
@@ -44,8 +44,7 @@ def only_head(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """`module` is trained; `features` gives what it sees of an example, or is None where it sees
-    the example itself."""
+    """The trained part of a model. `features` are the fixed layers before it, or None."""
 
     whole: nn.Module
     module: nn.Module
@@ -53,7 +52,7 @@ class TrainedPart:
 
     @classmethod
     def of(cls, model: nn.Module) -> TrainedPart:
-        """The head of what `only_head` gave, all of any other model."""
+        """Return the head if `only_head` marked the model, otherwise the whole model."""
         if not getattr(model, _MARK, False):
             return cls(model, model)
         features, head = _split(model)
@@ -61,12 +60,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen(self, x: Array, device: str = "cpu") -> Array:
-        """What the module sees of examples: float32, and whole numbers where the model looks them
-        up.
+        """Return the inputs of the trained part: float32, or integers if the model looks them up.
 
-        Each goes through the fixed layers alone and on one thread, so that its features are the
-        same bytes whoever computes them, beside which others; more at once only where all of
-        these layers say that this changes nothing (`examples_at_once`).
+        Each example passes through the fixed layers alone and on one thread. So its features have
+        the same bytes on any machine and beside any other examples. Several examples share a pass
+        only if all fixed layers declare that this changes nothing (`examples_at_once`).
         """
         x = taken(self.whole, x)
         if self.features is None:
@@ -80,11 +78,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Like `seen`, but let no example decide about another; return a mask of the usable ones.
+        """Return the inputs like `seen`, but let no example affect another, and the usable mask.
 
-        An example counts for nothing and is replaced by zeros if the model cannot take its
-        numbers, if its features are not finite, or if the fixed layers raise for it. The dtype
-        that the model takes is found without any example.
+        An example counts for nothing and is replaced by zeros if the model cannot take its numbers,
+        if its features are not finite, or if the fixed layers raise for it. The dtype that the
+        model takes is determined without any example.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -101,7 +99,7 @@ class TrainedPart:
                 block = slice(start, start + fixed.at_once)
                 try:
                     out[block] = fixed.of(x[block])
-                except Exception:  # the user's layers may raise anything: who is it?
+                except Exception:  # find out which example fails
                     for i in range(len(x))[block]:
                         try:
                             out[i] = fixed.of(x[i : i + 1])
@@ -111,14 +109,14 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """What of examples is held for clients: what is seen, or small whole numbers as they are.
+        """Return the inputs in the form in which they are stored: small integers stay as they are.
 
-        These are float32 to whoever trains on them (`as_floats`), and take a quarter of its memory.
+        They take a quarter of float32's memory. `as_floats` converts them for training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Like `held`, by `seen_apart`."""
+        """Return the stored form like `held`, computed by `seen_apart`."""
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
@@ -151,7 +149,7 @@ class TrainedPart:
         return True
 
     def explain(self) -> list[str]:
-        """What a run should say of it."""
+        """Return lines about the trained part for the event log."""
         if self.features is None:
             return []
         return ["only the last layer is trained: what comes before it is computed once"]
@@ -159,7 +157,7 @@ class TrainedPart:
 
 @dataclass(frozen=True)
 class _FixedLayers:
-    """The layers before a head with `width` inputs; `at_once`: how many examples share a pass."""
+    """The layers before a head with `width` inputs. `at_once` examples share a pass."""
 
     layers: nn.Module
     width: int
@@ -174,24 +172,24 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an example made from the shape alone: numbers in [0, 1), or zeros if whole."""
+    """Return an example made from the shape alone: numbers in [0, 1), or zeros for integers."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
 
 
 def is_small(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of this type are whole, and of at most 16 bits."""
+    """Return True for integers and booleans of at most 16 bits."""
     return dtype.kind in "iub" and dtype.itemsize <= 2
 
 
 def as_floats(x: Array) -> Array:
-    """Examples as they are trained on: those that `held` has kept small as float32."""
+    """Return examples in their form for training: small integers become float32."""
     return x.astype(np.float32) if is_plain(x) and is_small(x.dtype) else x
 
 
 def taken(model: nn.Module, x: Array) -> Array:
-    """Whole numbers as int64 where an embedding takes them, and as float32 elsewhere."""
+    """Return integers as int64 if the model has an embedding, otherwise as float32."""
     if not is_plain(x) or x.dtype == np.float32:
         return x
     if _looks_up(model):
@@ -205,12 +203,15 @@ def taken(model: nn.Module, x: Array) -> Array:
 
 
 def _looks_up(model: nn.Module) -> bool:
-    """Whether it has a table that takes whole numbers."""
+    """Return True if the model has an embedding, which takes integers."""
     return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """What comes before the head, and the head."""
+    """Return the layers before the head, and the head.
+
+    Raises `ModelInvalid` if there is no head.
+    """
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):
@@ -225,7 +226,7 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
 
 
 def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor) -> None:
-    """Refuse a model whose scores are not those that its head gives of the features."""
+    """Raise `ModelInvalid` if the model's scores are not head(features)."""
     fits = features.ndim == 2 and features.shape[1] == head.in_features
     alike = fits and torch.allclose(head(features), scores, 1e-3, 1e-5, equal_nan=True)
     if not alike:

@@ -1,9 +1,9 @@
-"""Training a cohort's clients, each from the global weights on its own data.
+"""Trains the clients of a cohort, each from the global weights on its own data.
 
-`Trainer` is the interface: a list of clients in, one row of float32 update for each out.
-`LoopTrainer` here takes any model, by autograd; `compiled.compiled_trainer.CompiledTrainer` chains
-of known layers, in native code; `vmap_trainer.VmapTrainer` a chunk of clients at once, on a GPU.
-All give the same updates, up to rounding, for the same clients.
+`Trainer` is the interface: it takes a list of clients and yields a row of float32 update for each.
+`LoopTrainer` takes any model and uses autograd. `compiled.compiled_trainer.CompiledTrainer` trains
+chains of known layers in native code. `vmap_trainer.VmapTrainer` trains a chunk of clients at once,
+on a GPU. All give the same updates for the same clients, up to rounding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedveil.learning.weight_layout import Layout
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What every client does with its data."""
+    """The settings of a client's local training."""
 
     epochs: int
     batch_size: int
@@ -36,70 +36,73 @@ class TrainingPlan:
     lr: float
     momentum: float
     weight_decay: float
-    #: A name of `losses.LOSSES`, or that of a task's own.
+    #: A name from `losses.LOSSES`, or `losses.WEIGHTED` or `losses.OWN`.
     loss: str = "cross_entropy"
-    #: What `losses.WEIGHTED` multiplies the loss of each class by.
+    #: The factor of each class's loss under `losses.WEIGHTED`.
     class_weights: tuple[float, ...] | None = None
-    #: The L2 norm that each step's gradient is shortened to; None: it is left as it is.
+    #: The L2 norm to which each step's gradient is clipped. None: no clipping.
     gradient_norm: float | None = None
-    #: Whether clients' gradients get a term of their own (`ClientData.correction`).
+    #: True if gradients get a term of the client's own (`ClientData.correction`).
     corrected: bool = False
-    #: FedProx's mu: the gradient gets mu * (w - w at the round's start), before it is shortened.
+    #: FedProx's mu: adds mu * (w - w at the round's start) to the gradient, before it is clipped.
     proximal: float = 0.0
-    #: The numbers that forward and backward passes are computed in (`precision`).
+    #: The number format of the forward and backward passes (`precision`).
     precision: str = "float32"
 
     @property
     def plain_sgd(self) -> bool:
-        """SGD without state: w -= lr * (gradient + weight_decay * w)."""
+        """True for SGD without state: w -= lr * (gradient + weight_decay * w)."""
         return self.optimizer == "sgd" and self.momentum == 0 and not self.changes_gradients
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether a step is taken along something else than the gradient of the loss."""
+        """True if a step uses something else than the gradient of the loss."""
         return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property
     def bare_sgd(self) -> bool:
-        """w -= lr * gradient."""
+        """True for w -= lr * gradient."""
         return self.plain_sgd and not self.weight_decay
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's examples, and the source of its training's randomness."""
+    """One client's examples, and the randomness of its training."""
 
     x: torch.Tensor
     y: torch.Tensor
     entropy: Entropy
-    #: The same as arrays where torch has no type for them (`example_arrays`).
+    #: The same data as arrays, if torch has no type for it (`example_arrays`).
     structured: tuple[Array, Array] | None = None
-    #: What each of its gradients gets added, where the plan says so.
+    #: Added to each gradient of the client if the plan is `corrected`.
     correction: torch.Tensor | None = None
-    #: A mask of the examples that count, for a trainer that takes each alone; None: all do.
+    #: A mask of the examples that count, for a trainer that takes each alone. None: all count.
     usable: Bools | None = None
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Of arrays of any kind."""
+        """Return a client's data from arrays of any kind."""
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
         return cls(torch.empty(len(x), 0), torch.empty(len(y)), entropy, (x, y))
 
     @property
     def rows(self) -> tuple[Array, Array]:
-        """The examples and what is learnt of them, as arrays."""
+        """The examples and their targets, as arrays."""
         return self.structured or (self.x.numpy(), self.y.numpy())
 
     def __len__(self) -> int:
         return len(self.y)
 
     def torch_seed(self) -> int:
-        """What torch draws from while this client trains."""
+        """Return the seed of torch's generator during this client's training."""
         return self.entropy.stream("torch").integer(1 << 63)
 
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
-        """The positions of each batch's examples: a new order every epoch, the last one short."""
+        """Yield the positions of each batch's examples.
+
+        Every epoch has a new order and ends short.
+        """
         order = self.entropy.stream("order").generator()
         for _ in range(plan.epochs):
             positions = order.permutation(len(self))
@@ -107,17 +110,17 @@ class ClientData:
                 yield positions[start : start + plan.batch_size]
 
 
-#: Some clients' updates, [clients, parameters], and what the training of each of them raised.
+#: The updates of some clients, [clients, parameters], and the exception of each or None.
 Trained = tuple[Float32s, Sequence[Exception | None]]
 
 
 class Trainer(Protocol):
     """Trains clients from the same global weights."""
 
-    #: How many clients `train` is best given at once.
+    #: The best number of clients to pass to `train`.
     chunk: int
-    #: How many it must be given at once, as long as there are so many: 1, unless an update depends
-    #: on who trains together.
+    #: The least number of clients to pass to `train`, if there are enough. It is 1 unless an update
+    #: depends on which clients train together.
     least: int
     #: True if it trains in native code: it reads examples in place, and threads may train at once.
     native: bool
@@ -134,14 +137,14 @@ class Trainer(Protocol):
         """Return another trainer for another thread, which trains from the same start."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """The clients' updates in their order, some at a time; valid until the next are asked for.
+        """Yield the clients' updates in order, several at a time. Each is valid until the next.
 
-        The row of a client whose training raised has no meaning.
+        If a client's training raised an exception, its row has no meaning.
         """
 
 
 class OneThread:
-    """A trainer that serves one thread and has nothing else to say of itself."""
+    """A trainer for one thread, which compiles nothing."""
 
     chunk = least = 1
     native = own_step = False
@@ -156,7 +159,7 @@ class OneThread:
 
 
 class OneByOne(OneThread, ABC):
-    """One client after another through one model object, whose layout it is."""
+    """Trains clients one after another with one model object. `layout` is its layout."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
@@ -179,14 +182,14 @@ class OneByOne(OneThread, ABC):
 
     @abstractmethod
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
-        """Leave the model as the client's training from these weights does."""
+        """Train the client from the weights `start`, and leave the result in the model."""
 
 
 class LoopTrainer(OneByOne):
-    """One client after another through one model object, on one thread.
+    """Trains clients one after another with one model object, on one thread.
 
-    Gradients are never accumulated into buffers, all parameters step in one call, and images lie
-    channels-last.
+    For speed it never accumulates gradients into buffers, updates all parameters in one call, and
+    stores images channels-last.
     """
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
@@ -252,9 +255,9 @@ class LoopTrainer(OneByOne):
 
 
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """What wants no gradient, channels after one another.
+    """Make inputs without gradients contiguous, channels first.
 
-    torch ends the process where it goes back through a GroupNorm of what lies otherwise.
+    torch crashes in the backward pass of a GroupNorm whose input has any other layout.
     """
     return tuple(x if x.requires_grad else x.contiguous() for x in inputs)
 
@@ -266,7 +269,7 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """What the plan makes of a step's gradients: `terms` are added to them, if there are any."""
+    """Change a step's gradients as the plan says. Adds `terms`, if there are any."""
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
             if terms is not None:
@@ -278,7 +281,7 @@ def change_gradients(
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """A fresh optimiser, as every client of every round begins with."""
+    """Return a fresh optimiser. Every client starts every round with one."""
     if plan.optimizer != "sgd":
         kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

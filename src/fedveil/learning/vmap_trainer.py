@@ -1,4 +1,4 @@
-"""Training a chunk of clients at once, as one batched computation: the engine for a GPU."""
+"""Trains a chunk of clients at once, as one batched computation: the engine for a GPU."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
-#: How many clients share one pass; their activations lie in memory together.
+#: Clients that share one pass. Their activations are in memory at the same time.
 CHUNK = 32
 
 
 class VmapTrainer(OneThread):
-    """Every client of a chunk takes its step of the same number in one vectorised call.
+    """Computes the same step of all clients in a chunk with one vectorised call.
 
-    A short batch is filled up with examples whose losses do not count; a client that has no
-    batch left has its row taken out before the others go on. The updates are those of
-    `LoopTrainer` up to rounding. Models whose forward pass changes buffers (BatchNorm) cannot be
-    vectorised over clients and are refused.
+    A short batch is padded with examples whose losses do not count. When a client has no batch
+    left, its row is saved before the others continue. The updates are those of `LoopTrainer` up to
+    rounding. Models whose forward pass changes buffers (BatchNorm) cannot be vectorised over
+    clients and are refused.
     """
 
     chunk = least = CHUNK
@@ -65,7 +65,7 @@ class VmapTrainer(OneThread):
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """All clients' updates at once; where one raises, each trains alone."""
+        """Yield all clients' updates at once. If one client fails, each is trained alone."""
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
@@ -103,13 +103,13 @@ class VmapTrainer(OneThread):
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """What a step is taken along; each client's gradient is shortened for itself."""
+        """Return the direction of a step. Clips each client's gradient separately."""
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)
         if self._plan.gradient_norm is not None:
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
-            # As torch's clip_grad_norm_ does it.
+            # Computed as in torch's clip_grad_norm_.
             factors = (self._plan.gradient_norm / (norms + 1e-6)).clamp(max=1)
             for gradient in gradients.values():
                 gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))

@@ -1,13 +1,13 @@
-"""How a model's tensors lie in one flat float32 vector.
+"""The layout of a model's tensors in one flat float32 vector.
 
-Every tensor of a model is averaged, kept or refused, by name; none is lost silently:
-- trainable parameters, and persistent floating buffers (BatchNorm statistics), are averaged;
-- tied parameters are in the vector once;
-- where only a model's head is trained, everything before it is kept;
-- what stays with each client (`own_layers.keep_own`) is kept, and is none of the server's;
-- frozen parameters, integer and truth-value buffers and non-persistent buffers are kept: each
-  client starts from the server's value and what it makes of it is dropped;
-- other floating types, sparse, quantised, uninitialised and overlapping tensors are refused.
+Every tensor of a model is averaged, kept or refused, by name. None is silently lost:
+- Trainable parameters and persistent floating-point buffers (BatchNorm statistics) are averaged.
+- Tied parameters are in the vector once.
+- If only a model's head is trained, everything before it is kept.
+- Tensors that stay with each client (`own_layers.keep_own`) are kept and never sent.
+- Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
+  starts from the server's value, and its changes are discarded.
+- Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Fate = Literal["parameter", "buffer"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One averaged tensor and its place in the vector."""
+    """One averaged tensor and its position in the vector."""
 
     name: str
     fate: Fate
@@ -40,7 +40,7 @@ class Entry:
 
 
 class Layout:
-    """The places of one model object's tensors; reads them into vectors and writes them back."""
+    """The positions of a model's tensors. Reads them into vectors and writes them back."""
 
     def __init__(self, model: nn.Module) -> None:
         _refuse(model)
@@ -65,7 +65,7 @@ class Layout:
             raise ModelInvalid("the model has no trainable parameter")
         self._kept_values = {name: value.detach().clone() for name, value in self.kept.items()}
         self._tensors = [entry.tensor.detach() for entry in self.entries]
-        # NumPy is a third of torch's price for each of the many small tensors.
+        # For many small tensors NumPy takes a third of torch's time.
         on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
         self._arrays = [tensor.numpy() for tensor in self._tensors] if on_cpu else None
 
@@ -76,19 +76,19 @@ class Layout:
 
     @property
     def trainable(self) -> Bools:
-        """Which places of the vector are parameters, not buffers."""
+        """The mask of the vector's entries that are parameters, not buffers."""
         mask = np.zeros(self.dimension, np.bool_)
         for entry in self.entries:
             mask[entry.start : entry.stop] = entry.fate == "parameter"
         return mask
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a vector in the shapes of the averaged tensors."""
+        """Return the parts of a vector, in the shapes of the averaged tensors."""
         return [vector[e.start : e.stop].view(e.tensor.shape) for e in self.entries]
 
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
-        """Give the model the values of `vector`, and the kept tensors those they began with."""
+        """Write `vector` into the model, and reset the kept tensors to their initial values."""
         if self._arrays is None:
             torch._foreach_copy_(self._tensors, self.views(vector))
         else:
@@ -99,7 +99,7 @@ class Layout:
             self.kept[name].copy_(value)
 
     def change(self, start: Float32s, out: Float32s) -> None:
-        """Fill `out` with the model's values less those of `start`."""
+        """Write the model's values minus `start` to `out`."""
         if self._arrays is None:
             np.subtract(self.vector(), start, out=out)
             return
@@ -108,11 +108,11 @@ class Layout:
             np.subtract(array, start[place].reshape(shape), out=out[place].reshape(shape))
 
     def vector(self) -> Float32s:
-        """The model's values in a new vector."""
+        """Return the model's values in a new vector."""
         return torch.cat([tensor.reshape(-1) for tensor in self._tensors]).cpu().numpy()
 
     def explain(self) -> list[str]:
-        """What happens to the tensors that are not plain trainable parameters."""
+        """Return lines about the tensors that are not plain trainable parameters."""
         averaged = [entry.name for entry in self.entries if entry.fate == "buffer"]
         lines = []
         if averaged:
@@ -126,7 +126,7 @@ class Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """The further names of tied parameters and buffers, each with the name that is kept."""
+    """Return the other names of tied parameters and buffers, each with the name in the layout."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     pairs = [

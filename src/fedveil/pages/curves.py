@@ -1,4 +1,4 @@
-"""Plots of runs' records round by round: one run's curves, or those of several together."""
+"""Plots of runs' records by round: the curves of one run, or of several together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTES = {
     "loss": "Mean cross-entropy on the test examples.",
     "auc": "Macro-averaged, one class against the rest, on the test examples.",
 }
-#: Parts of a round's time, as far as a run knows them.
+#: The parts of a round's time. A run may lack some of them.
 PARTS = ("training", "protection", "aggregation", "evaluation")
 _ROUND = Axis("round")
 
@@ -29,7 +29,7 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the model's quality at clients, if a run has measured it."""
+    """Yield plots of the model's quality at clients, if a run measured it."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip
@@ -41,7 +41,10 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of the cost so far, if any run's is finite. The others keep their colours."""
+    """Yield a plot of the epsilon so far, if it is finite for any run.
+
+    Every run keeps its colour.
+    """
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):

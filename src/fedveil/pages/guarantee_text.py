@@ -10,12 +10,12 @@ from fedveil.privacy.guarantee_word import Figure, attacker_wrong, told
 from fedveil.privacy.loss import format_delta
 from fedveil.record.recorder import Record
 
-#: The figure by which a whole run is judged.
+#: The figure that summarises a whole run.
 RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """Name of a ledger figure, and the information that it bounds."""
+    """The label of a ledger figure, and the information that the figure bounds."""
 
     name: str
     bounds: str
@@ -30,7 +30,7 @@ _FIGURES = {
     "run_every_round": Says("the whole run, for a client in every round", _ALL),
     "run_most_drawn": Says("the whole run, for the most-drawn client", _ALL),
 }
-#: The figures under `unit: example`. Any part of a report costs an example as much as the whole.
+#: The figures under `unit: example`. A part of a report costs an example as much as all of it.
 _OF_AN_EXAMPLE = {
     "per_round": Says(
         "one example of a client in a round", "one example, from the client's costliest round"
@@ -67,7 +67,7 @@ def figure_lines(record: Record) -> list[str]:
 
 
 def right(figure: Figure) -> str:
-    """Say how often the best attacker is right. The percentage is rounded up."""
+    """Return how often the best attacker is right. The percentage is rounded up."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"
@@ -75,7 +75,7 @@ def right(figure: Figure) -> str:
 
 
 def meaning(record: Record) -> str:
-    """Say what the whole run's figure means for an attacker, and for which attacker."""
+    """Return a sentence on what the whole run's figure means, and for which attacker."""
     figure = figure_of(record, RUN)
     if figure.promise == "none":
         return "Nothing is guaranteed: what is sent may reveal everything about a client."

@@ -20,7 +20,7 @@ from fedveil.pages.svg import svg
 from fedveil.record.metric_names import LOSS, deciding, word
 from fedveil.record.recorder import Record
 
-#: Images take time: a running run is drawn again at most this often.
+#: The least time between two drawings of a running run, because images take time.
 _EVERY_S = 1.0
 
 
@@ -32,9 +32,10 @@ def in_notebook() -> bool:
 
 
 class LiveView:
-    """Shows a run's rounds: a callback for every record, and for warnings at the start.
+    """Shows a run's rounds. Call it with every record; `warn` shows a warning at the start.
 
-    `show` replaces the HTML that it displayed before. The default is the cell's output.
+    `show` displays HTML in place of what it displayed before. The default shows it in the cell's
+    output.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:

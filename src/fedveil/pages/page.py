@@ -1,8 +1,7 @@
 """A page of plots, tables and text: one HTML file that opens offline and loads nothing.
 
-Every text is escaped: the content of a run's folder may come from anybody. The page's own policy
-(Content-Security-Policy) allows no script except the two that it was written with, and no request
-to any host.
+Every text is escaped, because anyone may have written the content of a run's folder. The page's own
+policy (Content-Security-Policy) allows no scripts but the two inside the page, and no requests.
 """
 
 from __future__ import annotations

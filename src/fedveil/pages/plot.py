@@ -17,7 +17,7 @@ COLOURS = (
 )  # fmt: skip
 
 
-#: A name that is a part of a file's name on every system, and of a link to it.
+#: A name that can be part of a file name, and of a link to it, on every system.
 _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 
@@ -32,10 +32,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in order. `low` to `high` is their spread over several runs.
+    """Points in order. `low` and `high` are the limits of their spread over several runs.
 
-    Non-finite values are gaps. `marks` shows each point. `dashed` distinguishes values read off a
-    source's plot, or comparisons, from measured ones.
+    Non-finite values are gaps. `marks` draws each point. `dashed` marks comparisons, and values
+    read off a source's plot instead of measured.
     """
 
     name: str
@@ -51,14 +51,14 @@ class Curve:
             if len(other) != len(self.x):
                 raise InvalidValue(f"the curve {self.name} has {len(self.x)} x and {len(other)} y")
         for value in chain(self.x, self.y, self.low, self.high):
-            if not isinstance(value, SupportsFloat):  # a record may hold anything
+            if not isinstance(value, SupportsFloat):  # a record may contain anything
                 raise InvalidValue(f"the curve {self.name} has a point that is no number")
-            float(value)  # OverflowError for a whole number that no float holds
+            float(value)  # raises OverflowError for an integer too large for a float
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves on one pair of axes. `note` is what a reader must know of it."""
+    """Curves on one pair of axes. `note` is a remark for the reader."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ class Plot:
 
     @property
     def file(self) -> str:
-        """Return the name as part of a file's: it may be a metric's, which can be any text."""
+        """Return the name as part of a file name. A metric's name can be any text."""
         if _OF_A_FILE.fullmatch(self.name):
             return self.name
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedveil.pages.plot import COLOURS, Axis, Curve, Plot
 
-#: Fewer whole numbers than this are all labelled on their axis.
+#: An axis with fewer integers than this labels all of them.
 _FEW = 12
-#: On an axis with a smaller ratio of its ends than this, 2 and 5 of each decade are labelled too.
+#: An axis with a smaller ratio of its ends than this also labels 2 and 5 in each decade.
 _FEW_DECADES = 300
 _MARKERS = (
     "circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "x", "star",
@@ -91,7 +91,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Return tick settings: rounds are whole numbers, and a few of them get no fractions."""
+    """Return tick settings. Rounds are integers, so a short axis of them gets no fractions."""
     if axis.log:
         above = [point for point in points if point > 0]
         few = bool(above) and max(above) / min(above) < _FEW_DECADES

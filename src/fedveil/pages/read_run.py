@@ -1,4 +1,4 @@
-"""Read access to a run's folder, while the run continues or after it ended or was cut off."""
+"""Reads a run's folder, while the run continues or after it has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedveil.settings.yaml_file import read
 
 #: Prefix of the event that says that clients were on other machines.
 DEPLOYED = "clients are Flower SuperNodes"
-#: Prefix of the event that lists the arrays of an example with several inputs.
+#: Prefix of the event that lists the inputs of an example that has several.
 SEVERAL = "an example has several inputs: "
 #: Prefix of the event that names a model's buffers, which get no noise.
 BUFFERS = "buffers averaged with the parameters: "
@@ -94,7 +94,7 @@ class ReadRun:
 
 
 def read_run(folder: str | Path) -> ReadRun:
-    """Read a run's folder. Raises `RunFolderError` if it is none."""
+    """Read a run's folder. Raises `RunFolderError` if it is not one."""
     path = Path(folder)
     return _read(path, read(job_of(path)))
 
@@ -112,7 +112,7 @@ def _read(path: Path, job: Mapping[str, Any]) -> ReadRun:
 
 
 def _whole_lines(path: Path) -> str:
-    """Return a file's text without an incomplete last line, or "" if there is no file."""
+    """Return a file's complete lines, or "" if there is no file."""
     with intact(path):
         data = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
         return data[: data.rfind(b"\n") + 1].decode()

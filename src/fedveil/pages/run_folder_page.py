@@ -35,7 +35,7 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the page's path, or the reason why the run `wrote` none, from its events."""
+    """Return the page's path, or the reason from the run's events why there is none."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
@@ -44,7 +44,7 @@ def where(folder: Path, wrote: ReadRun) -> str:
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
     """Write the page of a run that has ended.
 
-    A failure becomes an event: the run has a model and records, and is not lost over its page.
+    A failure only becomes an event: the run must keep its model and records even without a page.
     """
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))

@@ -28,7 +28,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_page(run: ReadRun) -> Page:
-    """Return the page: what was trained, how, and what was promised and what was not."""
+    """Return the page: what was trained and how, what is guaranteed and what is not."""
     name = str(run.job["name"])
     sections = [
         Section("The run", [what_was_trained(run)]),
@@ -94,7 +94,7 @@ def what_was_trained(run: ReadRun) -> Table:
 
 
 def _block(protection: Mapping[str, object]) -> str:
-    """Return the block of a protection's parameters if it has a different name."""
+    """Return the name of the protection's settings block, or "" if it has none."""
     position = POSITIONS.get(str(protection["name"]))
     return (position.block if position is not None else "own") or ""
 

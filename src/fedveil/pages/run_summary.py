@@ -25,7 +25,7 @@ from fedveil.settings.settings import Settings
 TONES: dict[Promise, Tone] = {
     "strong": "good", "meaningful": "good", "weak": "fair", "next to none": "poor", "none": "poor"
 }  # fmt: skip
-#: Below this a model has hardly learnt, however many classes there are.
+#: A model with a smaller AUC has learnt hardly anything, whatever the number of classes.
 _LITTLE_AUC = 0.7
 _QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
@@ -47,9 +47,9 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the conclusions of a vertical run. `accounts`: those of all its parties.
+    """Return the conclusions of a vertical run. `accounts` are the accounts of all its parties.
 
-    `apart`: only one party's folder is here; the others are on their own machines.
+    With `apart` only one party's folder is here; the others are on their own machines.
     """
     shown = [
         f"{key.removeprefix('test_')} {value:.4f}"

@@ -38,7 +38,7 @@ _APART = (
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Return a page of runs in their order, each named after its folder.
+    """Return a page of the runs in order, each named after its folder.
 
     Federated and vertical runs have separate tables and plots.
     """
@@ -138,7 +138,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return the keys in which any job differs from the first, and the value in each."""
+    """Return a table of the keys in which any job differs from the first, with each job's value."""
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

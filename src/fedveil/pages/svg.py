@@ -57,9 +57,10 @@ def svg(plot: Plot) -> bytes:
 
 
 def text_of(name: str) -> str:
-    """Return a text that matplotlib draws as it is, on one line.
+    """Return the text so that matplotlib draws it unchanged, on one line.
 
-    A name may come from a record: `$` would begin a formula, `_` hide a curve from the legend.
+    A name may come from a record: `$` would start a formula, and `_` would hide a curve's legend
+    entry.
     """
     line = escaped(name.replace("\n", "\\n").replace("\t", " "))
     line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

@@ -22,7 +22,7 @@ class Table:
     caption: str = ""
 
     def markdown(self) -> str:
-        """Format for a page of the docs. Without rows there is only its caption."""
+        """Format for a page of the docs. A table without rows is only its caption."""
         if not self.rows:
             return f"{self.caption}\n"
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]

@@ -25,7 +25,7 @@ CROSSED = {"bytes_sent_per_step": "sent", "bytes_received_per_step": "received"}
 
 
 def is_vertical(run: ReadRun) -> bool:
-    """Return True if a folder's job is one of split training."""
+    """Return True if the folder's job is split training."""
     return "task" in run.job and "protection" not in run.job
 
 
@@ -36,14 +36,14 @@ def parties_of(run: ReadRun) -> dict[str, ReadRun]:
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have the task's metrics, or else any party here."""
+    """Return the party whose records have the task's metrics, or any local party."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
 
 
 def vertical_page(run: ReadRun) -> Page:
-    """Return the page: who trained what, how, and every party's account."""
+    """Return the page: who trained what and how, and every party's account."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
@@ -77,7 +77,7 @@ def how_ended(leader: ReadRun) -> str:
 
 
 def answers(run: ReadRun) -> Ending:
-    """Return the conclusions: quality, promise, next step."""
+    """Return the conclusions: quality, guarantee, next step."""
     parties = parties_of(run)
     apart = len(parties) == 1
     return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)

@@ -1,8 +1,7 @@
-"""What happens on a client's side of a round: train, protect.
+"""The client's side of a round: trains and protects.
 
-One object serves many clients, one after another, in the calling process or in a worker. A
-client's randomness is named by its number and the round, so that it does not matter who serves it
-or when.
+One object serves many clients in turn, in the calling process or in a worker. A client's randomness
+is derived from its number and the round, so it does not matter which process serves it, or when.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 @dataclass
 class Trained(Answer):
-    """An update, valid until the next one is asked for."""
+    """An update, valid until the next one is requested."""
 
     update: Update
 
 
 @dataclass
 class Made(Answer):
-    """A report that is not encoded yet, valid until the next answer is asked for."""
+    """A report that is not encoded yet, valid until the next answer is requested."""
 
     message: Message
 
 
 @dataclass(frozen=True)
 class ClientsData:
-    """All clients' examples; client c owns those that `indices[offsets[c]:offsets[c + 1]]` name.
+    """All clients' examples. Client c owns the rows indices[offsets[c]:offsets[c + 1]] of x and y.
 
-    Examples that are not `usable` count for nothing; None: all are usable.
+    Examples that are not `usable` have no effect. None means that all are usable.
     """
 
     x: Array
@@ -63,7 +62,7 @@ class ClientsData:
     def of_one(
         cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
     ) -> ClientsData:
-        """The examples of one client, the others having none."""
+        """Return the data of a single client. The clients before it have no examples."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
         return cls(x, y, np.arange(len(y)), offsets, usable)
@@ -73,20 +72,20 @@ class ClientsData:
         return {name: array for name, array in vars(self).items() if array is not None}
 
     def only(self, client: ClientId) -> ClientsData:
-        """The same without the examples of all others."""
+        """Return the data with only this client's examples."""
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         usable = None if self.usable is None else self.usable[mine]
         return self.of_one(client, self.x[mine], self.y[mine], usable)
 
     def examples(self, client: ClientId) -> int:
-        """How many examples the client has."""
+        """Return the client's number of examples."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """The client's own examples; those that stay `unchanged` are read where they lie."""
+        """Return the client's own examples, without a copy if they are to stay `unchanged`."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
-        writeable = self.x.flags.writeable and self.y.flags.writeable  # torch warns of others
+        writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
         if unchanged and writeable and len(mine) and _is_run(mine):
             mine = slice(mine[0], mine[-1] + 1)
         usable = None if self.usable is None else self.usable[mine]
@@ -94,36 +93,36 @@ class ClientsData:
 
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:
-    """Whether these are whole numbers one after another."""
+    """Return True if the indices are consecutive integers."""
     return bool((np.diff(indices) == 1).all())
 
 
 class Training(ABC):
-    """Where the updates of a round's clients come from."""
+    """Produces the updates of a round's clients."""
 
-    #: How many clients train at once, and must where there are so many.
+    #: The number of clients to train at once, and the least number if there are enough clients.
     chunk: int
     least: int
-    #: What the last training that failed has raised.
+    #: The exception of the last training that failed.
     failure: Exception | None = None
 
     @abstractmethod
     def open(self, round: int, model: Update) -> None:
-        """Begin a round with these global weights."""
+        """Start a round with these global weights."""
 
     @abstractmethod
     def examples(self, client: ClientId) -> int:
-        """How many examples the client has."""
+        """Return the client's number of examples."""
 
     @abstractmethod
     def updates(self, clients: Sequence[ClientId]) -> Iterator[Answer]:
-        """`Trained` for each of the clients, in their order, or `Failed` where training raised."""
+        """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
 
 class LocalTraining(Training):
-    """Trains the clients of one round after another, each on its own examples.
+    """Trains the clients of each round, each on its own examples.
 
-    `scale`: what the update of a client with so many examples is multiplied by.
+    `scale` maps a client's number of examples to a factor for its update.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class LocalTraining(Training):
 
 
 class ClientSide:
-    """Serves the clients of one round after another."""
+    """Serves the clients of each round."""
 
     def __init__(
         self, protection: Protection, training: Training, model: Update, entropy: Entropy
@@ -190,26 +189,29 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """How many clients are trained at once, and `answers` are best asked for."""
+        """The number of clients trained at once, and the best number to pass to `answers`."""
         return self._training.chunk
 
     def examples(self, client: ClientId) -> int:
-        """How many examples the client has."""
+        """Return the client's number of examples."""
         return self._training.examples(client)
 
     @property
     def least(self) -> int:
-        """How many clients `answers` must be asked for at once, where there are so many."""
+        """The least number of clients to pass to `answers`, if there are enough."""
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Begin a round: the model's weights are the new ones, the last round's halves are gone."""
+        """Start a round with the weights in `model`.
+
+        Discards the client halves of the last round.
+        """
         self._round = round
         self._halves.clear()
         self._training.open(round, self.model)
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Each client's answer to its message, `Made` where it is a report."""
+        """Yield each client's answer to its message: `Made` for a report."""
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
             if isinstance(trained, Trained) or self.protection.always_reports:
@@ -258,7 +260,7 @@ class ClientSide:
         )
 
     def _as_it_is(self, client: ClientId) -> Iterator[ClientRound]:
-        """The client's half, and once more one that has come as far."""
+        """Yield the client's half, then a second one in the same state."""
         half = self._half(client)
         talks = self.protection.always_reports and len(self.protection.flow) > 1
         kept = half.keep() if talks else {}
@@ -282,7 +284,7 @@ def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> A
 
 
 class _Ears(threading.local):
-    """Where a thread's warnings go."""
+    """The destination of a thread's warnings."""
 
     effort: Effort | None = None
 
@@ -295,9 +297,10 @@ _filters = ExitStack()
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Tell apart whose warnings are whose: Python's are the process's.
+    """Attribute warnings to threads. Python itself has one warning filter per process.
 
-    It costs more than to note some: who serves many clients listens all the while.
+    Entering costs more than recording a few warnings, so a thread that serves many clients stays
+    inside.
     """
     global _listeners
     with _lock:
@@ -317,7 +320,7 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def noting_warnings(effort: Effort) -> Iterator[None]:
-    """Leave what is warned of with the effort."""
+    """Record the warnings of this block in `effort`."""
     with listening():
         _ears.effort = effort
         try:

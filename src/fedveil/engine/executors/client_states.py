@@ -1,7 +1,7 @@
-"""What clients keep from one round to the next: files in a simulation's folder, or of their own.
+"""The state that clients keep from round to round, in files of the run's folder or of the client.
 
-A file is named by its client and by the round in which it was written. A round reads what was
-written before it, so that one that is played again begins where it began.
+A file name has the client and the round that wrote it. A round reads only the files of earlier
+rounds, so a repeated round starts from the same state.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.rounds.outcomes import ClientId
 
-#: The folder in a run's own.
+#: The name of the folder inside the run's folder.
 CLIENTS = "clients"
 _NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
-    """Those of a run that goes on after so many rounds."""
+    """Return the client states of a run that resumes after `done` rounds."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing: what clients keep from one round to the next is there"
@@ -39,7 +39,7 @@ def open_states(run: Path, done: int) -> ClientStates:
 
 
 class ClientStates:
-    """The clients' states in a folder; any process of the run may read and write them."""
+    """The clients' states in a folder. Every process of the run may read and write them."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / CLIENTS
@@ -47,7 +47,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """What the client kept before the round; None where it has kept nothing."""
+        """Return the client's newest state from before the round, or None."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None
@@ -60,20 +60,20 @@ class ClientStates:
         return kept
 
     def save(self, client: ClientId, round: int, kept: Float32s) -> None:
-        """Keep this of the round for later ones."""
+        """Save the client's state after the round."""
         with explained(self._folder):
             self._write(self._path(client, round), sealed({"kept": kept}))
 
     def clients(self) -> list[ClientId]:
-        """Those that have kept anything."""
+        """Return the clients that have a state."""
         return sorted({client for client, _ in self._files()})
 
     def forget_after(self, done: int) -> None:
-        """Drop what rounds after this one have left: they are played again."""
+        """Delete the states of rounds after `done`, which will be repeated."""
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Drop what no round after this one reads."""
+        """Delete the states that no round after `done` reads."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 
@@ -88,11 +88,11 @@ class ClientStates:
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         for path in self._folder.glob(names):
-            if _NAME.fullmatch(path.name):  # else it is nobody's
+            if _NAME.fullmatch(path.name):  # other files are ignored
                 client, _, round = path.name.partition("-")
                 yield int(client), int(round)
 
-    # What a subclass does otherwise, where files are a client's own.
+    # A subclass overrides these if the files belong to a client.
 
     def _read(self, path: Path) -> bytes:
         return read_bytes(path, MOST_STATE_BYTES)

@@ -1,4 +1,4 @@
-"""Who carries the messages of a run: what every executor does."""
+"""The interface of all executors, which deliver the messages of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fedveil.rounds.loop import Carrier
 
 
 class Executor(Carrier):
-    """Carries the messages of one round after another."""
+    """Delivers the messages of each round."""
 
     @abstractmethod
     def open(self, context: RoundContext) -> None:
-        """Begin a round, with its global weights."""
+        """Start a round with its global weights."""
 
     def close(self) -> None:
-        """Let go of processes and memory."""
+        """Release processes and memory."""

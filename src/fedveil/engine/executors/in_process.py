@@ -26,13 +26,13 @@ class InProcess(Executor):
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, a chunk at a time."""
+        """Yield the answers, one chunk of clients at a time."""
         return self._answers(messages, encoded)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """As `ask`, with the reports folded as they are made."""
+        """Yield the answers. `server` receives each report as soon as it is made."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def _answers(

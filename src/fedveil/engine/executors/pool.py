@@ -1,10 +1,10 @@
 """A pool of worker processes that serve a round's clients.
 
-A worker is started as a program of its own (`python -m fedveil.engine.executors.worker`), so that
-it neither inherits threads nor imports the caller's script. It has one torch thread, one model
-object, and the data, the global weights and its report slots in shared memory; the pipe between
-carries client numbers and small messages. A worker ends when its pipe closes, which the
-operating system sees to however the calling process ends.
+A worker is a separate program (`python -m fedveil.engine.executors.worker`), so it neither inherits
+threads nor imports the caller's script. It has one torch thread and one model object. The data, the
+global weights and its report slots are in shared memory; a pipe carries client numbers and small
+messages. A worker ends when its pipe closes, which the operating system ensures even if the calling
+process is killed.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId, Report
 
-#: Room for reports in one slot; a report that does not fit travels through the pipe.
+#: Bytes for reports in one slot. A larger report is sent through the pipe.
 _SLOT_BYTES = 4 << 20
-#: One thread each; and memory that a training step has freed is kept for the next step instead of
-#: being given back and faulted in again page by page.
+#: One thread per worker. Memory freed by a training step is reused by the next step, instead of
+#: being returned to the system and faulted in again page by page.
 _WORKER_ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-#: Room for a worker's running sums, for each entry of the model; what does not fit, as above.
+#: Bytes per model entry for a worker's running sums. Larger sums are sent through the pipe.
 _SUM_BYTES = 8
 _NO_MODEL = np.empty(0, np.float32)
 #: A worker trains into one slot while the other is being folded.
 _SLOTS = 2
-#: A worker gets at most this share of what is left, so that all finish together.
+#: A worker gets at most 1 / (_GUIDE * workers) of the remaining clients, so that all finish
+#: together.
 _GUIDE = 4
 _MAX_CHUNK = 8
 
 
 @dataclass
 class InSlot(Answer):
-    """On its way out of a worker: a report that lies in the worker's slot, from begin to end."""
+    """A report in a worker's slot, from `begin` to `end`. Stands for it in the pipe."""
 
     begin: int
     end: int
@@ -63,7 +64,7 @@ class InSlot(Answer):
 
 @dataclass
 class WorkerSetup:
-    """What a worker is told once."""
+    """The setup message of a worker."""
 
     job: Job
     data: tuple[int, dict[str, Span]]
@@ -84,7 +85,7 @@ class _Worker:
             pass_fds=[theirs.fileno(), *descriptors],
             env={**os.environ, **_WORKER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C is for the calling process to handle
+            process_group=0,  # the calling process handles Ctrl-C
         )
         theirs.close()
         self.free = list(range(_SLOTS))
@@ -162,10 +163,11 @@ class WorkerPool(Executor):
         own: bytes = b"",
         ready: Callable[[int, int], None] = lambda workers, of: None,
     ) -> None:
-        """Tell the workers what they serve, in which run's folder, and wait for each of them.
+        """Send each worker its setup, and wait until all are ready.
 
-        `own` is what the job names of the calling script (`own_code.packed`); `ready` is told how
-        many workers are, of how many.
+        `run` is the run's folder. `own` holds the objects of the calling script that the job names
+        (`own_code.packed`). `ready` is called with the number of ready workers and the number of
+        all.
         """
         setup = WorkerSetup(
             job=job,
@@ -190,17 +192,20 @@ class WorkerPool(Executor):
             worker.send(("open", replace(context, model=_NO_MODEL)))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, as they come.
+        """Yield the answers as they come.
 
-        Clients that a worker has met in this round stay with it, since it holds their halves;
-        the others go to whoever is free, in portions that shrink towards the end.
+        A client stays with the worker that first served it in this round, which has its half. The
+        others go to free workers, in portions that shrink towards the end.
         """
         return self._answers("ask", messages)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """As `ask`; every worker folds in a server half of its own, merged at the end."""
+        """Yield the answers.
+
+        Each worker folds into its own server half, and all are merged at the end.
+        """
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -234,7 +239,10 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send a message that is the same object for all clients once to each worker."""
+        """Send each worker the message once, if all clients get the same object.
+
+        Returns False otherwise.
+        """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False
@@ -249,7 +257,7 @@ class WorkerPool(Executor):
         while worker.free and (worker.mine or anyone):
             queue = worker.mine or anyone
             guided = len(queue) // (1 if queue is worker.mine else _GUIDE * len(self._workers))
-            # Reports that are folded where they are made take no room in a slot.
+            # Reports that the worker folds take no space in a slot.
             room = max(_MAX_CHUNK, self._least) if word == "fold" else self._capacity
             size = min(max(guided, self._least), room, len(queue))
             items = [queue.popleft() for _ in range(size)]
@@ -258,7 +266,7 @@ class WorkerPool(Executor):
             worker.send((word, worker.free.pop(), items))
 
     def close(self) -> None:
-        """End the workers and let go of the shared memory."""
+        """End the workers and release the shared memory."""
         for worker in self._workers:
             worker.close()
         self._data.close()

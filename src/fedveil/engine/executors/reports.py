@@ -1,4 +1,4 @@
-"""What becomes of a report where it is made: it is encoded, or folded into a server half there."""
+"""Encodes a report where it is made, or folds it into a server half there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedveil.rounds.outcomes import Answer, Folded, Refused, Report
 
 
 def encoded(answer: Answer) -> Answer:
-    """The answer with its report encoded."""
+    """Return the answer with its report encoded."""
     if not isinstance(answer, Made):
         return answer
     began = time.perf_counter()
@@ -28,7 +28,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """The answer with its report taken in by `server`."""
+    """Fold the report into `server`. Returns the answer without it."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -43,7 +43,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """A worker's own server half of a round, whose running sums stand for its clients' reports."""
+    """A worker's own server half of a round. Its running sums represent its clients' reports."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection
@@ -52,15 +52,19 @@ class Folding:
         self._server: ServerRound | None = None
 
     def open(self, context: RoundContext) -> None:
-        """Begin a round; `context` need not hold the model."""
+        """Start a round. `context` need not contain the model."""
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """The answer with its report taken in here."""
+        """Fold the report into the worker's half. Returns the answer without it."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """The half, pickled: its arrays lie in `room` as far as they fit, at the given places."""
+        """Return the half, pickled, and its arrays.
+
+        As many arrays as fit are in `room`, returned as positions; the others are returned as
+        bytes.
+        """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(self.take(), protocol=5, buffer_callback=buffers.append)
         places: list[bytes | tuple[int, int]] = []
@@ -77,7 +81,7 @@ class Folding:
         return pickled, places
 
     def take(self) -> ServerRound:
-        """The half, which is not here any more."""
+        """Remove the half and return it."""
         half, self._server = self._half(), None
         return half
 
@@ -93,6 +97,6 @@ def merge_sums(
     places: list[bytes | tuple[int, int]],
     room: npt.NDArray[np.uint8],
 ) -> None:
-    """Add what `Folding.sums` gave to the running sums of `server`."""
+    """Merge the result of `Folding.sums` into the running sums of `server`."""
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

@@ -1,7 +1,7 @@
 """Memory that the simulator's processes share.
 
-A block has no name in the file system, only open descriptors: when the last process that holds
-it ends, however it ends, the memory is gone.
+A block has no name in the file system, only open descriptors. When the last process with a
+descriptor ends, for whatever reason, the memory is freed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Span:
-    """Where an array lies in a block."""
+    """The position of an array in a block."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -29,7 +29,7 @@ class Span:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size of the array in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -43,7 +43,7 @@ class SharedBlock:
 
     @classmethod
     def allocate(cls, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> SharedBlock:
-        """A block with room for arrays of these types and shapes, all zero."""
+        """Return a block for arrays of these types and shapes, filled with zeros."""
         spans: dict[str, Span] = {}
         offset = 0
         for name, (dtype, shape) in shapes.items():
@@ -55,20 +55,20 @@ class SharedBlock:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SharedBlock:
-        """A block that holds copies of `arrays`."""
+        """Return a block with copies of `arrays`."""
         block = cls.allocate({name: (a.dtype, a.shape) for name, a in arrays.items()})
         for name, array in arrays.items():
             block.array(name)[...] = array
         return block
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """The array of that name: a view that every holder of the block reads and writes."""
+        """Return the array `name`, a view that all processes with the block can read and write."""
         span = self.spans[name]
         count = int(np.prod(span.shape, dtype=np.int64))
         return np.frombuffer(self._map, span.dtype, count, span.offset).reshape(span.shape)
 
     def close(self) -> None:
-        """Let go of the descriptor; the memory goes with its last view."""
+        """Close the descriptor. The memory is freed with its last view."""
         os.close(self.descriptor)
 
 

@@ -1,8 +1,8 @@
-"""Training in which a client goes on from what it has kept, which never leaves it.
+"""Training in which a client starts from its own state, which never leaves it.
 
-A `Way` says what that is. `OwnLayers`: the layers that stay with the client (FedBN, FedPer).
-`Scaffold` (Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021): a vector
-that corrects each of the client's gradients for how its data differs from the others'.
+A `Way` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer). `Scaffold`
+(Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a vector that
+corrects the client's gradients for the difference between its data and the others'.
 """
 
 from __future__ import annotations
@@ -27,24 +27,33 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
 class Way(Protocol):
-    """What a client keeps, and what it does with it; `sent` is the vector of the round."""
+    """A client's state and its use in training. `sent` is the round's vector from the server."""
 
     @property
     def size(self) -> int:
-        """How many entries are kept."""
+        """The number of entries of the state."""
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
-        """Where training starts, and the correction of its gradients."""
+        """Return the start of training, and the correction of its gradients or None.
+
+        `kept` is the client's state, or None if it has none.
+        """
 
     def end(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
     ) -> tuple[Float32s, Float32s]:
-        """The update, of the length of `sent`, and what is kept, after so many steps."""
+        """Return the update, as long as `sent`, and the client's new state.
+
+        `change` is the change of the weights after `steps` steps at learning rate `rate`.
+        """
 
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """`own` are the places of a client's own layers in its whole model, `initial` its beginning."""
+    """Keeps some layers at the client.
+
+    `own` marks them in the whole model; `initial` has its weights.
+    """
 
     own: Bools
     initial: Float32s
@@ -69,10 +78,12 @@ class OwnLayers:
 
 @dataclass(frozen=True)
 class Scaffold:
-    """The client's control variate; what is sent, and reported, is the model and then the mean one.
+    """Keeps the client's control variate.
 
-    Changes of variates are reported times `unit`, the job's learning rate: as changes of weights in
-    one step. Buffers have no gradients, and their variates stay zero.
+    Server and client exchange the model and the mean variate.
+
+    A change of the variate is reported times `unit`, the job's learning rate, which is its effect
+    on the weights in one step. Buffers have no gradients, so their variates stay zero.
     """
 
     trainable: Bools
@@ -97,7 +108,7 @@ class Scaffold:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """The sum of the gradients that the client's regularisation has to make up for."""
+    """Keeps the sum of the client's changes times -`alpha`, which corrects its gradients."""
 
     trainable: Bools
     alpha: float
@@ -117,7 +128,7 @@ class Dynamic:
 
 
 class KeptTraining(Training):
-    """Trains clients one by one, each from what it has kept; one that fails keeps what it had."""
+    """Trains clients one by one, each from its own state. A failure leaves the state unchanged."""
 
     chunk = least = 1
 
@@ -167,5 +178,5 @@ class KeptTraining(Training):
 
 
 def local_steps(job: Job, examples: int) -> int:
-    """How many steps a client with so many examples takes in a round."""
+    """Return the number of local steps of a client with this number of examples."""
     return job.training.epochs * max(1, -(-examples // job.training.batch_size))

@@ -1,8 +1,8 @@
 """Serves a round's clients on threads of the calling process.
 
-For trainers that hold no lock while they train. All threads share the data and the round's weights.
-Each makes its clients' reports right after it trained them, the clients with the most examples
-first, and folds them in a server half of its own where the half can be merged.
+Meant for trainers that run without the GIL. All threads share the data and the round's weights.
+Clients with the most examples come first. A thread makes a client's report right after training,
+and folds it into its own server half if the half can be merged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
-#: So long a thread keeps answers: whoever is handed them takes a processor from those that train.
+#: The least time between two deliveries: the receiver takes processor time from training threads.
 _HAND_OVER_S = 0.05
 
 
 @dataclass
 class _Thread:
-    """What one thread serves with, and the clients that it has met in this round."""
+    """A thread's client side, and the clients that it served in this round."""
 
     side: ClientSide
     folding: Folding
@@ -39,13 +39,13 @@ class _Thread:
 
 
 class Threads(Executor):
-    """An executor with a thread for each of the sides, whose model is one array."""
+    """An executor with one thread per client side. All sides share one model array."""
 
     def __init__(self, sides: Sequence[ClientSide]) -> None:
         self._threads = [_Thread(side, Folding(side.protection, side.model)) for side in sides]
         self._pool = ThreadPoolExecutor(len(sides), "clients")
         self._owner: dict[ClientId, _Thread] = {}
-        gc.freeze()  # what the run is made of is no garbage: a search of all of it takes a round
+        gc.freeze()  # a garbage collection of the run's permanent objects takes as long as a round
 
     def open(self, context: RoundContext) -> None:
         self._threads[0].side.model[:] = context.model
@@ -55,13 +55,16 @@ class Threads(Executor):
             thread.folding.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """The answers, as they come; a client stays with the thread that holds its half."""
+        """Yield the answers as they come. A client stays with the thread that has its half."""
         return self._answers(messages, lambda thread, answer: encoded(answer))
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """As `ask`; every thread folds in a server half of its own, merged at the end."""
+        """Yield the answers.
+
+        Each thread folds into its own server half, and all are merged at the end.
+        """
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())
@@ -112,7 +115,7 @@ class Threads(Executor):
             for thread in self._threads:
                 thread.mine.clear()
             for future in running:
-                future.exception()  # waits for the end of what is being trained
+                future.exception()  # waits until the running training ends
             torch.set_num_threads(torch_threads)
 
     def close(self) -> None:

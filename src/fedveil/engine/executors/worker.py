@@ -27,7 +27,7 @@ from fedveil.rounds.outcomes import Answer, Report
 
 def main(descriptor: int) -> None:
     """Serve until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
     torch.set_num_threads(1)
     connection = Connection(descriptor)
     inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
@@ -45,10 +45,9 @@ def main(descriptor: int) -> None:
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
-    """Move messages to the inbox, so that the calling process never waits to send one.
+    """Move messages to the inbox, so that the calling process never waits when it sends one.
 
-    When the pipe closes nobody wants an answer any more: end at once, also in the middle of a
-    client's training.
+    Ends the process when the pipe closes, even during training: nobody needs the answers any more.
     """
     while True:
         try:
@@ -92,7 +91,10 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Move the reports that fit into shared memory, and leave their places in the answers."""
+    """Move the reports that fit into shared memory.
+
+    Returns the answers, with `InSlot` in their places.
+    """
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):
