@@ -37,7 +37,7 @@ OF_THE_KERNEL, OF_UNPROTECTED = 1.6, 1.5
 SHORT = 3
 #: By batch: how many times the loop's rounds a second those of native code are to be.
 OVER_THE_LOOP = {4: 2.0, 16: 1.0}
-PW_ENCRYPT_S, LARGE_ROUND_S, LARGE_ROUND_MB = 0.8, 10.0, 1200
+LARGE_ROUND_S, LARGE_ROUND_MB = 10.0, 1200
 
 
 def measure(python: str, script: str, *arguments: object) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def growth(options: argparse.Namespace) -> bool:
 
 
 def protected(options: argparse.Namespace) -> bool:
-    """The round under each protection against the unprotected one."""
+    """Time the round under each protection against the unprotected one. pw_encrypt has no floor."""
     names = ("not_encrypt", "dp_encrypt", "signds", "rr", "oue", "pw_encrypt")
     best = dict.fromkeys(names, float("inf"))
     for _ in range(options.repeats):
@@ -123,8 +123,8 @@ def protected(options: argparse.Namespace) -> bool:
             best[name] = min(
                 best[name], measure(sys.executable, "fedveil_rounds.py", *flags)["best"]
             )
-    met = said("pw_encrypt", best.pop("pw_encrypt"), PW_ENCRYPT_S, "s")
-    plain = best.pop("not_encrypt")
+    print(f"pw_encrypt: {best.pop('pw_encrypt'):.2f} s", flush=True)
+    met, plain = True, best.pop("not_encrypt")
     for name, seconds in best.items():
         met &= said(name, seconds / plain, OF_UNPROTECTED, "unprotected rounds")
     return met

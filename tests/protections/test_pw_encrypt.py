@@ -30,7 +30,7 @@ from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.last_answered import Answered
 from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.protections.pw_settings import PWEncryptSettings
-from fedveil.secagg import keys, masking_graph
+from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
 from folders import records_of
 from secagg_parts import shows
@@ -48,80 +48,6 @@ def protection(clients: int = 4, **options: Any) -> PWEncrypt:
     return PWEncrypt(PWEncryptSettings(**options), JobContext(**context))
 
 
-def agreements(
-    monkeypatch: pytest.MonkeyPatch, *, worth: float = math.inf, **options: Any
-) -> tuple[int, list[bytes]]:
-    """How many secrets four clients' keys agree on in a round, and all that the clients send.
-
-    `worth`: after how many of them native code works them out, and none is counted.
-    """
-    count = 0
-    real = keys.KeyPair.agree
-
-    def counted(self: keys.KeyPair, public: Any) -> bytes:
-        nonlocal count
-        count += 1
-        return real(self, public)
-
-    monkeypatch.setattr(keys.KeyPair, "agree", counted)
-    monkeypatch.setattr(keys, "_WORTH_COMPILING", worth)
-    keys.both_ends.cache_clear()  # another test's round may have left secrets of clients that left
-    sent = Round(protection(**options), updates()).play().sent
-    return count, sent
-
-
-def test_a_simulation_agrees_once_for_both_ends_of_a_pair_and_nobody_else_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two keys of each client agree with those of three others; not a byte is another."""
-    together, sent = agreements(monkeypatch)
-    apart, also_sent = agreements(monkeypatch, simulated=False)
-    assert (together, apart) == (2 * 6, 2 * 12)
-    assert sent == also_sent
-    assert not keys.both_ends(0, 2)._kept  # every secret was taken by its second end
-    monkeypatch.setattr(keys, "_MOST_KEPT", 1)  # ... and there is room for so many alone
-    assert agreements(monkeypatch)[0] > together
-
-
-def test_native_agreements_change_no_byte_of_a_simulated_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("numba")
-    from fedveil.secagg import wide_x25519
-
-    if not wide_x25519.AVAILABLE:
-        pytest.skip("not on this processor")
-    for options in ({}, {"active_security": True}):
-        found, sent = agreements(monkeypatch, **options)
-        native, natively_sent = agreements(monkeypatch, worth=0, **options)
-        assert (found, native) == (2 * 6, 0)
-        assert natively_sent == sent
-
-
-@pytest.mark.parametrize("simulated", [True, False])
-def test_both_sides_of_a_simulation_mask_in_native_code_and_nobody_else(
-    simulated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("numba")
-    from fedveil.secagg import masking, wide_aes
-
-    if not wide_aes.AVAILABLE:
-        pytest.skip("not on this processor")
-    wide, real = list[int](), wide_aes.add_keystreams
-
-    def counted(vector: np.ndarray, seeds: list[tuple[bytes, bool]]) -> None:
-        wide.append(len(seeds))
-        real(vector, seeds)
-
-    monkeypatch.setattr(wide_aes, "add_keystreams", counted)
-    monkeypatch.setattr(masking, "_WORTH_COMPILING", 0)
-    played = Round(protection(simulated=simulated), updates()).play({"masked": {0}})
-    # Each of three survivors has a mask of its own and three with others; all of what is left of
-    # them comes off: three of their own, and three of the client that is silent.
-    assert wide == ([4, 4, 4, 3 + 3] if simulated else [])
-    assert played.server.aggregate().reports == 3
-
-
 class Round:
     """One round of a protection, with clients that may be silent from a phase on."""
 
@@ -135,7 +61,6 @@ class Round:
             for c in updates
         }
         self.updates = updates
-        self.sent: list[bytes] = []
 
     def play(self, silent: dict[str, set[int]] | None = None) -> Round:
         messages: Any = dict.fromkeys(self.clients, self.server.opening())
@@ -150,8 +75,8 @@ class Round:
                 assert client.wants_update(asked) == (phase == "masked")
                 update = self.updates[c] if phase == "masked" else None
                 try:
-                    self.sent.append(encode(client.respond(asked, update)))
-                    self.server.receive(c, decode(self.sent[-1]))
+                    answer = encode(client.respond(asked, update))
+                    self.server.receive(c, decode(answer))
                 except ClientWithheld:
                     gone.add(c)
             messages = self.server.advance()

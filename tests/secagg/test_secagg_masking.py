@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from scipy.stats import binomtest
 from fedveil.base import packing
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
-from fedveil.secagg import masking
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.masking import Ring, add_masks
 from fenced import fenced
@@ -93,41 +91,19 @@ def test_bits_behind_the_last_entry_are_seen() -> None:
         assert not packing.spare_bits_zero(forged, 3, 3)
 
 
-@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("bits", [7, 32, 33, 64])
 @pytest.mark.parametrize("length", [1, 5, 100_003])
-def test_a_mask_is_the_keystream_of_its_seed(
-    bits: int, length: int, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(masking, "_WORTH_COMPILING", 0 if native else math.inf)
+def test_a_mask_is_the_keystream_of_its_seed(bits: int, length: int) -> None:
     ring = Ring(bits)
     seed, other = bytes(range(32)), bytes(range(1, 33))
     start = Seeded(0).words(length).astype(ring.lane)
     masked = fenced(start)
-    add_masks(masked, [(seed, True), (other, False)], simulated=native)
+    add_masks(masked, [(seed, True), (other, False)])
     for key, sign in ((seed, 1), (other, -1)):
         stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         mask = np.frombuffer(stream.update(bytes(start.nbytes)), ring.lane)
         start = start + mask if sign > 0 else start - mask
     assert (masked == start).all()
-
-
-def test_much_is_masked_in_native_code_in_simulation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
-    from fedveil.secagg import wide_aes
-
-    calls: list[int] = []
-    monkeypatch.setattr(wide_aes, "AVAILABLE", True)
-    monkeypatch.setattr(wide_aes, "add_keystreams", lambda vector, seeds: calls.append(len(seeds)))
-    monkeypatch.setattr(masking, "_masked_bytes", 0)
-    monkeypatch.setattr(masking, "_WORTH_COMPILING", 300)
-    vectors = np.zeros((5, 50), np.uint32)  # of 200 bytes each
-    for vector in vectors[:2]:
-        add_masks(vector, [(bytes(32), True)])
-    for vector in vectors[2:]:
-        add_masks(vector, [(bytes(32), True)], simulated=True)
-    assert calls == [1, 1]
-    assert vectors.any(axis=1).tolist() == [True, True, True, False, False]
 
 
 def test_masks_of_more_seeds_than_are_held_at_once_come_off() -> None:

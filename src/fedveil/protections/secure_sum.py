@@ -38,7 +38,7 @@ from fedveil.protections.reading import Reading
 from fedveil.protections.secure_sum_settings import SecureSumSettings, shared_weaker
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.client import Client
-from fedveil.secagg.keys import Identity, both_ends
+from fedveil.secagg.keys import Identity
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS, longest_answer
 from fedveil.secagg.server import Server
@@ -249,7 +249,6 @@ class MaskedServerRound:
             protection.graph_entropy(context.round),
             origin=protection.origin(context, words),
             processes=len(os.sched_getaffinity(0)),
-            simulated=protection.context.simulated,
         )
         self._context, self._words = context, words
         self._void: RoundVoid | None = None
@@ -303,13 +302,11 @@ class MaskedClientRound:
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
         self._context = context
-        known = protection.context
         self._client = Client(
             context.client,
             protection.terms(context.round),
             context.entropy,
             protection.identity(context.client),
-            both_ends(known.seed, context.round) if known.simulated else None,
         )
 
     def wants_update(self, message: Message) -> bool:

@@ -10,7 +10,7 @@ from fedveil.base.packing import pack
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.secagg import keys, phases, shamir
-from fedveil.secagg.keys import Identity, KeyPair, Pairs
+from fedveil.secagg.keys import Identity, KeyPair, public_key
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -37,12 +37,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        client: int,
-        terms: Terms,
-        entropy: Entropy,
-        identity: Identity | None = None,
-        pairs: Pairs | None = None,
+        self, client: int, terms: Terms, entropy: Entropy, identity: Identity | None = None
     ) -> None:
         if terms.active_security and identity is None:
             raise InvalidValue("identity = None: active_security needs the client's own identity")
@@ -50,7 +45,6 @@ class Client:
         self.terms = terms
         self._entropy = entropy
         self._identity = identity
-        self._pairs = Pairs() if pairs is None else pairs
         self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
         #: Digest of what this client was shown: of the keys at first, then of all that masks depend
@@ -167,27 +161,24 @@ class Client:
         ends = [(self.client, peer) for peer in members for _ in (SEED, KEY)]
         all_dealt = shamir.encode_shares(shares)
         tags = self._tagger.tags(ends, [SEED, KEY] * len(members), all_dealt)
-        del cipher_keys[self.client]
-        self._channels = self._agreed(cipher_keys)
-        dealt = {
-            peer: all_dealt[place * _DEALT_BYTES : (place + 1) * _DEALT_BYTES]
-            for place, peer in enumerate(members)
-        }
-        self._held[self.client] = dealt.pop(self.client)
-        locks = [(self._channels[peer], self._view, self.client, peer) for peer in dealt]
-        sealed = self._pairs.sealed(locks, list(dealt.values()))
-        sealed.insert(members.index(self.client), bytes(phases.SEALED_BYTES))
+        sealed = []
+        for place, (peer, cipher_key) in enumerate(cipher_keys.items()):
+            dealt = all_dealt[place * _DEALT_BYTES : (place + 1) * _DEALT_BYTES]
+            if peer == self.client:
+                self._held[peer] = dealt
+                sealed.append(bytes(phases.SEALED_BYTES))
+                continue
+            self._channels[peer] = self._cipher.agree(public_key(cipher_key))
+            sealed.append(self._seal(peer, dealt))
         return {"sealed": as_rows(sealed, phases.SEALED_BYTES), "tags": as_rows(tags, TAG_BYTES)}
 
-    def _agreed(self, cipher_keys: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Agree on a secret with each peer, from the keys that shares are sealed with."""
-        mine, others = self._cipher, list(cipher_keys.values())
-        names = [(mine.public, k) if mine.public < k else (k, mine.public) for k in others]
+    def _seal(self, peer: int, dealt: bytes) -> bytes:
+        ends = (self._view, self.client, peer)
+        return keys.seal(keys.seal_key(self._channels[peer], *ends), *ends, dealt)
 
-        def make(places: list[int]) -> list[bytes]:
-            return self._pairs.agreed(mine, [others[i] for i in places])
-
-        return dict(zip(cipher_keys, self._pairs.once(names, make), strict=True))
+    def _unseal(self, dealer: int, box: bytes) -> bytes | None:
+        ends = (self._view, dealer, self.client)
+        return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Check and save the neighbourhood's mask keys and their view. Returns its cipher keys."""
@@ -244,8 +235,7 @@ class Client:
 
         Returns dealers of invalid boxes.
         """
-        locks = [(self._channels[dealer], self._view, dealer, self.client) for dealer in sealed]
-        dealt = dict(zip(sealed, self._pairs.opened(locks, list(sealed.values())), strict=True))
+        dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]
 
@@ -255,31 +245,15 @@ class Client:
         ring = Ring(self.terms.bits)
         lanes = ring.elements(vector, used_up=True)
         seeds = [(self._seed.reveal(), True)]
-        for peer, seed in zip(senders, self._pair_seeds(senders), strict=True):
-            seeds.append((seed, self.client < peer))
-        add_masks(lanes, seeds, simulated=self._pairs.simulated)
+        seeds += [(self._pair_seed(peer), self.client < peer) for peer in senders]
+        add_masks(lanes, seeds)
         ring.reduce(lanes)
         return pack(lanes, 0, ring.bits)
 
-    def _pair_seeds(self, peers: list[int]) -> list[bytes]:
-        """Derive the seeds of the masks between this client and `peers`, as `keys.pair_seed`
-        does.
-        """
-        mine, view, me = self._mask, self._view, self.client
-        others = [self._mask_keys[peer] for peer in peers]
-        ends = [(min(me, peer), max(me, peer)) for peer in peers]
-        own = mine.public
-        names = [
-            (view, *two, *((own, other) if two[0] == me else (other, own)))
-            for two, other in zip(ends, others, strict=True)
-        ]
-
-        def make(places: list[int]) -> list[bytes]:
-            shared = self._pairs.agreed(mine, [others[i] for i in places])
-            locks = [(one, view, *ends[i]) for one, i in zip(shared, places, strict=True)]
-            return self._pairs.derived(keys.PAIR_MASK, locks)
-
-        return self._pairs.once(names, make)
+    def _pair_seed(self, peer: int) -> bytes:
+        """Derive the seed of the mask between this client and `peer`."""
+        shared = self._mask.agree(public_key(self._mask_keys[peer]))
+        return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
         """Sign the list of survivors, and everything else that this client was shown."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
-from typing import TypeAlias
+from collections.abc import Iterable
+from functools import cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.secagg.secret import SECRET_BYTES, Secret
@@ -29,18 +27,7 @@ SEAL_BYTES = 16
 _ID_BYTES = 8
 # A `seal_key` seals one message and is forgotten, so the nonce never meets its key again.
 _NONCE = bytes(12)
-#: About 60 MB. The number of pairs grows with the square of the clients.
-_MOST_KEPT = 1 << 17
 _ENDS = struct.Struct("<qq").pack
-#: Labels of the values derived from a shared secret.
-PAIR_MASK, SEALED_SHARES = b"pair mask", b"sealed shares"
-#: This many agreements take longer than loading native code, or compiling it once.
-_WORTH_COMPILING = 1 << 13
-_agreed = 0
-
-Name: TypeAlias = tuple[object, ...]
-#: A shared secret, a view, and the two ends: sealer and opener, or the smaller one first.
-Lock: TypeAlias = tuple[bytes, bytes, int, int]
 
 
 @cache
@@ -77,118 +64,6 @@ class KeyPair:
         return "KeyPair(hidden)"
 
 
-class Pairs:
-    """Secrets that two clients derive from their keys. Each end computes them for itself."""
-
-    simulated = False
-
-    def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
-        """Return the secret with each public key. Raises `InvalidValue` for one of low order."""
-        return [mine.agree(public_key(other)) for other in others]
-
-    def derived(self, label: bytes, locks: Sequence[Lock]) -> list[bytes]:
-        """Derive `pair_seed` or `seal_key`, chosen by `label`, from each lock's secret."""
-        return [_derive(secret, view, label + _ENDS(*ends)) for secret, view, *ends in locks]
-
-    def sealed(self, locks: Sequence[Lock], shares: Sequence[bytes]) -> list[bytes]:
-        """Seal each share in a box, under its `seal_key`."""
-        made = self.derived(SEALED_SHARES, locks)
-        boxes = zip(made, locks, shares, strict=True)
-        return [seal(key, *lock[1:], one) for key, lock, one in boxes]
-
-    def opened(self, locks: Sequence[Lock], boxes: Sequence[bytes]) -> list[bytes | None]:
-        """Open boxes made by `sealed`. Returns None for each box with other content."""
-        made = self.derived(SEALED_SHARES, locks)
-        sealed = zip(made, locks, boxes, strict=True)
-        return [unseal(key, *lock[1:], box) for key, lock, box in sealed]
-
-    def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
-        """Return the value of each name, in order, made by `make` from the names' places.
-
-        A name holds everything that its value depends on and that both ends know.
-        """
-        return make([*range(len(names))])
-
-
-class BothEnds(Pairs):
-    """Cache for a simulation, in which one process plays both ends of every pair.
-
-    The end that comes first computes a value and the other end reuses it: X25519 gives both the
-    same one. Threads that come at once both compute it, as do both ends once the cache is full.
-    """
-
-    simulated = True
-
-    def __init__(self) -> None:
-        self._kept: dict[Name, bytes] = {}
-
-    def agreed(self, mine: KeyPair, others: Sequence[bytes]) -> list[bytes]:
-        """Agree as the base class does, faster for many keys, with the processor's wide
-        instructions.
-        """
-        if _worth_compiling(len(others)):
-            from fedveil.secagg import wide_x25519
-
-            if wide_x25519.AVAILABLE:
-                shared = wide_x25519.agreements([mine.secret.reveal()] * len(others), others)
-                if bytes(KEY_BYTES) in shared:
-                    raise InvalidValue("a key of low order")
-                return shared
-        return super().agreed(mine, others)
-
-    def derived(self, label: bytes, locks: Sequence[Lock]) -> list[bytes]:
-        """Derive as the base class does, faster once many secrets were agreed on."""
-        if _worth_compiling(0) and len({view for _, view, *_ in locks}) == 1:
-            from fedveil.secagg import wide_hkdf
-
-            if wide_hkdf.AVAILABLE:
-                return wide_hkdf.derived(label, locks)
-        return super().derived(label, locks)
-
-    def sealed(self, locks: Sequence[Lock], shares: Sequence[bytes]) -> list[bytes]:
-        boxes = super().sealed(locks, shares)
-        for lock, box, one in zip(locks, boxes, shares, strict=True):
-            self._keep((*lock, box), one)
-        return boxes
-
-    def opened(self, locks: Sequence[Lock], boxes: Sequence[bytes]) -> list[bytes | None]:
-        """Open boxes. Boxes that this process sealed under the same locks come from the cache."""
-        kept = self._kept
-        found = [kept.pop((*lock, box), None) for lock, box in zip(locks, boxes, strict=True)]
-        unknown = [place for place, one in enumerate(found) if one is None]
-        rest = super().opened([locks[i] for i in unknown], [boxes[i] for i in unknown])
-        for place, one in zip(unknown, rest, strict=True):
-            found[place] = one
-        return found
-
-    def once(self, names: Sequence[Name], make: Callable[[list[int]], list[bytes]]) -> list[bytes]:
-        kept = self._kept
-        found = [kept.pop(name, b"") for name in names]
-        missing = [place for place, value in enumerate(found) if not value]
-        if missing:
-            for place, value in zip(missing, make(missing), strict=True):
-                found[place] = value
-                self._keep(names[place], value)
-        return found
-
-    def _keep(self, name: Name, value: bytes) -> None:
-        if len(self._kept) < _MOST_KEPT:
-            self._kept[name] = value
-
-
-def _worth_compiling(more: int) -> bool:
-    """Count `more` agreements. Returns True once the total is worth compiling native code."""
-    global _agreed
-    _agreed += more
-    return HAVE_NUMBA and _agreed > _WORTH_COMPILING
-
-
-@lru_cache(maxsize=1)
-def both_ends(seed: int, round: int) -> BothEnds:
-    """Return the one cache for all clients of a simulated round."""
-    return BothEnds()
-
-
 def public_key(raw: bytes) -> X25519PublicKey:
     """Decode a public key from 32 bytes."""
     return X25519PublicKey.from_public_bytes(raw)
@@ -210,12 +85,12 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
     the mask keys, the info is a label and both identities, the smaller first.
     """
     low, high = min(one, other), max(one, other)
-    return _derive(shared, view, PAIR_MASK + _ENDS(low, high))
+    return _derive(shared, view, b"pair mask" + _ENDS(low, high))
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
     """Derive the key of one sealed message, equal on both sides."""
-    return _derive(shared, view, SEALED_SHARES + _ENDS(sender, receiver))
+    return _derive(shared, view, b"sealed shares" + _ENDS(sender, receiver))
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:

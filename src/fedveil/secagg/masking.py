@@ -16,7 +16,6 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedveil.base.arrays import Int64s
-from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.base.validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
@@ -28,9 +27,6 @@ _ZEROS = memoryview(bytes(_BLOCK_BYTES))
 _COUNTER = modes.CTR(bytes(16))
 _CIPHERS_AT_ONCE = 256
 _SIGNED = 1 << 16
-#: This much keystream takes longer than loading native code, or compiling it once.
-_WORTH_COMPILING = 1 << 30
-_masked_bytes = 0
 
 
 class Ring:
@@ -76,21 +72,12 @@ class Ring:
         return numbers
 
 
-def add_masks(
-    vector: Lanes, seeds: Sequence[tuple[bytes, bool]], *, simulated: bool = False
-) -> None:
+def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
     """Add the mask of each seed to a vector of lanes, or subtract it if its flag is false.
 
     Each stretch of the vector meets all masks before the next stretch, so that the vector is read
-    from memory once. `simulated`: the masks protect nobody, and for much work the processor's own
-    instructions give the same bytes faster.
+    from memory once.
     """
-    if simulated and _worth_compiling(vector.nbytes * len(seeds)) and vector.flags.c_contiguous:
-        from fedveil.secagg import wide_aes
-
-        if wide_aes.AVAILABLE:
-            wide_aes.add_keystreams(vector, seeds)
-            return
     per_block = _BLOCK_BYTES // vector.itemsize
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     keystream = np.frombuffer(buffer, vector.dtype)
@@ -106,10 +93,3 @@ def add_masks(
             for update_into, plus in ciphers:
                 update_into(zeros, target)
                 (np.add if plus else np.subtract)(stretch, mask, out=stretch)
-
-
-def _worth_compiling(more: int) -> bool:
-    """Count `more` masked bytes. Returns True once the total is worth compiling native code."""
-    global _masked_bytes
-    _masked_bytes += more
-    return HAVE_NUMBA and _masked_bytes > _WORTH_COMPILING

@@ -33,8 +33,7 @@ class Server:
     that has not answered when `advance` closes a phase has dropped out. `advance` raises
     `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse
     graph, and the clients that continue if more answer than may share secrets. `origin`: equal to
-    the clients'. `processes`: the most that unmasking may use. `simulated`: the masks protect
-    nobody.
+    the clients'. `processes`: the most that unmasking may use.
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
     on, two tags, and in the end one share.
@@ -51,14 +50,12 @@ class Server:
         *,
         origin: bytes = b"",
         processes: int = 1,
-        simulated: bool = False,
     ) -> None:
         self.terms = terms
         self.ring = Ring(terms.bits)
         self._entropy = entropy
         self._origin = origin
         self._processes = integer("processes", processes, 1)
-        self._simulated = simulated
         self._cohort = frozenset(cohort)
         self._state = server_state(terms.active_security)
         self._asked: frozenset[int] = self._cohort
@@ -314,7 +311,6 @@ class Server:
             [secrets[client] for client in sorted(self.survivors)],
             pairs,
             {client: self._public[client][1] for client in sorted(self.survivors)},
-            self._simulated,
         )
 
 

@@ -27,14 +27,13 @@ class Masks:
 
     `view`: the digest of what clients were shown. `seeds`: the seeds of the survivors' own masks.
     `pairs`: for each client that dropped out, its mask key and the survivors that masked with it.
-    `public`: the survivors' public mask keys. `simulated`: as in `add_masks`.
+    `public`: the survivors' public mask keys.
     """
 
     view: bytes
     seeds: Sequence[Secret]
     pairs: Mapping[int, tuple[Secret, Sequence[int]]]
     public: Mapping[int, bytes]
-    simulated: bool = False
 
     def remove_from(self, total: Lanes, ring: Ring, helpers: Sequence[Helper] = ()) -> None:
         """Remove the masks. Each helper does as much as this process."""
@@ -50,8 +49,7 @@ class Masks:
         parts = []
         for i in range(count):
             pairs = {client: (key, peers[i::count]) for client, (key, peers) in self.pairs.items()}
-            seeds = self.seeds[i::count]
-            parts.append(Masks(self.view, seeds, pairs, self.public, self.simulated))
+            parts.append(Masks(self.view, self.seeds[i::count], pairs, self.public))
         return parts
 
     def _remove(self, total: Lanes) -> None:
@@ -64,9 +62,9 @@ class Masks:
                 # The survivor added the mask if its number is the smaller one.
                 signed.append((seed, client < peer))
             if len(signed) > _SEEDS_AT_ONCE:
-                add_masks(total, signed, simulated=self.simulated)
+                add_masks(total, signed)
                 signed.clear()
-        add_masks(total, signed, simulated=self.simulated)
+        add_masks(total, signed)
 
     def to_message(self, ring: Ring, length: int) -> Message:
         """Encode this work, on a vector of `length` entries, for a helper process."""
