@@ -281,10 +281,9 @@ def _enough_to_start(job: JobFields) -> str | None:
 def _answers_in_time(job: JobFields) -> str | None:
     """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window` if
     the protection has that parameter."""
-    after, window = job.deployment.answer_after_s, job.deployment.answer_s
-    key, own = "answer_s", job.protection.position.window(job.protection.settings)
-    if own is not None:
-        key, window = own
+    after, protection = job.deployment.answer_after_s, job.protection
+    own = protection.position.window(protection.settings)
+    key, window = own or ("answer_s", job.deployment.answer_s)
     if after is None or after < window:
         return None
     return (
