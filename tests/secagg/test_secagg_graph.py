@@ -17,8 +17,9 @@ from fedveil.secagg import masking_graph
 @given(st.integers(2, 60), st.integers(1, 70), st.integers(0, 99))
 def test_sparse_graphs_are_regular_and_symmetric(count: int, degree: int, seed: int) -> None:
     clients = [7 * i + 2 for i in reversed(range(count))]
-    hoods = masking_graph.sparse(clients, degree, Seeded(seed))
-    assert set(hoods) == set(clients)
+    graph = masking_graph.sparse(clients, degree, Seeded(seed))
+    assert set(graph.numbers) == set(clients)
+    hoods = {client: graph.around(client) for client in clients}
     expected = min(degree + (degree % 2 and count % 2), count - 1)
     for client, hood in hoods.items():
         assert hood == sorted(set(hood))
@@ -27,15 +28,15 @@ def test_sparse_graphs_are_regular_and_symmetric(count: int, degree: int, seed: 
         assert all(client in hoods[other] for other in hood)
 
 
-def test_the_complete_graph_is_one_list() -> None:
-    hoods = masking_graph.complete([5, 1, 3])
-    assert hoods == {client: [1, 3, 5] for client in (1, 3, 5)}
-    assert len({id(hood) for hood in hoods.values()}) == 1
+def test_the_complete_graph_has_one_neighbourhood() -> None:
+    for graph in (masking_graph.complete([5, 1, 3]), masking_graph.sparse([5, 1, 3], 2, Seeded(0))):
+        assert graph.numbers == {1: 0, 3: 0, 5: 0}
+        assert graph.members == [[1, 3, 5]]
 
 
 def test_sparse_neighbours_are_drawn_evenly() -> None:
     runs, entropy = 4000, Seeded(0, "graphs")
-    met = sum(1 in masking_graph.sparse(range(11), 4, entropy)[0] for _ in range(runs))
+    met = sum(1 in masking_graph.sparse(range(11), 4, entropy).around(0) for _ in range(runs))
     assert binomtest(met, runs, 4 / 10).pvalue > 1e-6
 
 

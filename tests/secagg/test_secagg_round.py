@@ -79,13 +79,10 @@ def test_sparse_graph_any_pattern(
     threshold = data.draw(st.integers(1, degree + 1))
     sharers = left(inputs, drop, "share")
     there = {p: left(inputs, drop, p) for p in ("advertise", "share", "masked", "unmask")}
-    hoods = (
-        masking_graph.sparse(sorted(there["advertise"]), degree, Seeded(1, "server"))
-        if there["advertise"]
-        else {}
-    )
+    advertised = sorted(there["advertise"])
+    graph = masking_graph.sparse(advertised, degree, Seeded(1, "server")) if advertised else None
     fewest = {
-        p: min((len(there[p] & set(hoods[c])) for c in sharers), default=0)
+        p: min((len(there[p] & set(graph.around(c))) for c in sharers if graph), default=0)
         for p in ("share", "masked", "unmask")
     }
     enough = len(there["advertise"]) >= threshold and min(fewest.values()) >= threshold

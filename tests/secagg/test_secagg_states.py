@@ -19,6 +19,7 @@ from fedveil.secagg.phases import PHASES, as_ids
 from fedveil.secagg.state_table import (
     CLIENT,
     SERVER,
+    SERVER_ACTIONS,
     SIGNING_CLIENT,
     SIGNING_SERVER,
     Event,
@@ -388,3 +389,10 @@ def test_a_table_is_whole(
                 with pytest.raises((ClientWithheld, InvalidValue)):
                     held.step(event)
                 assert held.name == state
+
+
+def test_every_phase_has_its_actions_and_each_is_one_of_the_servers() -> None:
+    assert tuple(SERVER_ACTIONS) == PHASES
+    for actions in SERVER_ACTIONS.values():
+        for name in actions:
+            assert callable(vars(Server)[name])

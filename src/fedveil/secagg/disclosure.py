@@ -14,8 +14,10 @@ import numpy as np
 
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.secagg import shamir
+from fedveil.secagg.masking_graph import MaskingGraph
 from fedveil.secagg.secret import Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Kind, Tagger
+from fedveil.secagg.terms import Terms
 
 
 class Disclosure:
@@ -26,12 +28,12 @@ class Disclosure:
     point. Once the survivors are decided, each holder discloses one share of each dealer.
     """
 
-    def __init__(self, tagger: Tagger, threshold: int) -> None:
-        self._tagger = tagger
-        self._threshold = threshold
-        self._members: dict[int, list[int]] = {}
+    def __init__(self, graph: MaskingGraph, terms: Terms) -> None:
+        self._graph = graph
+        self._tagger = Tagger(terms.context)
+        self._threshold = terms.threshold
+        #: Dealer -> the tags of its shares, two for each member of its neighbourhood.
         self._tags: dict[int, bytes] = {}
-        self._sharers: frozenset[int] = frozenset()
         #: Clients that have dealt shares and are not in the sum.
         self.dropped: frozenset[int] = frozenset()
         #: Holder -> the dealers whose boxes it could not open, in order; and dealer -> its holders
@@ -39,38 +41,34 @@ class Disclosure:
         self._refused: dict[int, list[int]] = {}
         self._without: dict[int, set[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
-        # Most neighbourhoods are one shared list object, so results derived from it are cached by
-        # id.
-        self._places: dict[int, dict[int, int]] = {}
+        #: Number of a neighbourhood -> its members' places, and those of them that dealt shares.
+        self._places = [{m: place for place, m in enumerate(hood)} for hood in graph.members]
         self._dealers: dict[int, list[int]] = {}
 
-    def deal(self, dealer: int, members: list[int], tags: bytes) -> None:
-        """Record a dealer's neighbourhood, and the tags of the shares dealt to each member."""
-        self._members[dealer] = members
+    def deal(self, dealer: int, tags: bytes) -> None:
+        """Record the tags of the shares that a dealer dealt."""
         self._tags[dealer] = tags
-        if id(members) not in self._places:
-            self._places[id(members)] = {member: place for place, member in enumerate(members)}
-
-    def share(self, sharers: Sequence[int]) -> None:
-        """Record that `sharers` and nobody else have dealt shares."""
-        self._sharers = frozenset(sharers)
 
     def places_of(self, holder: int) -> dict[int, int]:
         """Return the holder's place, from 0, in the neighbourhood of each of its dealers."""
-        members, places = self._members, self._places
-        return {dealer: places[id(members[dealer])][holder] for dealer in self.dealers_to(holder)}
+        numbers, places = self._graph.numbers, self._places
+        return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Return the clients that dealt shares to this holder, in order. The graph is symmetric."""
-        members = self._members[holder]
-        if id(members) not in self._dealers:
-            self._dealers[id(members)] = [m for m in members if m in self._sharers]
-        return self._dealers[id(members)]
+        """Return the clients that dealt shares to this holder, in order, once all have dealt.
+
+        The graph is symmetric.
+        """
+        number = self._graph.numbers[holder]
+        if number not in self._dealers:
+            members = self._graph.members[number]
+            self._dealers[number] = [m for m in members if m in self._tags]
+        return self._dealers[number]
 
     def deals_to(self, holder: int, dealers: Sequence[int]) -> bool:
         """Return True if all `dealers` dealt shares to the holder. It counts as its own dealer."""
-        places = self._places[id(self._members[holder])]
-        return all(dealer in places and dealer in self._sharers for dealer in dealers)
+        places = self._places[self._graph.numbers[holder]]
+        return all(dealer in places and dealer in self._tags for dealer in dealers)
 
     def refuse(self, holder: int, dealers: list[int]) -> None:
         """Record that this holder has no shares of these dealers, given in order."""
@@ -81,19 +79,19 @@ class Disclosure:
 
     def decide(self, survivors: Collection[int]) -> None:
         """Set who is in the sum. Survivors' seeds and the other clients' keys are disclosed."""
-        self.dropped = self._sharers.difference(survivors)
+        self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
         """Return the smallest number, over all dealers, of answering holders with its shares."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
-        for dealer in self._sharers:
-            members = self._members[dealer]
-            if id(members) not in counted:
-                counted[id(members)] = len(there.intersection(members))
+        for dealer in self._tags:
+            number = self._graph.numbers[dealer]
+            if number not in counted:
+                counted[number] = len(there.intersection(self._graph.members[number]))
             without = there.intersection(self._without.get(dealer, ()))
-            fewest = min(fewest, counted[id(members)] - len(without))
+            fewest = min(fewest, counted[number] - len(without))
         return fewest
 
     def asked_of(self, holder: int) -> list[int]:
@@ -119,7 +117,7 @@ class Disclosure:
 
         Raises `RoundVoid` if shares match no secret.
         """
-        dealers = sorted(self._sharers)
+        dealers = sorted(self._tags)
         shape = (len(dealers), self._threshold)
         points, rows = np.empty(shape, np.int64), np.empty(shape, np.int64)
         starts, start = {}, 0
@@ -130,7 +128,7 @@ class Disclosure:
         chosen: dict[int, list[int]] = {}
         for i, dealer in enumerate(dealers):
             holders = self._holders(dealer, chosen)
-            places = self._places[id(self._members[dealer])]
+            places = self._places[self._graph.numbers[dealer]]
             points[i] = [places[holder] + 1 for holder in holders]
             rows[i] = [starts[h] + self._row(h, dealer, index) for h in holders]
         shares = np.concatenate(list(self._shares.values()))[rows]
@@ -153,19 +151,19 @@ class Disclosure:
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
         """Return the first `threshold` holders that have disclosed the dealer's shares."""
-        members = self._members[dealer]
-        if id(members) not in chosen:
-            chosen[id(members)] = [m for m in members if m in self._shares]
+        number = self._graph.numbers[dealer]
+        if number not in chosen:
+            chosen[number] = [m for m in self._graph.members[number] if m in self._shares]
         without = self._without.get(dealer)
         if without is None:
-            return chosen[id(members)][: self._threshold]
-        return list(islice((h for h in chosen[id(members)] if h not in without), self._threshold))
+            return chosen[number][: self._threshold]
+        return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
         """Return the position of the dealer's share among those that the holder has disclosed."""
-        key = id(self._members[holder])
-        if key not in index:
-            index[key] = {d: row for row, d in enumerate(self.dealers_to(holder))}
-        row = index[key][dealer]
+        number = self._graph.numbers[holder]
+        if number not in index:
+            index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}
+        row = index[number][dealer]
         # Shares of refused dealers are missing before it.
         return row - bisect_left(self._refused[holder], dealer) if holder in self._refused else row

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -29,14 +30,31 @@ UNMASKED = 2.0**-40
 VOID = 2.0**-20
 
 
-def complete(clients: Sequence[int]) -> dict[int, list[int]]:
-    """Return each client's neighbourhood: all clients, in order, in one list that all share."""
+@dataclass(frozen=True)
+class MaskingGraph:
+    """The neighbourhoods of all clients, numbered from 0.
+
+    `numbers`: client -> the number of its neighbourhood. `members`: number -> the clients in that
+    neighbourhood, in order. All clients of the complete graph have neighbourhood 0. Work that
+    depends on a neighbourhood alone is therefore done once for each number.
+    """
+
+    numbers: dict[int, int]
+    members: list[list[int]]
+
+    def around(self, client: int) -> list[int]:
+        """Return the client's neighbourhood: itself and its neighbours, in order."""
+        return self.members[self.numbers[client]]
+
+
+def complete(clients: Sequence[int]) -> MaskingGraph:
+    """Return the graph that joins each client to all others."""
     everybody = sorted(clients)
-    return dict.fromkeys(everybody, everybody)
+    return MaskingGraph(dict.fromkeys(everybody, 0), [everybody])
 
 
-def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> dict[int, list[int]]:
-    """Return each client's neighbourhood, in order: itself and `neighbours` others at random.
+def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> MaskingGraph:
+    """Return a graph that joins each client to `neighbours` others at random.
 
     There is one more if both `neighbours` and the clients are odd in number, since no graph has an
     odd number of odd vertices. If there are no more than `neighbours` others, all are neighbours.
@@ -49,10 +67,11 @@ def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> dict[in
         return complete(ordered)
     circle = [ordered[place] for place in entropy.permutation(n)]
     reach = [*range(neighbours // 2 + 1), *([n // 2] if neighbours % 2 else [])]
-    return {
-        client: sorted({circle[(place + r * side) % n] for r in reach for side in (1, -1)})
-        for place, client in enumerate(circle)
-    }
+    members = [
+        sorted({circle[(place + r * side) % n] for r in reach for side in (1, -1)})
+        for place in range(n)
+    ]
+    return MaskingGraph({client: place for place, client in enumerate(circle)}, members)
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from fedveil.secagg import keys, masking_graph, phases
 from fedveil.secagg.disclosure import Disclosure
 from fedveil.secagg.helper_process import Helper, helpers_worth_having
 from fedveil.secagg.masking import Ring
+from fedveil.secagg.masking_graph import MaskingGraph
 from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_bytes, take_ids
 from fedveil.secagg.shamir import SHARE_BYTES
-from fedveil.secagg.share_tags import TAG_BYTES, Tagger
-from fedveil.secagg.state_table import Event, State, server_state
+from fedveil.secagg.share_tags import TAG_BYTES
+from fedveil.secagg.state_table import SERVER_ACTIONS, Event, server_state
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.unmasking import Masks
 from fedveil.secagg.view import keys_view, vectors_view
@@ -64,14 +65,14 @@ class Server:
         self._public: dict[int, tuple[bytes, bytes]] = {}
         self._seen_keys: set[bytes] = set()
         self._signatures: dict[int, bytes] = {}
-        self._neighbourhoods: dict[int, list[int]] = {}
+        self._graph = MaskingGraph({}, [])
+        self._disclosure = Disclosure(self._graph, terms)
         self._sealed: dict[int, bytes] = {}
         #: Digest of what all clients are shown, equal to each client's own.
         self._view = b""
         #: Holds the sum as whole numbers in the end. Until then its first part is the sum in lanes.
         self._room = np.zeros(terms.length, np.int64)
         self._total = self._room.view(self.ring.lane)[: terms.length]
-        self._disclosure = Disclosure(Tagger(terms.context), terms.threshold)
         self._helpers: list[Helper] = []
         self.survivors: frozenset[int] = frozenset()
 
@@ -83,7 +84,7 @@ class Server:
     @property
     def longest(self) -> int:
         """The largest size in bytes of an honest answer of this phase."""
-        members = max(map(len, self._neighbourhoods.values()), default=0)
+        members = max(map(len, self._graph.members), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 
     @property
@@ -104,7 +105,7 @@ class Server:
                 raise ReportRejected(client, "wrong round")
             fields = phases.SIGNED_FIELDS if self.terms.active_security else phases.FIELDS
             only_fields(message, "phase", "round", *fields[phase][1])
-            _TAKES_IN[phase](self, client, message)
+            getattr(self, SERVER_ACTIONS[phase].takes)(client, message)
         except (MessageInvalid, InvalidValue) as error:
             raise ReportRejected(client, str(error)) from None
         self._state.step(phase)
@@ -113,34 +114,31 @@ class Server:
     def advance(self) -> dict[int, Message] | None:
         """Close the phase. Returns the next one's messages, or None once the sum is unmasked."""
         try:
-            answered = self._close(self._state.name, sorted(self._answered))
+            self._close()
             if self.phase is not None:
-                return _ASKS[self.phase](self, answered)
+                return self._ask(self.phase)
             self._unmask()
             return None
         finally:
             while self.phase is None and self._helpers:
                 self._helpers.pop().close()
 
-    def _close(self, closed: State, answered: list[int]) -> list[int]:
-        """Leave the phase if enough clients answered. Returns the clients to ask next."""
-        if closed == "share":
-            self._disclosure.share(answered)
-        # Signatures count by themselves, without regard to the shares that their signers hold.
-        got = len(answered) if closed == "consistency" else self._disclosure.fewest(answered)
-        needed = self.terms.threshold
-        if closed == "masked" and len(answered) < self.terms.least:
-            got, needed = len(answered), self.terms.least
+    def _close(self) -> None:
+        """Leave the phase if enough clients answered. Decides which are asked next."""
+        closed, answered = self._state.name, sorted(self._answered)
+        self._state.after(Event.ENOUGH)  # raises an error if the round has ended
+        actions = SERVER_ACTIONS[closed]
+        got, needed = getattr(self, actions.counts)(answered)
         self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
         if got < needed:
             raise RoundVoid(closed, got, needed)
-        if closed == "advertise":
-            answered = self._draw_sharers(answered)
-        self._asked, self._answered = frozenset(answered), set()
-        if closed == "masked":
-            self.survivors = self._asked
-            self._disclosure.decide(self.survivors)
-        return answered
+        self._asked, self._answered = frozenset(getattr(self, actions.closes)(answered)), set()
+
+    def _ask(self, phase: Phase) -> dict[int, Message]:
+        messages: dict[int, Message] = getattr(self, SERVER_ACTIONS[phase].asks)(
+            sorted(self._asked)
+        )
+        return messages
 
     def total(self) -> Int64s:
         """Return the sum of the survivors' vectors, once `advance` has returned None.
@@ -171,11 +169,11 @@ class Server:
         self._public[client] = public
 
     def _take_sealed(self, client: int, message: Message) -> None:
-        members = self._neighbourhoods[client]
-        sealed = take_array(message, "sealed", "uint8", (len(members), SEALED_BYTES))
-        tags = take_array(message, "tags", "uint8", (2 * len(members), TAG_BYTES))
+        members = len(self._graph.around(client))
+        sealed = take_array(message, "sealed", "uint8", (members, SEALED_BYTES))
+        tags = take_array(message, "tags", "uint8", (2 * members, TAG_BYTES))
         self._sealed[client] = sealed.tobytes()
-        self._disclosure.deal(client, members, tags.tobytes())
+        self._disclosure.deal(client, tags.tobytes())
 
     def _take_vector(self, client: int, message: Message) -> None:
         length, bits = self.terms.length, self.terms.bits
@@ -183,7 +181,7 @@ class Server:
         vector = take_array(message, "vector", "uint8", size)
         if not packing.spare_bits_zero(vector, length, bits):
             raise MessageInvalid("field vector has bits behind its last entry")
-        refused = take_ids(message, "refused", len(self._neighbourhoods[client]) - 1)
+        refused = take_ids(message, "refused", len(self._graph.around(client)) - 1)
         if client in refused or not self._disclosure.deals_to(client, refused):
             raise MessageInvalid("field refused names a client that has dealt it nothing")
         self._disclosure.refuse(client, refused)
@@ -208,27 +206,49 @@ class Server:
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
         return [answered[place] for place in sorted(drawn)]
 
-    def _keys(self, answered: list[int]) -> dict[int, Message]:
-        """Return each client's message with its neighbourhood's keys, shared by a complete
-        graph.
-        """
-        neighbours = self.terms.neighbours or len(answered) - 1
-        self._neighbourhoods = masking_graph.sparse(answered, neighbours, self._entropy)
-        self._view = keys_view(self.terms, {client: self._public[client] for client in answered})
-        return self._to_each(self._neighbourhoods, self._keys_of)
+    def _keep_all(self, answered: list[int]) -> list[int]:
+        """Return the clients that continue: all."""
+        return answered
+
+    def _decide_survivors(self, answered: list[int]) -> list[int]:
+        """Record whose vectors are in the sum. Returns the clients that continue: all."""
+        self.survivors = frozenset(answered)
+        self._disclosure.decide(self.survivors)
+        return answered
+
+    def _count_answers(self, answered: list[int]) -> tuple[int, int]:
+        return len(answered), self.terms.threshold
+
+    def _count_holders(self, answered: list[int]) -> tuple[int, int]:
+        """Count the holders that are left for the dealer that has the fewest."""
+        return self._disclosure.fewest(answered), self.terms.threshold
+
+    def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
+        """Count the vectors if they are too few for a sum, and otherwise the holders."""
+        if len(answered) < self.terms.least:
+            return len(answered), self.terms.least
+        return self._count_holders(answered)
+
+    def _send_keys(self, asked: list[int]) -> dict[int, Message]:
+        """Draw the graph. Returns each client's message with its neighbourhood's keys."""
+        neighbours = self.terms.neighbours or len(asked) - 1
+        self._graph = masking_graph.sparse(asked, neighbours, self._entropy)
+        self._disclosure = Disclosure(self._graph, self.terms)
+        self._view = keys_view(self.terms, {client: self._public[client] for client in asked})
+        return self._to_each(self._graph.numbers, self._keys_of)
 
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
         """Return each client's message, made once for all clients of a neighbourhood."""
-        made: dict[int, Message] = {}
+        numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
-            if id(self._neighbourhoods[client]) not in made:
-                made[id(self._neighbourhoods[client])] = make(client)
-        return {client: made[id(self._neighbourhoods[client])] for client in clients}
+            if numbers[client] not in made:
+                made[numbers[client]] = make(client)
+        return {client: made[numbers[client]] for client in clients}
 
     def _keys_of(self, client: int) -> Message:
-        members = self._neighbourhoods[client]
+        members = self._graph.around(client)
         fields: dict[str, Value] = {"clients": as_ids(members)}
         for i, name in enumerate(("cipher_keys", "mask_keys")):
             fields[name] = as_rows([self._public[c][i] for c in members], keys.KEY_BYTES)
@@ -239,11 +259,11 @@ class Server:
     def _signatures_of(self, clients: list[int]) -> np.ndarray:
         return as_rows([self._signatures[c] for c in clients], keys.SIGNATURE_BYTES)
 
-    def _shares(self, answered: list[int]) -> dict[int, Message]:
+    def _send_shares(self, asked: list[int]) -> dict[int, Message]:
         """Return each client's message with the shares that others have sealed for it."""
-        self._view = vectors_view(self.terms, self._view, answered, self._origin)
+        self._view = vectors_view(self.terms, self._view, asked, self._origin)
         messages: dict[int, Message] = {}
-        for client in answered:
+        for client in asked:
             places = self._disclosure.places_of(client)
             del places[client]
             boxes = [
@@ -255,17 +275,17 @@ class Server:
         self._sealed.clear()
         return messages
 
-    def _survivor_list(self, answered: list[int]) -> dict[int, Message]:
+    def _send_survivors(self, asked: list[int]) -> dict[int, Message]:
         """Return each client's message with the list of survivors."""
-        return dict.fromkeys(answered, self._message("consistency", survivors=as_ids(answered)))
+        return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
-    def _requests(self, answered: list[int]) -> dict[int, Message]:
+    def _send_requests(self, asked: list[int]) -> dict[int, Message]:
         """Return each client's message that says which neighbours survived and which dropped
         out.
         """
         signed: dict[str, Value] = {}
         if self.terms.active_security:
-            signed = {"signers": as_ids(answered), "signatures": self._signatures_of(answered)}
+            signed = {"signers": as_ids(asked), "signatures": self._signatures_of(asked)}
 
         def request(client: int) -> Message:
             dealers = self._disclosure.dealers_to(client)
@@ -273,7 +293,7 @@ class Server:
             gone = as_ids([d for d in dealers if d not in self.survivors])
             return self._message("unmask", survivors=there, dropped=gone, **signed)
 
-        messages = self._to_each(answered, request)
+        messages = self._to_each(asked, request)
         self._start_helpers()
         return messages
 
@@ -312,19 +332,3 @@ class Server:
             pairs,
             {client: self._public[client][1] for client in sorted(self.survivors)},
         )
-
-
-#: Phase -> how to process an answer, and how to ask the clients that continue to it.
-_TAKES_IN: Mapping[Phase, Callable[[Server, int, Message], None]] = {
-    "advertise": Server._take_keys,
-    "share": Server._take_sealed,
-    "masked": Server._take_vector,
-    "consistency": Server._take_signature,
-    "unmask": Server._take_disclosed,
-}
-_ASKS: Mapping[Phase, Callable[[Server, list[int]], dict[int, Message]]] = {
-    "share": Server._keys,
-    "masked": Server._shares,
-    "consistency": Server._survivor_list,
-    "unmask": Server._requests,
-}

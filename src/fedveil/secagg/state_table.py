@@ -18,13 +18,15 @@ and then `complete`, or `void` if a dealer's shares do not match its secret.
 
 Active security adds a phase before any share is disclosed: the survivors sign the list of survivors
 that they were shown, so that the server cannot show one list to some and another to others.
+
+A second table names the server's actions in each phase.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from fedveil.errors import ClientWithheld, FedveilError, InvalidValue
 from fedveil.secagg.phases import PHASES, Phase
@@ -72,6 +74,30 @@ SIGNING_SERVER: Table = {
     **SERVER,
     "masked": {"masked": "masked", Event.ENOUGH: "consistency", Event.TOO_FEW: "void"},
     "consistency": {"consistency": "consistency", Event.ENOUGH: "unmask", Event.TOO_FEW: "void"},
+}
+
+
+class Actions(NamedTuple):
+    """Names of the server's methods for one phase.
+
+    `asks` returns the messages that open the phase, and `takes` processes an answer. To close the
+    phase, `counts` returns how many answers count and how many are needed. If they are enough,
+    `closes` returns the clients that continue.
+    """
+
+    asks: str
+    takes: str
+    counts: str
+    closes: str
+
+
+SERVER_ACTIONS: Mapping[State, Actions] = {
+    "advertise": Actions("opening", "_take_keys", "_count_answers", "_draw_sharers"),
+    "share": Actions("_send_keys", "_take_sealed", "_count_holders", "_keep_all"),
+    "masked": Actions("_send_shares", "_take_vector", "_count_vectors", "_decide_survivors"),
+    # Signatures count by themselves, without regard to the shares that their signers hold.
+    "consistency": Actions("_send_survivors", "_take_signature", "_count_answers", "_keep_all"),
+    "unmask": Actions("_send_requests", "_take_disclosed", "_count_holders", "_keep_all"),
 }
 
 _OPEN: Mapping[State, Phase] = {phase: phase for phase in PHASES}
