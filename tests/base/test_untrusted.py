@@ -265,7 +265,7 @@ ELSEWHERE = {
     "pages/page.py": (2, "scripts of this package and of plotly"),
     "reproductions/page_index.py": (1, "a page of the docs"),
     "reproductions/two_processes.py": (2, "the logs of its own two processes"),
-    "reproductions/outcome_page.py": (1, "/proc/cpuinfo"),
+    "studies/outcome_page.py": (1, "/proc/cpuinfo"),
     "vertical/part_memory.py": (1, "/proc/meminfo"),
 }
 _READING = {"read_bytes", "read_text", "load_file", "load_cert_chain", "loadtxt", "genfromtxt"}

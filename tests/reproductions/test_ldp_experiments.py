@@ -20,9 +20,9 @@ from fedveil.reproductions import (
     ldp_jobs,
     ldp_noniid,
 )
-from fedveil.reproductions.experiments import find
-from fedveil.reproductions.reproduction import reproduce
-from fedveil.reproductions.several_runs import Arm
+from fedveil.studies.catalog import find
+from fedveil.studies.reproduction import reproduce
+from fedveil.studies.several_runs import Arm
 
 LDP = ("convergence", "cells", "epsilon", "clients", "noniid", "adaptive")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.reproductions.experiments import EXPERIMENTS
 from fedveil.reproductions.page_index import index
+from fedveil.studies.catalog import EXPERIMENTS
 from folders import DOCS
 
 PAGES = DOCS / "reproductions"

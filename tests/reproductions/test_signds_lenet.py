@@ -12,8 +12,8 @@ import pytest
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.pages.read_run import ReadRun
 from fedveil.reproductions import signds_lenet, writers
-from fedveil.reproductions.reproduction import reproduce
 from fedveil.reproductions.signds_lenet import SOURCE, SignDSLeNet
+from fedveil.studies.reproduction import reproduce
 
 
 def at(job: Any, key: str) -> Any:

@@ -23,7 +23,6 @@ from fedveil.attacks.roc import area
 from fedveil.attacks.target import Target
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
-from fedveil.comparing.comparison import Asked, Cell, Comparison, Setting
 from fedveil.data.datasets import load
 from fedveil.engine.federation import Federation
 from fedveil.engine.folder_run import ended_run
@@ -38,8 +37,9 @@ from fedveil.privacy.loss import format_epsilon
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.reproductions.accuracy_picture import Mark, draw
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.starter import DEFAULT_JOB
+from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 
 #: A thousand clients of MNIST (examples/private_mnist).
 _THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")

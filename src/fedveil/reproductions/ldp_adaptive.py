@@ -12,9 +12,9 @@ from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, TASKS, LDPExperiment, Task
-from fedveil.reproductions.several_runs import Arm, Runs, accuracy, curve, mean_accuracy, trained
+from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import Arm, Runs, accuracy, curve, mean_accuracy, trained
 
 #: An epsilon for each task at which it converges, but not at once.
 EPS: dict[Task, float] = {"lenet-mnist": EPSILONS[5], "dnn-purchase100": EPSILONS[6]}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, LDPExperiment, Split
-from fedveil.reproductions.several_runs import Arm, Runs, falls, listed, loss_rate, trained
+from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import Arm, Runs, falls, listed, loss_rate, trained
 
 CELLS = (1, 3, 10, 30, 100)
 SPLITS: tuple[Split, ...] = ("iid", "shards")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
-from fedveil.reproductions.several_runs import Arm, falls, listed, loss_rate, trained
+from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import Arm, falls, listed, loss_rate, trained
 
 #: Numbers of clients, half of whom are drawn for a round.
 CLIENTS: dict[Scale, tuple[int, ...]] = {"small": (25, 50, 100, 200), "full": (100, 200, 500, 1000)}

@@ -7,17 +7,17 @@ from pathlib import Path
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
-from fedveil.reproductions.several_runs import (
+from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import (
     Arm,
     Runs,
     accuracy,
     curve,
     falls,
+    first_round,
     listed,
     mean_accuracy,
-    rounds_to,
     trained,
 )
 
@@ -72,7 +72,11 @@ def verdict(runs: Runs, kind: str) -> Verdict:
 def _rounds(runs: Runs) -> Table:
     target = _SHARE * accuracy(runs["plain"])
     rows = [
-        (name, f"{accuracy(run):.3f}", f"{rounds_to(run, target):g}".replace("inf", "never"))
+        (
+            name,
+            f"{accuracy(run):.3f}",
+            f"{first_round(run, 'accuracy', lambda a: a >= target) or 'never'}",
+        )
         for name, run in runs.items()
     ]
     columns = ("run", "accuracy, last five tests", f"rounds to {target:.3f}")

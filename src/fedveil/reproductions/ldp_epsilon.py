@@ -10,18 +10,10 @@ from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.privacy.finding import Measured
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, TASKS, LDPExperiment, Task
 from fedveil.reproductions.leakage import leakage
-from fedveil.reproductions.several_runs import (
-    Arm,
-    Runs,
-    accuracy,
-    falls,
-    listed,
-    loss_rate,
-    trained,
-)
+from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import Arm, Runs, accuracy, falls, listed, loss_rate, trained
 
 #: Some of the four epsilons that are too small to learn anything are omitted below full.
 SHOWN: dict[Scale, tuple[float, ...]] = {

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from fedveil.data import purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
-from fedveil.reproductions.experiment import Experiment, Scale
-from fedveil.reproductions.several_runs import Arm
+from fedveil.studies.experiment import Experiment, Scale
+from fedveil.studies.several_runs import Arm
 
 Task = Literal["lenet-mnist", "dnn-purchase100"]
 Split = Literal["iid", "shards"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.reproductions.ldp_jobs import EPSILONS, LDPExperiment, Split
-from fedveil.reproductions.several_runs import Arm, Runs, accuracy, listed, loss_rate, trained
+from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import Arm, Runs, accuracy, listed, loss_rate, trained
 
 SPLITS: tuple[Split, ...] = ("iid", "shards")
 SHOWN = EPSILONS[4:]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedveil.pages.table import Table
 from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.experiments import EXPERIMENTS, find, takes_about
-from fedveil.reproductions.several_runs import settings
+from fedveil.studies.catalog import EXPERIMENTS, find, takes_about
+from fedveil.studies.several_runs import settings
 
 _TALLY = re.compile(r"^\*\*(.*) with the source\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _HEAD = """# The sources' experiments again

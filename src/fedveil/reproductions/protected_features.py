@@ -18,8 +18,8 @@ from fedveil.base.files import write_whole
 from fedveil.errors import DataUnavailable
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.saved_results import kept
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.saved_results import kept
 from fedveil.vertical.job import VerticalJob
 
 if TYPE_CHECKING:

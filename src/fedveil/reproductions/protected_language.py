@@ -19,8 +19,8 @@ from fedveil.data.data_folders import find
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import METRICS, MODEL
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.saved_results import kept
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.saved_results import kept
 from fedveil.vertical.job import VerticalJob
 
 EPS = 5.0

@@ -13,8 +13,8 @@ from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.reproductions import writers
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.several_runs import LAST, Arm, Runs, accuracy, curve, settings, trained
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.several_runs import LAST, Arm, Runs, accuracy, curve, settings, trained
 
 #: The source's settings, as keys of a job. `signds.` stands for `protection.signds.`.
 SOURCE: Mapping[str, object] = MappingProxyType(

@@ -17,7 +17,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.signds import SignDSProtection, SignDSSettings
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 
 UPDATES = np.array(
     [

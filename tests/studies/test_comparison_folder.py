@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from comparing_parts import compared, small_job
-from fedveil.comparing.comparison import Asked, Comparison
-from fedveil.comparing.comparison_folder import COMPARISON, ComparisonFolder
 from fedveil.engine import simulation
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
 from fedveil.errors import FolderInUse, RunFolderError, RunStopped
 from fedveil.protections.base import RoundContext
 from fedveil.record.run_folder import METRICS, MODEL
+from fedveil.studies.comparison import Asked, Comparison
+from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
 
 
 def test_all_positions_of_a_seed_begin_alike(
@@ -73,7 +73,7 @@ def test_finished_cells_are_read_and_a_begun_one_is_resumed(
     with pytest.raises(KeyboardInterrupt) as end:
         compared(tmp_path / "cut", *names)
     path = tmp_path / "cut"
-    assert end.value.__notes__ == [f"`fedveil compare --resume {path}` goes on from there"]
+    assert end.value.__notes__ == [f"`fedveil compare --resume {path}` goes on from here"]
     rounds[:] = [0] * 4
     again = compared(path, *names)
     assert rounds[4:] == [2, 1, 2]  # what is left of the second, and the third
@@ -107,7 +107,7 @@ def test_another_job_is_refused_by_what_changed(tmp_path: Path) -> None:
         compared(path, "not_encrypt")
     assert str(refused.value) == (
         f"{run} was begun with another job: training.lr = 0.2 where the run has 0.4: put that "
-        f"back, or name another folder for this comparison"
+        f"back, or name another folder"
     )
 
 

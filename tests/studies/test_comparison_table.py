@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from comparing_parts import compared, small_job
-from fedveil.comparing.comparison import Cell, Goal, Setting
-from fedveil.comparing.comparison_folder import Result
-from fedveil.comparing.comparison_table import Line, lines, plots, tables
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.svg import svg
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.studies.comparison import Cell, Goal, Setting
+from fedveil.studies.comparison_folder import Result
+from fedveil.studies.comparison_table import Line, lines, plots, tables
 
 
 def record(number: int, accuracy: float, **more: Any) -> dict[str, Any]:

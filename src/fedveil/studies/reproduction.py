@@ -9,12 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import RunFolderError
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder
-from fedveil.reproductions.experiment import Outcome, Scale, Tell
-from fedveil.reproductions.experiments import about, find
-from fedveil.reproductions.outcome_page import Repeated, long_tables, page
+from fedveil.studies.catalog import about, find
+from fedveil.studies.experiment import Outcome, Scale, Tell
+from fedveil.studies.outcome_page import Repeated, long_tables, page
+from fedveil.studies.several_runs import resumed_by
 
 #: File that marks an experiment's folder, with its duration so far.
 BEGUN = "experiment.json"
@@ -35,7 +36,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         spent_s = _begun(folder, name, scale)
         takes = f"{name} at scale {scale} takes about {about(experiment.estimate_s(scale))}"
         tell(f"{takes} on two cores; it is in {path}")
-        stack.enter_context(_gone_on_with(how))
+        stack.enter_context(resumed_by(how))
         again = (path / f"{name}.md").exists()
         with _timed(folder, name, scale, spent_s, again) as clock:
             outcome = experiment.run(path, scale, tell)
@@ -89,16 +90,6 @@ def _timed(
         yield clock
     finally:
         _write(folder, name, scale, clock())
-
-
-@contextmanager
-def _gone_on_with(command: str) -> Iterator[None]:
-    """Replace the notes of an early end by the command that resumes the experiment."""
-    try:
-        yield
-    except (FedveilError, KeyboardInterrupt) as end:
-        end.__notes__ = [f"`{command}` goes on from here"]
-        raise
 
 
 def _write(folder: RunFolder, name: str, scale: Scale, seconds: float) -> None:

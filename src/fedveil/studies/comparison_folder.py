@@ -7,8 +7,8 @@ written at the end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,8 @@ from pathlib import Path
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
-from fedveil.comparing.comparison import Asked, Cell, Comparison, Tell
 from fedveil.engine.federation import Progress
-from fedveil.engine.folder_run import ended_run, other_than
+from fedveil.engine.folder_run import ended_run
 from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
@@ -28,6 +27,8 @@ from fedveil.record.run_folder import RunFolder, explained, held_in
 from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
+from fedveil.studies.comparison import Asked, Cell, Comparison, Tell
+from fedveil.studies.several_runs import refuse_other, resumed_by
 
 COMPARISON = "comparison.yaml"
 RUNS = "runs"
@@ -101,7 +102,8 @@ class ComparisonFolder:
                 found = len(self.comparison.solutions)
                 self._keep()
         for cell in cells:
-            self._check(cell)
+            if cell.job is not None:
+                refuse_other(self._path(cell), cell.job)
         return cells
 
     def run(self, cell: Cell, progress: Progress) -> Result:
@@ -134,15 +136,9 @@ class ComparisonFolder:
             add_finding(folder, found)
         return replace(result, run=read_run(run.folder))
 
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Add to an interruption the command that resumes the comparison."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            end = KeyboardInterrupt()  # drops the note of the interrupted run
-            end.add_note(f"`fedveil compare --resume {self.path}` goes on from there")
-            raise end from None
+    def resumed(self) -> AbstractContextManager[None]:
+        """Add to an early end the command that resumes the comparison."""
+        return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:
         """Save a table, a plot or a page."""
@@ -165,12 +161,3 @@ class ComparisonFolder:
         self._folder.write_atomically(COMPARISON, write(kept).encode())
         names = [comparison.job.model, comparison.job.data.name, *comparison.asked.protections]
         keep_imports(self._folder, names)
-
-    def _check(self, cell: Cell) -> None:
-        """Refuse a cell whose run was started with a different job."""
-        path = self._path(cell)
-        if cell.job is not None and (changes := other_than(cell.job, path)):
-            raise RunFolderError(
-                f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
-                f"another folder for this comparison"
-            )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.comparing.comparison import Comparison, Goal
-from fedveil.comparing.comparison_table import Line, plots, tables
 from fedveil.pages.page import Code, Fold, Page, Section
 from fedveil.pages.table import Table
 from fedveil.settings.yaml_file import write
+from fedveil.studies.comparison import Comparison, Goal
+from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
@@ -37,6 +37,5 @@ def markdown(shown: Page) -> str:
     parts = [f"# {shown.title}\n", *(f"{text}\n" for text in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]
-    for plot in shown.plots:
-        parts.append(f"![{plot.title}](report-{plot.file}.svg)\n\n{plot.note}\n")
+    parts += [plot.markdown(f"report-{plot.file}.svg") for plot in shown.plots]
     return "\n".join(parts)

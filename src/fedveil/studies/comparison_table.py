@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedveil.comparing.comparison import Goal, Setting
-from fedveil.comparing.comparison_folder import Result
 from fedveil.pages.guarantee_text import figure_of
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
@@ -19,6 +17,9 @@ from fedveil.privacy.guarantee_word import Figure, told
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import figures, title, word
+from fedveil.studies.comparison import Goal, Setting
+from fedveil.studies.comparison_folder import Result
+from fedveil.studies.several_runs import first_round
 
 #: The ledger's lines, and their names.
 LEDGER = {
@@ -60,12 +61,7 @@ class Line:
 
     def rounds_to(self, goal: Goal) -> list[int | None]:
         """Return each run's first round at which the model reaches the goal, or None."""
-        found: list[int | None] = []
-        for run in self.runs:
-            rounds, figures = run.figures(goal.figure)
-            good = (r for r, f in zip(rounds, figures, strict=True) if goal.reached(f))
-            found.append(next(good, None))
-        return found
+        return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
         """Return the ledger's epsilon, the largest of the seeds'."""

@@ -8,7 +8,7 @@ from typing import get_args
 
 from fedveil.errors import InvalidValue, nearest
 from fedveil.pages.table import Table
-from fedveil.reproductions.experiment import Experiment, Scale
+from fedveil.studies.experiment import Experiment, Scale
 
 #: Each class by its module here, imported on use.
 EXPERIMENTS = {

@@ -1,20 +1,21 @@
-"""Runs of an experiment, one folder each: trained if missing, otherwise read."""
+"""Runs of a study, one folder each: trained if missing, otherwise read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import MODEL
-from fedveil.reproductions.experiment import Tell
+from fedveil.studies.experiment import Tell
 
 #: A noisy run's accuracy is the mean of this many of its last tests.
 LAST = 5
@@ -35,21 +36,33 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
     runs = {}
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
-        _check(path, arm.job)
+        refuse_other(path, arm.job)
         if not (path / MODEL).is_file():
             tell(f"run {number} of {len(arms)}: {arm.name}")
         runs[arm.name] = _ended(path, arm.job)
     return runs
 
 
-def _check(path: Path, job: Job) -> None:
+def refuse_other(path: Path, job: Job) -> None:
     """Refuse a folder in which a different job was started."""
     from fedveil.engine.folder_run import other_than
 
     if changes := other_than(job, path):
         raise RunFolderError(
-            f"{path} holds a run of another job ({'; '.join(changes)}): name another folder"
+            f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
+            f"another folder"
         )
+
+
+@contextmanager
+def resumed_by(command: str) -> Iterator[None]:
+    """Say at an early end which command resumes the whole study, and not one of its runs."""
+    try:
+        yield
+    except (FedveilError, KeyboardInterrupt) as end:
+        if isinstance(end, KeyboardInterrupt) or getattr(end, "__notes__", ()):
+            end.__notes__ = [f"`{command}` goes on from here"]
+        raise
 
 
 def _ended(path: Path, job: Job) -> ReadRun:
@@ -82,12 +95,9 @@ def mean_accuracy(run: ReadRun) -> float:
     return sum(values) / len(values)
 
 
-def rounds_to(run: ReadRun, target: float) -> float:
-    """Return the first round tested at this accuracy or above, or infinity."""
-    for number, value in zip(*run.figures("accuracy"), strict=True):
-        if value >= target:
-            return number
-    return math.inf
+def first_round(run: ReadRun, key: str, reached: Callable[[float], bool]) -> int | None:
+    """Return the first round whose metric `key` is `reached`, or None."""
+    return next((n for n, value in zip(*run.figures(key), strict=True) if reached(value)), None)
 
 
 def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = False) -> Curve:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from browser import needs_browser, show
 from comparing_parts import compared, small_job
-from fedveil.comparing.comparison import Asked, Comparison
-from fedveil.comparing.comparison_page import markdown, page
-from fedveil.comparing.comparison_table import lines
 from fedveil.pages.page import Page
+from fedveil.studies.comparison import Asked, Comparison
+from fedveil.studies.comparison_page import markdown, page
+from fedveil.studies.comparison_table import lines
 
 
 def made(path: Path) -> Page:

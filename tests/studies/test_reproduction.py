@@ -17,10 +17,10 @@ from fedveil.errors import FolderInUse, InvalidValue, RunFolderError
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
-from fedveil.reproductions import experiments
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.reproductions.outcome_page import verdicts
-from fedveil.reproductions.reproduction import BEGUN, reproduce
+from fedveil.studies import catalog
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.outcome_page import verdicts
+from fedveil.studies.reproduction import BEGUN, reproduce
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -64,7 +64,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     module = ModuleType("toy")
     module.Toy = Toy  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fedveil.reproductions.toy", module)
-    monkeypatch.setitem(experiments.EXPERIMENTS, "toy", "toy:Toy")
+    monkeypatch.setitem(catalog.EXPERIMENTS, "toy", "toy:Toy")
     return Toy
 
 
@@ -129,8 +129,8 @@ def test_the_table_has_every_experiment(command: Command) -> None:
         code, out, _ = command(*arguments)
         assert code == Exit.DONE
         names = [line.split()[0] for line in out.splitlines() if line[0] != " "]
-        assert names == ["name", *experiments.EXPERIMENTS]
-    rows = {row[0]: row for row in experiments.table().rows}
+        assert names == ["name", *catalog.EXPERIMENTS]
+    rows = {row[0]: row for row in catalog.table().rows}
     assert rows["toy"] == ("toy", "A toy.", "90 s", "-", "2 hours")
     assert rows["ldp-adaptive"][-3:] == ("2 minutes", "24 minutes", "16 hours")
 
@@ -140,15 +140,15 @@ def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: P
     assert code == Exit.WRONG
     assert err == "error: toy has no scale medium; it is repeated at small or full\n"
     assert not (tmp_path / "runs").exists()
-    medium = {name for name in experiments.EXPERIMENTS if "medium" in experiments.find(name).scales}
+    medium = {name for name in catalog.EXPERIMENTS if "medium" in catalog.find(name).scales}
     assert medium == {
         "accuracy-epsilon", "signds-lenet", "ldp-epsilon", "ldp-adaptive", "embedding-dp",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+@pytest.mark.parametrize("name", catalog.EXPERIMENTS)
 def test_an_experiment_says_what_it_is(name: str) -> None:
-    experiment = experiments.find(name)
+    experiment = catalog.find(name)
     assert experiment.name == name
     assert experiment.what.endswith(".")
     assert experiment.source.startswith(("000", "001", "002", "003", "none: ", "nowhere"))
@@ -165,7 +165,7 @@ def test_a_name_that_is_none(command: Command) -> None:
         "`fedveil reproduce --list` says what there is\n"
     )
     with pytest.raises(InvalidValue, match=r"^there is no experiment xyz; `fedveil"):
-        experiments.find("xyz")
+        catalog.find("xyz")
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
      (172800, "2 days")],
 )  # fmt: skip
 def test_a_guess_of_time(seconds: float, words: str) -> None:
-    assert experiments.about(seconds) == words
+    assert catalog.about(seconds) == words
 
 
 def test_a_reason_is_said_once() -> None:

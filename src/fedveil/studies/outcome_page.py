@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedveil import __version__
 from fedveil.pages.table import Table
-from fedveil.reproductions.experiment import Experiment, Outcome, Scale, Verdict
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Verdict
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
@@ -48,9 +48,7 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     yield f"{outcome.ran}\n"
     yield verdicts(outcome).markdown()
     for plot in outcome.plots:
-        yield f"![{plot.title}]({repeated.figures[plot.name]})\n"
-        if plot.note:
-            yield f"{plot.note}\n"
+        yield plot.markdown(repeated.figures[plot.name])
     for picture in outcome.pictures:
         yield f"![{picture.stem}]({os.path.relpath(picture, repeated.folder)})\n"
     files = {id(table): file for file, table in long_tables(experiment.name, outcome).items()}

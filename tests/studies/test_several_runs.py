@@ -13,15 +13,15 @@ from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
 from fedveil.reproductions.leakage import leakage
-from fedveil.reproductions.several_runs import (
+from fedveil.studies.several_runs import (
     Arm,
     accuracy,
     curve,
     falls,
+    first_round,
     listed,
     loss_rate,
     mean_accuracy,
-    rounds_to,
     settings,
     trained,
 )
@@ -76,7 +76,7 @@ def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_run_of_another_job_is_not_taken_for_this_one(tmp_path: Path) -> None:
     trained(tmp_path, [Arm("a", job("a"))], lambda text: None)
-    with pytest.raises(RunFolderError, match=r"holds a run of another job \(rounds = 4 where"):
+    with pytest.raises(RunFolderError, match=r"was begun with another job: rounds = 4 where"):
         trained(tmp_path, [Arm("a", job("a", rounds=4))], lambda text: None)
 
 
@@ -103,8 +103,8 @@ def test_what_is_read_off_a_run() -> None:
     assert accuracy(noisy) == pytest.approx(0.4)
     assert loss_rate(plain, noisy) == pytest.approx(0.5)  # (0.8 - 0.4) / 0.8
     assert mean_accuracy(noisy) == pytest.approx(0.35)
-    assert rounds_to(noisy, 0.3) == 6
-    assert rounds_to(noisy, 0.61) == math.inf
+    assert first_round(noisy, "accuracy", lambda value: value >= 0.3) == 6
+    assert first_round(noisy, "accuracy", lambda value: value > 0.6) is None
     drawn = curve("n", noisy, dashed=True)
     assert (drawn.x, drawn.y[0], drawn.dashed) == ([2, 4, 6, 8, 10, 12], 0.1, True)
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from comparing_parts import small_job
-from fedveil.comparing.comparison import Asked, Cell, Comparison, Goal
 from fedveil.engine.budget import prepared
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
+from fedveil.studies.comparison import Asked, Cell, Comparison, Goal
 
 
 def cells(job: Job, *protections: str, **asked: Any) -> list[Cell]:
