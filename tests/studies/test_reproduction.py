@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import pytest
 
+from experiments import EXPERIMENTS
 from fedveil.cli.exits import Exit
-from fedveil.errors import FolderInUse, InvalidValue, RunFolderError
+from fedveil.errors import ExperimentsMissing, FolderInUse, InvalidValue, RunFolderError
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
@@ -21,6 +22,7 @@ from fedveil.studies import catalog
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.studies.outcome_page import verdicts
 from fedveil.studies.reproduction import BEGUN, reproduce
+from folders import ROOT
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -63,8 +65,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     """The toy is an experiment of ours."""
     module = ModuleType("toy")
     module.Toy = Toy  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fedveil.reproductions.toy", module)
-    monkeypatch.setitem(catalog.EXPERIMENTS, "toy", "toy:Toy")
+    monkeypatch.setitem(sys.modules, "experiments.toy", module)
+    monkeypatch.setitem(EXPERIMENTS, "toy", "toy:Toy")
     return Toy
 
 
@@ -129,7 +131,7 @@ def test_the_table_has_every_experiment(command: Command) -> None:
         code, out, _ = command(*arguments)
         assert code == Exit.DONE
         names = [line.split()[0] for line in out.splitlines() if line[0] != " "]
-        assert names == ["name", *catalog.EXPERIMENTS]
+        assert names == ["name", *EXPERIMENTS]
     rows = {row[0]: row for row in catalog.table().rows}
     assert rows["toy"] == ("toy", "A toy.", "90 s", "-", "2 hours")
     assert rows["ldp-adaptive"][-3:] == ("2 minutes", "24 minutes", "16 hours")
@@ -140,13 +142,13 @@ def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: P
     assert code == Exit.WRONG
     assert err == "error: toy has no scale medium; it is repeated at small or full\n"
     assert not (tmp_path / "runs").exists()
-    medium = {name for name in catalog.EXPERIMENTS if "medium" in catalog.find(name).scales}
+    medium = {name for name in EXPERIMENTS if "medium" in catalog.find(name).scales}
     assert medium == {
         "accuracy-epsilon", "signds-lenet", "ldp-epsilon", "ldp-adaptive", "embedding-dp",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", catalog.EXPERIMENTS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_what_it_is(name: str) -> None:
     experiment = catalog.find(name)
     assert experiment.name == name
@@ -166,6 +168,43 @@ def test_a_name_that_is_none(command: Command) -> None:
     )
     with pytest.raises(InvalidValue, match=r"^there is no experiment xyz; `fedveil"):
         catalog.find("xyz")
+
+
+@pytest.mark.parametrize("arguments", [("--list",), ("toy",)])
+def test_an_installed_fedveil_says_where_the_experiments_are(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    installed = tmp_path / "lib" / "site-packages" / "fedveil" / "studies" / "catalog.py"
+    monkeypatch.setattr(catalog, "__file__", str(installed))
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").touch()  # a user's own
+    code, _, err = command("reproduce", *arguments)
+    assert code == Exit.FAILED
+    assert err == (
+        "error: the experiments are not part of an installed fedveil: run this command in a "
+        "checkout of fedveil's repository, which holds them in the folder experiments/\n"
+    )
+
+
+def test_an_installed_fedveil_finds_the_experiments_of_the_checkout_that_it_is_run_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "a" / "b" / "c" / "catalog.py"))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(ROOT))])
+    monkeypatch.chdir(ROOT)
+    assert catalog.find("toy").name == "toy"
+    assert sys.path[0] == str(ROOT)
+
+
+def test_another_package_of_that_name_is_not_taken_for_the_experiments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = ModuleType("experiments")
+    other.__file__ = str(tmp_path / "experiments.py")
+    Path(other.__file__).touch()
+    monkeypatch.setitem(sys.modules, "experiments", other)
+    with pytest.raises(ExperimentsMissing, match=r"experiments\.py hides fedveil's experiments in"):
+        catalog.find("toy")
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.leakage import leakage
 from fedveil.engine.simulation import simulate
 from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
-from fedveil.reproductions.leakage import leakage
 from fedveil.studies.several_runs import (
     Arm,
     accuracy,

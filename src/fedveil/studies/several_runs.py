@@ -47,7 +47,12 @@ def refuse_other(path: Path, job: Job) -> None:
     """Refuse a folder in which a different job was started."""
     from fedveil.engine.folder_run import other_than
 
-    if changes := other_than(job, path):
+    refuse_changed(path, other_than(job, path))
+
+
+def refuse_changed(path: Path, changes: Sequence[str]) -> None:
+    """Refuse a folder whose run has these settings otherwise."""
+    if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
             f"another folder"

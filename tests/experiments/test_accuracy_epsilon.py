@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments import accuracy_epsilon
+from experiments.accuracy_epsilon import AccuracyEpsilon, Study, attacked
+from experiments.accuracy_picture import Mark, draw
 from fedveil.data.datasets import load
 from fedveil.engine.federation import Federation
 from fedveil.federated.job import Job
-from fedveil.reproductions import accuracy_epsilon
-from fedveil.reproductions.accuracy_epsilon import AccuracyEpsilon, Study, attacked
-from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.starter import DEFAULT_JOB
 from folders import ROOT
 

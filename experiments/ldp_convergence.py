@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments import ldp_jobs
+from experiments.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
-from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.studies.several_runs import (
     Arm,

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 
+from experiments import image_cut
+from experiments.two_processes import together
 from fedveil.attacks.effort import Effort, by_effort
 from fedveil.attacks.split import features, unsplit
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.base.arrays import Float64s
-from fedveil.reproductions import image_cut
-from fedveil.reproductions.two_processes import together
+from fedveil.record.run_folder import JOB
+from fedveil.studies.several_runs import refuse_changed
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_task, threads
 from fedveil.vertical.task import initial
@@ -21,6 +23,8 @@ from fedveil.vertical.task import initial
 
 def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
     """Return the accuracy on held-out images after the last epoch, and their number."""
+    if (folder / JOB).exists():
+        refuse_changed(folder, job.changes(VerticalJob.load(folder / JOB)))
     run = together(job, folder)
     looks = [record for record in run.metrics if "test_accuracy" in record]
     task = make_task(job)

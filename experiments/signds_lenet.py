@@ -8,11 +8,11 @@ from statistics import mean, stdev
 from types import MappingProxyType
 from typing import Any, get_args
 
+from experiments import writers
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
-from fedveil.reproductions import writers
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.studies.several_runs import LAST, Arm, Runs, accuracy, curve, settings, trained
 
@@ -100,7 +100,7 @@ def _job(scale: Scale, name: str, protection: str = "signds", **more: Any) -> Jo
             "name": name,
             "rounds": {"small": _SMALL_ROUNDS, "medium": MEDIUM_ROUNDS, "full": 600}[scale],
             "clients": {"number": number, "fraction": 1},
-            "data": {"name": f"fedveil.reproductions.writers:{data}", "split": "by_client"},
+            "data": {"name": f"experiments.writers:{data}", "split": "by_client"},
             "model": "lenet_femnist",
             "training": {"epochs": 20, "lr": 0.01, "batch_size": 32 if scale == "full" else 20},
             "server": {"weighting": "equal"},

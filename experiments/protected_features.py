@@ -61,7 +61,7 @@ class Settings:
         return VerticalJob.model_validate(
             {
                 "name": "embedding-dp",
-                "task": f"fedveil.reproductions.image_cut:{self.task}",
+                "task": f"experiments.image_cut:{self.task}",
                 "epochs": self.epochs,
                 "batch_size": self.batch_size,
                 "privacy": {"embedding_dp": embedding_dp},
@@ -148,7 +148,7 @@ def _data() -> str:
 
 
 def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
-    from fedveil.reproductions.attacked_features import attacked, trained
+    from experiments.attacked_features import attacked, trained
 
     job = settings.job(settings.protections[name])
 
@@ -172,7 +172,7 @@ def _said(name: str) -> str:
 
 
 def _ran(settings: Settings) -> str:
-    from fedveil.reproductions.image_cut import RESNET_18, TASKS
+    from experiments.image_cut import RESNET_18, TASKS
 
     where = "MNIST" if settings.task.startswith("mnist") else "scikit-learn's digits"
     public = "scikit-learn's digits" if where == "MNIST" else "the other half of their training set"

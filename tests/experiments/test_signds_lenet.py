@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments import signds_lenet, writers
+from experiments.signds_lenet import SOURCE, SignDSLeNet
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.pages.read_run import ReadRun
-from fedveil.reproductions import signds_lenet, writers
-from fedveil.reproductions.signds_lenet import SOURCE, SignDSLeNet
 from fedveil.studies.reproduction import reproduce
 
 
@@ -48,7 +48,7 @@ def test_the_medium_job_is_the_sources_but_for_images_and_rounds() -> None:
     for key, value in SOURCE.items():
         expected = signds_lenet.MEDIUM_ROUNDS if key == "rounds" else value
         assert at(arms["signds"], key) == expected, key
-    assert arms["signds"].data.name == "fedveil.reproductions.writers:mnist_synthetic_medium"
+    assert arms["signds"].data.name == "experiments.writers:mnist_synthetic_medium"
     assert arms["signds"].model == "lenet_femnist"
 
 
@@ -65,10 +65,10 @@ def test_a_sign_is_worth_as_much_among_fewer() -> None:
 
 def test_the_genuine_writers_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {arm.job.data.name for arm in SignDSLeNet().arms("full")}
-    assert names == {"fedveil.reproductions.writers:mnist_synthetic"}
+    assert names == {"experiments.writers:mnist_synthetic"}
     monkeypatch.setattr(writers, "femnist_is_here", lambda: True)
     names = {arm.job.data.name for arm in SignDSLeNet().arms("full")}
-    assert names == {"fedveil.reproductions.writers:femnist_100"}
+    assert names == {"experiments.writers:femnist_100"}
 
 
 def images(count: int, owners: Any = None) -> Dataset:

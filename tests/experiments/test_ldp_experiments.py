@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.data import purchase100
-from fedveil.federated.job import Job
-from fedveil.pages.read_run import ReadRun
-from fedveil.reproductions import (
+from experiments import (
     ldp_adaptive,
     ldp_cells,
     ldp_clients,
@@ -20,6 +17,9 @@ from fedveil.reproductions import (
     ldp_jobs,
     ldp_noniid,
 )
+from fedveil.data import purchase100
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun
 from fedveil.studies.catalog import find
 from fedveil.studies.reproduction import reproduce
 from fedveil.studies.several_runs import Arm

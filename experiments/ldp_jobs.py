@@ -56,7 +56,7 @@ PLAIN_LR = 0.001
 #: 500 rounds if examples are dealt at random, otherwise 1,000.
 NON_IID_ROUNDS = 2
 
-_PARTS = "fedveil.reproductions.small_stand_ins"
+_PARTS = "experiments.small_stand_ins"
 #: Replacements for a task that is not of the source's own size.
 _SMALL: Mapping[Task, Mapping[str, Any]] = {
     "lenet-mnist": {

@@ -10,17 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments import counted_rounds, secagg_cost
+from experiments.counted_rounds import LARGEST, Cost, Setup, held_bytes, message_bytes, played
+from experiments.secagg_cost import Figures, SecaggCost, Sizes, growth, unmasked, verdicts
 from fedveil.errors import RunFailed
-from fedveil.reproductions import counted_rounds, secagg_cost
-from fedveil.reproductions.counted_rounds import (
-    LARGEST,
-    Cost,
-    Setup,
-    held_bytes,
-    message_bytes,
-    played,
-)
-from fedveil.reproductions.secagg_cost import Figures, SecaggCost, Sizes, growth, unmasked, verdicts
 from fedveil.secagg import run_round
 
 TINY = Sizes((6, 12), (5,), entries=16, neighbours=2, timed_entries=24)

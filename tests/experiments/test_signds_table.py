@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import signds_table
+from experiments.signds_table import SignDSTable, aggregate, likelihoods
 from fedveil.mechanisms.signds.dimension_selection import SignDS
-from fedveil.reproductions import signds_table
-from fedveil.reproductions.signds_table import SignDSTable, aggregate, likelihoods
 
 
 def test_the_printed_reports_give_the_printed_aggregate() -> None:

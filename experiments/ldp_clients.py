@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import ldp_jobs
+from experiments.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.pages.plot import Axis, Curve, Plot
-from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, LDPExperiment
 from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.studies.several_runs import Arm, falls, listed, loss_rate, trained
 

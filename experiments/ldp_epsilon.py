@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from experiments import ldp_jobs
+from experiments.ldp_jobs import EPSILONS, MECHANISMS, TASKS, LDPExperiment, Task
+from experiments.leakage import leakage
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.privacy.finding import Measured
-from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.ldp_jobs import EPSILONS, MECHANISMS, TASKS, LDPExperiment, Task
-from fedveil.reproductions.leakage import leakage
 from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.studies.several_runs import Arm, Runs, accuracy, falls, listed, loss_rate, trained
 

@@ -12,11 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.entropy import Seeded
-from fedveil.mechanisms import EmbeddingDP
-from fedveil.reproductions import image_cut, protected_features
-from fedveil.reproductions.attacked_features import attacked, trained
-from fedveil.reproductions.protected_features import (
+from experiments import image_cut, protected_features
+from experiments.attacked_features import attacked, trained
+from experiments.protected_features import (
     ARCHITECTURE,
     KNOWN,
     PAPER_SSIM,
@@ -28,6 +26,9 @@ from fedveil.reproductions.protected_features import (
     settings_of,
     verdicts,
 )
+from fedveil.entropy import Seeded
+from fedveil.errors import RunFolderError
+from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical.job_split import make_split, make_task
 
 TINY = Settings("digits_tiny", 1, "quick")
@@ -152,3 +153,13 @@ def test_without_mnist_it_is_the_digits(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert settings_of("small", protected_features._data()).task == "digits_small"
+
+
+def test_a_run_of_the_former_module_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """The jobs of earlier releases name `fedveil.reproductions.image_cut`."""
+    job = TINY.job(None)
+    former = job.to_yaml().replace("experiments.image_cut:", "fedveil.reproductions.image_cut:")
+    assert former != job.to_yaml()
+    (tmp_path / "job.yaml").write_text(former)
+    with pytest.raises(RunFolderError, match=r"was begun with another job: task.name = 'experiments\."):
+        trained(job, tmp_path)

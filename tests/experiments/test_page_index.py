@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.reproductions.page_index import index
-from fedveil.studies.catalog import EXPERIMENTS
+from experiments import EXPERIMENTS
+from experiments.page_index import index
 from folders import DOCS
 
 PAGES = DOCS / "reproductions"

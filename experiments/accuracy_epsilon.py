@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from experiments.accuracy_picture import Mark, draw
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.report_scores import ReportScores
 from fedveil.attacks.membership.shadow_runs import Pool, play_round
@@ -36,7 +37,6 @@ from fedveil.privacy.finding import Measured
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.record.sealed_message import intact
-from fedveil.reproductions.accuracy_picture import Mark, draw
 from fedveil.starter import DEFAULT_JOB
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict

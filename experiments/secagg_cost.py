@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from experiments.counted_rounds import Cost, Setup, message_bytes, played
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
-from fedveil.reproductions.counted_rounds import Cost, Setup, message_bytes, played
 from fedveil.secagg import masking_graph
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.studies.saved_results import kept

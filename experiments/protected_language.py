@@ -167,7 +167,7 @@ def _text(settings: Settings, folder: Path, tell: Tell) -> dict[str, Any]:
 def _run(
     job: VerticalJob, name: str, two: bool, steps: int, folder: Path, tell: Tell
 ) -> dict[str, Any]:
-    from fedveil.reproductions.two_processes import apart, together
+    from experiments.two_processes import apart, together
     from fedveil.vertical.job_split import make_task
 
     tell(_SAID[name])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from experiments import EXPERIMENTS, ldp_jobs
 from fedveil.pages.table import Table
-from fedveil.reproductions import ldp_jobs
-from fedveil.studies.catalog import EXPERIMENTS, find, takes_about
+from fedveil.studies.catalog import find, takes_about
 from fedveil.studies.several_runs import settings
 
 _TALLY = re.compile(r"^\*\*(.*) with the source\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _HEAD = """# The sources' experiments again
+
+The experiments are in the folder `experiments/` of the repository. In a checkout:
 
     fedveil reproduce                      # what there is
     fedveil reproduce NAME --scale small   # minutes

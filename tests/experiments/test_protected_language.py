@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import RunFailed
-from fedveil.reproductions import two_processes
-from fedveil.reproductions.protected_language import (
+from experiments import two_processes
+from experiments.protected_language import (
     APART,
     FULL,
     PLAIN,
@@ -23,6 +22,7 @@ from fedveil.reproductions.protected_language import (
     gap,
     verdicts,
 )
+from fedveil.errors import RunFailed
 from fedveil.vertical.job_split import make_task
 
 TINY = Settings(

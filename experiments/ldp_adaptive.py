@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from experiments import ldp_jobs
+from experiments.ldp_jobs import EPSILONS, TASKS, LDPExperiment, Task
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
-from fedveil.reproductions import ldp_jobs
-from fedveil.reproductions.ldp_jobs import EPSILONS, TASKS, LDPExperiment, Task
 from fedveil.studies.experiment import Outcome, Scale, Tell, Verdict
 from fedveil.studies.several_runs import Arm, Runs, accuracy, curve, mean_accuracy, trained
 
