@@ -9,7 +9,7 @@ from pathlib import Path
 from mkdocs.structure.pages import Page
 
 from fedveil.federated import job_reference, mindspore_keys
-from fedveil.reproductions.page_index import index
+from fedveil.studies.catalog import module
 from fedveil.vertical import job_reference as vertical_reference
 
 #: What stands in for the table of a page in its file, with the command that prints it.
@@ -20,7 +20,7 @@ WRITTEN: dict[str, Callable[[str, Path], str]] = {
     "job.md": lambda text, folder: job_reference.reference(),
     "vertical-job.md": lambda text, folder: vertical_reference.reference(),
     "mindspore.md": lambda text, folder: TABLE.sub(lambda _: mindspore_keys.key_table(), text),
-    "reproductions/index.md": lambda text, folder: index(folder),
+    "reproductions/index.md": lambda text, folder: module("page_index").index(folder),
 }
 
 

@@ -38,8 +38,9 @@ def listed() -> Iterator[tuple[int, str]]:
 
 FLOORS = {name: floor for floor, name in listed()}
 FILES = {
-    path.relative_to(SOURCE).as_posix(): path
-    for path in sorted(SOURCE.rglob("*.py"))
+    path.relative_to(root).as_posix(): path
+    for root, room in ((SOURCE, SOURCE), (ROOT, ROOT / "experiments"))
+    for path in sorted(room.rglob("*.py"))
     if path.name not in ("__init__.py", "__main__.py")
 }
 
@@ -64,7 +65,7 @@ def imported(path: Path) -> Iterator[str]:
             continue
         for name in names:
             file = name.removeprefix("fedveil.").replace(".", "/") + ".py"
-            if name.startswith("fedveil.") and file in FILES:
+            if name.startswith(("fedveil.", "experiments.")) and file in FILES:
                 yield file
 
 

@@ -58,6 +58,10 @@ class MissingExtra(FedveilError, ImportError):
         )
 
 
+class ExperimentsMissing(FedveilError, ImportError):
+    """The experiments of the sources, which only a checkout has, are not here."""
+
+
 class DataUnavailable(FedveilError):
     """A data set is not on this machine and could not be downloaded."""
 

@@ -263,9 +263,7 @@ ELSEWHERE = {
     "starter/vertical_tables.py": (1, "a script that a user runs in a folder of his own"),
     "engine/known_accuracy.py": (1, "a table of this package"),
     "pages/page.py": (2, "scripts of this package and of plotly"),
-    "reproductions/page_index.py": (1, "a page of the docs"),
-    "reproductions/two_processes.py": (2, "the logs of its own two processes"),
-    "reproductions/outcome_page.py": (1, "/proc/cpuinfo"),
+    "studies/outcome_page.py": (1, "/proc/cpuinfo"),
     "vertical/part_memory.py": (1, "/proc/meminfo"),
 }
 _READING = {"read_bytes", "read_text", "load_file", "load_cert_chain", "loadtxt", "genfromtxt"}

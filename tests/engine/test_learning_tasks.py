@@ -13,7 +13,6 @@ import fedveil
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
-from fedveil.comparing.comparison import Asked, Comparison
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.pages import curves
 from fedveil.pages.read_run import SEVERAL, read_run
@@ -21,6 +20,7 @@ from fedveil.pages.run_summary import ending
 from fedveil.pages.runs_page import runs_page
 from fedveil.record.metric_names import word
 from fedveil.run_display import describe
+from fedveil.studies.comparison import Asked, Comparison
 
 
 def job(named: str, own: str, task: str, **change: Any) -> fedveil.Job:

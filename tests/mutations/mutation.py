@@ -3,7 +3,7 @@
 A file of `tests/mutations/` holds the mutations of one room:
 
     [[mutation]]
-    file = "privacy/ledger.py"                 # below src/fedveil
+    file = "privacy/ledger.py"                 # below src/fedveil, or experiments/NAME.py
     was = '''text that stands there once'''
     now = '''the bug'''
     why = "what goes wrong for whom"
@@ -35,6 +35,8 @@ class Mutation:
         return f"{self.room}:{self.number}"
 
     def path(self, root: Path = ROOT) -> Path:
+        if self.file.startswith("experiments/"):
+            return root / self.file
         return root / "src" / "fedveil" / self.file
 
     def of(self, text: str) -> str:

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedveil.comparing.comparison import Asked, Comparison
-from fedveil.comparing.comparison_folder import ComparisonFolder, Result
 from fedveil.federated.job import Job
+from fedveil.studies.comparison import Asked, Comparison
+from fedveil.studies.comparison_folder import ComparisonFolder, Result
 
 
 def small_job(**more: Any) -> Job:
@@ -31,7 +31,7 @@ def compared(path: Path, *protections: str, job: Job | None = None, **asked: Any
     comparison = Comparison(job or small_job(), Asked(protections=[*protections], **asked))
     with ExitStack() as stack:
         folder = ComparisonFolder.open(path, comparison, stack)
-        with folder.going_on():
+        with folder.resumed():
             return [
                 folder.attacked(folder.run(cell, lambda record: None), lambda *step: None)
                 for cell in folder.cells(lambda text: None)

@@ -19,9 +19,9 @@ from fedveil.errors import JobError, MissingExtra, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
-    from fedveil.comparing.comparison import Goal
-    from fedveil.comparing.comparison_folder import ComparisonFolder, Result
-    from fedveil.comparing.comparison_table import Line
+    from fedveil.studies.comparison import Goal
+    from fedveil.studies.comparison_folder import ComparisonFolder, Result
+    from fedveil.studies.comparison_table import Line
 
 _Listed = Annotated[
     str | None, typer.Option(help="Comma-separated protections. Default: the job's own.")
@@ -80,8 +80,8 @@ def compare(
              "beside it"]
         )  # fmt: skip
     settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
-    from fedveil.comparing.comparison import Asked, Comparison
-    from fedveil.comparing.comparison_folder import ComparisonFolder
+    from fedveil.studies.comparison import Asked, Comparison
+    from fedveil.studies.comparison_folder import ComparisonFolder
 
     with ExitStack() as stack:
         stack.enter_context(alone(json))
@@ -102,11 +102,11 @@ def compare(
             )
             folder = ComparisonFolder.open(out, Comparison(settings, asked), stack)
         remarks("warning", folder.comparison.notes)
-        with folder.going_on():
+        with folder.resumed():
             results = _run(folder)
         _show(folder, results, folder.comparison.goal)
     if json:
-        from fedveil.comparing.comparison_table import lines
+        from fedveil.studies.comparison_table import lines
 
         answer([_told(line) for line in lines(results)])
     if all(result.run is None for result in results):
@@ -141,10 +141,10 @@ def _run(folder: ComparisonFolder) -> list[Result]:
 
 def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None) -> None:
     """Print the tables, and write the whole comparison to the folder."""
-    from fedveil.comparing.comparison_page import markdown, page
-    from fedveil.comparing.comparison_table import lines, tables
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE
+    from fedveil.studies.comparison_page import markdown, page
+    from fedveil.studies.comparison_table import lines, tables
 
     found = lines(results)
     for table in tables(found, goal):

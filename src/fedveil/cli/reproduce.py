@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import console, remark, say
-from fedveil.reproductions.experiment import Scale
+from fedveil.studies.experiment import Scale
 
 
 def reproduce(
@@ -34,12 +34,12 @@ def reproduce(
 ) -> object:
     """Repeat an experiment from the source papers and compare the results."""
     if name is None or everything:
-        from fedveil.reproductions.experiments import table
+        from fedveil.studies.catalog import table
 
         console().print(table().terminal())
         return table().records()
-    from fedveil.reproductions.outcome_page import tally, verdicts
-    from fedveil.reproductions.reproduction import reproduce as repeat
+    from fedveil.studies.outcome_page import tally, verdicts
+    from fedveil.studies.reproduction import reproduce as repeat
 
     page, outcome = repeat(name, scale, out, remark)
     console().print(verdicts(outcome).terminal())

@@ -74,3 +74,7 @@ class Plot:
             return self.name
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()
         return f"{re.sub('[^A-Za-z0-9]+', '-', self.name)[:40]}-{digest[:16]}"
+
+    def markdown(self, picture: str) -> str:
+        """Return the plot as Markdown, with its picture in that file."""
+        return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")

@@ -1,0 +1,354 @@
+"""Accuracy against the epsilon of the whole run, for every protection.
+
+The sources compare protections at each one's own parameters. Here they have equal promises.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from experiments.accuracy_picture import Mark, draw
+from fedveil.attacks.membership.model_answers import answers
+from fedveil.attacks.membership.report_scores import ReportScores
+from fedveil.attacks.membership.shadow_runs import Pool, play_round
+from fedveil.attacks.roc import area
+from fedveil.attacks.target import Target
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.data.datasets import load
+from fedveil.engine.federation import Federation
+from fedveil.engine.folder_run import ended_run
+from fedveil.engine.simulation import Simulator
+from fedveil.entropy import Seeded
+from fedveil.errors import RunFailed
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import Measured
+from fedveil.privacy.loss import format_epsilon
+from fedveil.record.run_folder import JOB, RunFolder
+from fedveil.record.sealed_message import intact
+from fedveil.starter import DEFAULT_JOB
+from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+
+#: A thousand clients of MNIST (examples/private_mnist).
+_THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")
+#: The bundled job with a quarter of its rounds, so that all runs take minutes; and the federation
+#: with other clients, for a third of their rounds and for all of them.
+JOBS: Mapping[Scale, Sequence[str]] = {
+    "small": ("rounds=5", "simulation.workers=0", "evaluation.every=5"),
+    "medium": (*_THOUSAND, "rounds=20", "evaluation.every=20"),
+    "full": (*_THOUSAND, "rounds=60", "evaluation.every=60"),
+}
+SEEDS: Mapping[Scale, int] = {"small": 1, "medium": 1, "full": 3}
+#: The target epsilons: of protections that noise the sum, and of those that noise every report.
+SUM = ("distributed_dp", "central_gaussian")
+REPORT = ("dp_encrypt", "signds", "rr", "oue")
+BARE = ("not_encrypt", "pw_encrypt")
+_MEANT = (0.25, 0.5, 1, 2, 4, 8, 16)
+EPSILONS: Mapping[Scale, Mapping[str, Sequence[float]]] = {
+    "small": {
+        **dict.fromkeys(SUM, (0.25, 1, 4)),
+        **dict.fromkeys(("dp_encrypt", "signds"), (10, 1e2, 1e3)),
+        **dict.fromkeys(("rr", "oue"), (1e3, 1e4, 1e5)),
+    },
+    "medium": {
+        **dict.fromkeys(SUM, _MEANT),
+        **dict.fromkeys(REPORT, (0.25, 1, 4, 16, 1e2, 1e3, 1e4, 1e5)),
+    },
+    "full": {
+        **dict.fromkeys(SUM, _MEANT),
+        **dict.fromkeys(REPORT, (0.25, 1, 4, 16, 1e2, 1e3, 1e4, 1e5, 1e6)),
+    },
+}
+#: Parameters that the job does not set: the clip of the bundled protection.
+CLIPS = {"small": 1.0, "medium": 0.15, "full": 0.15}
+#: Protections that use another one's rates, since its noise is similar at an equal promise.
+LIKE = {"pw_encrypt": "not_encrypt", "central_gaussian": "distributed_dp", "oue": "rr"}
+#: Each server rate that is tried is smaller than the one before by this factor.
+STEP = 4.0
+_RATES = {"small": 1.6, "medium": 2.56, "full": 2.56}
+_LEAST_STEPS, _MOST_STEPS = 1, 6
+#: The share of the training examples used only to judge rates.
+_HELD = 10
+_ASKED = 120
+
+
+@dataclass(frozen=True)
+class Point:
+    """A protection at an epsilon: the chosen rate, the runs, and the attacks' results."""
+
+    cell: Cell
+    rate: float
+    runs: Sequence[ReadRun]
+    model: Measured
+    report: Measured
+
+    @property
+    def position(self) -> str:
+        """The name of its protection."""
+        return self.cell.setting.position
+
+    @property
+    def epsilon(self) -> float:
+        """The ledger's epsilon of the whole run."""
+        return max(float(run.last["epsilon_run_every_round"]) for run in self.runs)
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Each seed's accuracy on the test examples."""
+        return [run.last["accuracy"] for run in self.runs]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean accuracy over the seeds."""
+        return float(np.mean(self.accuracies))
+
+
+class AccuracyEpsilon(Experiment):
+    """Every protection at equal promises, each with the server's rate that is best for it there."""
+
+    name = "accuracy-epsilon"
+    what = "Accuracy against the epsilon of the whole run, a curve for every position."
+    source = "002, figure 3, for every position and at equal promises for the whole run"
+    scales = get_args(Scale)
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate about three runs for a point, two of them to choose its rate."""
+        return {"small": 1_800, "medium": 5_000, "full": 60_000}[scale]
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Solve, choose, run and attack. Each point is saved as soon as it is known."""
+        study = Study(folder, scale, tell)
+        points = study.points()
+        write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
+        seeds, job = SEEDS[scale], study.job
+        ran = (
+            f"{job.clients.number:,} clients, {job.rounds} rounds, {job.model} on {job.data.name}, "
+            f"{seeds} seed{'s' if seeds > 1 else ''} a point; delta {job.privacy.delta:g}, "
+            f"replace-one, a client that is drawn in every round. The server's rate of every point "
+            f"was chosen on a tenth of the training examples that was held back, from "
+            f"{_RATES[scale]:g} downwards by factors of {STEP:g}; the test examples have chosen "
+            f"nothing. No epsilon covers that choice. {', '.join(LIKE)} have the rates of "
+            f"{', '.join(LIKE.values())}, whose noise is much the same. Clips are the bundled "
+            f"job's. Members are told from others by two attacks: by the loss of the finished "
+            f"model, and by one client's report in the first round, which begins with the same "
+            f"model at every point."
+        )
+        picture = folder / "accuracy-epsilon.svg"
+        return Outcome(ran, verdicts(points), [_table(points)], (), [picture])
+
+
+class Study:
+    """The points of an experiment in its folder."""
+
+    def __init__(self, folder: Path, scale: Scale, tell: Tell) -> None:
+        self._folder, self._scale, self._tell = folder, scale, tell
+        self.job = Job.load(DEFAULT_JOB, JOBS[scale])
+        self._file = folder / "chosen.json"
+        with intact(self._file):
+            found = read_bytes(self._file, MOST_LINES_BYTES) if self._file.exists() else b"{}"
+            kept: dict[str, Any] = json.loads(found)
+        self._solutions: dict[str, Any] = kept.get("solutions", {})
+        self._tried: dict[str, dict[str, float]] = kept.get("tried", {})
+        self._dataset = load(self.job.data.name)
+
+    def points(self) -> list[Point]:
+        """Return each protection's points, from the largest epsilon down to the smallest."""
+        found: list[Point] = []
+        for position in (*BARE, *SUM, *REPORT):
+            rate = _RATES[self._scale]
+            for cell in reversed(self._cells(position)):
+                if cell.job is None:
+                    self._tell(f"{cell.setting}: {cell.reason}")
+                    continue
+                like = Setting(LIKE.get(position, ""), {}, cell.setting.epsilon)
+                same = (point.rate for point in found if point.cell.setting == like)
+                rate = next(same, 0.0) or self._choose(cell, rate)
+                found.append(self._point(cell, rate))
+        return found
+
+    def _cells(self, position: str) -> list[Cell]:
+        clip = CLIPS[self._scale]
+        changes = {
+            "protection.distributed_dp.clip": f"{clip}",
+            "protection.dp_encrypt.dp_norm_clip": f"{clip}",
+            "protection.central_gaussian.clip": f"{clip}",
+            "protection.dp_encrypt.dp_delta": "1e-7",
+        }
+        job = Job.read(self.job.model_dump(), [f"{k}={v}" for k, v in changes.items()])
+        epsilons = [*EPSILONS[self._scale].get(position, ())]
+        asked = Asked(protections=[position], epsilons=epsilons)
+        comparison = Comparison(job, asked, self._solutions)
+        cells = []
+        for cell in comparison.cells(self._tell):
+            cells.append(cell)
+            self._keep()
+        return cells
+
+    def _choose(self, cell: Cell, start: float) -> float:
+        """Return the best rate on the held-out examples, walking down from `start`.
+
+        Ties go to the smaller one.
+        """
+        best, rate = start, start
+        for step in range(_MOST_STEPS):
+            if step > _LEAST_STEPS and rate < best / STEP:
+                break
+            if self._held_out(cell, rate) >= self._held_out(cell, best):
+                best = rate
+            rate /= STEP
+        return best
+
+    def _held_out(self, cell: Cell, rate: float) -> float:
+        tried = self._tried.setdefault(cell.setting.name, {})
+        if f"{rate:g}" not in tried:
+            self._tell(f"{cell.setting}: rate {rate:g} on the examples that were held back")
+            tried[f"{rate:g}"] = self._rehearsed(cell, rate)
+            self._keep()
+        return tried[f"{rate:g}"]
+
+    def _rehearsed(self, cell: Cell, rate: float) -> float:
+        """Return the accuracy on a tenth of the training examples, after training on the others."""
+        train = self._dataset.train
+        order = Seeded(0, "held back").permutation(len(train))
+        held, ours = np.split(order, [len(train) // _HELD])
+        part = replace(self._dataset, train=train.of(ours), test=train.of(held))
+        assert cell.job is not None
+        clients = cell.job.clients.number
+        assert clients is not None
+        changes = [
+            f"server.lr={rate}", f"clients.number={min(clients, len(ours))}",
+            f"checkpoint.every={cell.job.rounds}", "record.page=false",
+        ]  # fmt: skip
+        job = Job.read(cell.job.model_dump(), changes)
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            opened = partial(RunFolder.create, Path(folder) / "run", job.name)
+            try:
+                run = Federation(job, Simulator(), opened, stack, dataset=part).run()
+            except RunFailed:
+                return 0.0
+        return float(run.metrics[-1]["accuracy"])
+
+    def _point(self, cell: Cell, rate: float) -> Point:
+        runs = []
+        for seed in range(SEEDS[self._scale]):
+            assert cell.job is not None
+            job = Job.read(cell.job.model_dump(), [f"server.lr={rate}", f"seed={seed}"])
+            path = self._folder / "runs" / f"{cell.setting.name},rate={rate:g},seed={seed}"
+            self._tell(f"{cell.setting}: rate {rate:g}, seed {seed}")
+            runs.append(ended_run(job, path))
+        model, report = attacked(runs[0].folder, self._folder / "attacks")
+        return Point(cell, rate, runs, model, report)
+
+    def _keep(self) -> None:
+        kept = {"solutions": self._solutions, "tried": self._tried}
+        write_whole(self._file, json.dumps(kept, indent=1).encode())
+
+
+def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
+    """Measure how well the loss, and a first round's report, distinguish members from others."""
+    file = kept / f"{run.name}.json"
+    if file.exists():
+        with intact(file):
+            fields = json.loads(read_bytes(file, MOST_LINES_BYTES))
+            model, report = (Measured(**figure) for figure in fields)
+        return model, report
+    target = Target.of_run(run)
+    pool = Pool.everything(target.dataset)
+    known = answers(target.model, pool.x, pool.y).truth
+    members = len(target.dataset.train)
+    first = _by_report(Target.of(Job.load(run / JOB)), pool)
+    found = [area("the model's loss", known[:members], known[members:]), first]
+    kept.mkdir(exist_ok=True)
+    write_whole(file, json.dumps([vars(figure) for figure in found]).encode())
+    return found[0], found[1]
+
+
+def _by_report(target: Target, pool: Pool) -> Measured:
+    """Attack one report each of some clients, with one stranger's example for each of theirs."""
+    members = np.arange(len(target.dataset.train))
+    others = np.arange(len(members), len(pool))
+    played = play_round(target, members, others, _ASKED, Seeded(0, "attacked"))
+    played = replace(
+        played,
+        readings=played.readings[:_ASKED],
+        held=[rows[:1] for rows in played.held[:_ASKED]],
+        strangers=[rows[:1] for rows in played.strangers[:_ASKED]],
+    )
+    held, strangers = np.concatenate(played.held), np.concatenate(played.strangers)
+    scores = ReportScores(target.model, target.weights)
+    asked = np.concatenate([held, strangers])
+    each = np.array([scores.along(r, pool.x[asked], pool.y[asked]) for r in played.readings])
+    own = each - (each.sum(0) - each) / (len(each) - 1)  # less its mean under other reports
+    count = len(held)
+    return area("one report", own[:, :count].diagonal(), own[:, count:].diagonal())
+
+
+def verdicts(points: Sequence[Point]) -> list[Verdict]:
+    """Judge the sources' claims about epsilons, here at equal promises."""
+    by = {name: sorted((p.epsilon, p.accuracy) for p in points if p.position == name)
+          for name in (*SUM, *REPORT)}  # fmt: skip
+    found = []
+    for name in REPORT:
+        least, most = by[name][0], by[name][-1]
+        found.append(
+            Verdict.of(
+                most[1] > least[1],
+                f"{name}: accuracy grows with epsilon",
+                "it grows",
+                f"{least[1]:.3f} at {least[0]:.3g}, {most[1]:.3f} at {most[0]:.3g}",
+                same="less noise in every report",
+                other="the rate that was chosen hides it",
+            )
+        )
+    apart = max(abs(a - b) for (_, a), (_, b) in zip(by["rr"], by["oue"], strict=True))
+    found.append(
+        Verdict.of(
+            apart < 0.1,
+            "rr and oue at the same epsilon",
+            "nearly the same",
+            f"at most {apart:.3f} apart",
+            same="at equal promises for the whole run, not at equal parameters",
+            other="at equal promises they are not at equal parameters",
+        )
+    )
+    return found
+
+
+def _mark(point: Point) -> Mark:
+    attacks = (point.model, point.report)
+    best = max(attacks, key=lambda figure: figure.value)
+    return Mark(point.position, point.epsilon, tuple(point.accuracies), best.value)
+
+
+def _table(points: Sequence[Point]) -> Table:
+    columns = (
+        "position", "epsilon of the whole run", "rate", "accuracy",
+        "members told by the model's loss (AUC)", "by a report of the first round (AUC)",
+    )  # fmt: skip
+    rows = []
+    for point in points:
+        rows.append(
+            (
+                point.position,
+                format_epsilon(point.epsilon, 3),
+                f"{point.rate:g}",
+                " ".join(f"{accuracy:.4f}" for accuracy in point.accuracies),
+                *(
+                    f"{f.value:.3f} [{f.low:.3f}, {f.high:.3f}]"
+                    for f in (point.model, point.report)
+                ),
+            )
+        )
+    return Table(columns, rows, "Every point; guessing has an AUC of 0.5")

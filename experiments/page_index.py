@@ -1,0 +1,46 @@
+"""The table of all experiments with links to their pages, for the site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from experiments import EXPERIMENTS, ldp_jobs
+from fedveil.pages.table import Table
+from fedveil.studies.catalog import find, takes_about
+from fedveil.studies.several_runs import settings
+
+_TALLY = re.compile(r"^\*\*(.*) with the source\.\*\* Scale: (\w+)\.$", re.MULTILINE)
+_HEAD = """# The sources' experiments again
+
+The experiments are in the folder `experiments/` of the repository. In a checkout:
+
+    fedveil reproduce                      # what there is
+    fedveil reproduce NAME --scale small   # minutes
+    fedveil reproduce NAME --scale medium  # of some: as much of it as half an hour allows
+    fedveil reproduce NAME                 # the source's own size; cut off, it goes on where it was
+
+Every page says what was run and what was not as in the source, and sets the source's figures
+beside ours; a verdict is computed from the figures. Where the sources' curves are pictures alone,
+what their text says of a curve is what is tested. Each run is one seed.
+"""
+
+
+def index(folder: Path) -> str:
+    """Return an index of the experiments' pages in `folder`."""
+    columns = ("experiment", "what", "verdicts", "scale", "full takes about")
+    pages = Table(columns, [_row(folder, name) for name in EXPERIMENTS])
+    jobs = {task: ldp_jobs.job("small", task, task, protection="rr") for task in ldp_jobs.TASKS}
+    tables = [settings(ldp_jobs.SOURCE[task], jobs[task]) for task in ldp_jobs.TASKS]
+    parts = (_HEAD, pages.markdown(), "## What the pages of 002 share\n", ldp_jobs.SHARED)
+    return "\n".join([*parts, *(f"{table.markdown()}" for table in tables)])
+
+
+def _row(folder: Path, name: str) -> tuple[str, ...]:
+    experiment, page = find(name), folder / f"{name}.md"
+    full = takes_about(experiment, "full")
+    found = _TALLY.search(page.read_text("utf-8")) if page.exists() else None
+    if found is None:
+        return (name, experiment.what, "not run", "", full)
+    tally, scale = found.groups()
+    return (f"[{name}]({name}.md)", experiment.what, tally, scale, full)

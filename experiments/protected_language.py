@@ -1,0 +1,309 @@
+"""EmbeddingDP under a language model whose text stays at home: the loss of the first 100 steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
+from fedveil.data.data_folders import find
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.table import Table
+from fedveil.record.run_folder import METRICS, MODEL
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.saved_results import kept
+from fedveil.vertical.job import VerticalJob
+
+EPS = 5.0
+PLAIN, PROTECTED, APART, PLAIN_APART = "plain", "eps-5", "eps-5-apart", "plain-apart"
+#: The runs by name: `privacy.embedding_dp`, and whether there are two processes.
+RUNS: Mapping[str, tuple[dict[str, float] | None, bool]] = {
+    PLAIN: (None, False),
+    PROTECTED: ({"eps": EPS}, False),
+    APART: ({"eps": EPS}, True),
+    PLAIN_APART: (None, True),
+}
+#: The source's logs, every tenth step: 003, and without protection the README of its example.
+SOURCE: Mapping[str, Sequence[float]] = {
+    PLAIN: (10.616087, 10.424824, 10.209235, 9.950026, 9.712448, 9.557744, 9.501564, 9.326054,
+            9.387547, 8.795234),
+    PROTECTED: (10.653997, 10.570406, 10.470503, 10.242296, 9.970814, 9.735226, 9.594692, 9.340107,
+                9.356388, 8.797981),
+    APART: (10.669225, 10.571924, 10.440327, 10.253876, 9.958257, 9.704673, 9.543740, 9.376131,
+            9.376905, 8.766671),
+}  # fmt: skip
+_SAID = {
+    PLAIN: "no protection, one process", PROTECTED: "eps 5, one process",
+    APART: "eps 5, two processes", PLAIN_APART: "no protection, two processes",
+}  # fmt: skip
+_EVERY, _POINTS = 10, 10
+#: Largest difference from the source's share of the fall that counts as equally small.
+_NEAR = 0.1
+#: The text: the available parts of WikiText-2. The source uses Wikipedia.
+_TEXTS = ("wikitext2-valid.txt", "wikitext2-test.txt")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`task.pangu` without its text, the batch, and the job's other settings."""
+
+    pangu: Mapping[str, int | str]
+    batch_size: int = 2
+    optimizer: Mapping[str, float] = field(default_factory=dict)
+    steps: int = _EVERY * _POINTS
+
+    def job(self, embedding_dp: object, text: Path, windows: int = 0) -> VerticalJob:
+        """Return one run's job, with the epochs that the steps need with `windows` windows."""
+        epochs = math.ceil(self.steps * self.batch_size / windows) if windows else 1
+        return VerticalJob.model_validate(
+            {
+                "name": "pangu-embedding-dp",
+                "task": {"name": "pangu", "pangu": {**self.pangu, "text": str(text)}},
+                "epochs": epochs,
+                "batch_size": self.batch_size,
+                "optimizer": dict(self.optimizer),
+                "privacy": {"embedding_dp": embedding_dp},
+                "evaluation": {"every_epochs": None},
+                "record": {"every_steps": 1},
+                "checkpoint": {"every_steps": 50},
+            }
+        )
+
+
+#: `full` is the source's example as in its scripts: mode 350M, batches of 2.
+FULL = Settings(
+    {"preset": "350M", "layers": 16, "width": 1280, "heads": 32, "context": 1024,
+     "vocabulary": 40_000},
+    optimizer={"lr": 1e-4, "warmup_steps": 2000},
+)  # fmt: skip
+SMALL = Settings({"preset": "small", "context": 128})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: every step's loss, digests of the parties' models, bytes per step and seconds."""
+
+    losses: Sequence[float]
+    models: Mapping[str, str]
+    bytes_a_step: float
+    seconds: float
+
+    @property
+    def tens(self) -> list[float]:
+        """The mean loss of every ten steps."""
+        return [mean(self.losses[i : i + _EVERY]) for i in range(0, len(self.losses), _EVERY)]
+
+
+class ProtectedLanguage(Experiment):
+    """The language model with EmbeddingDP and without, in one process and in two."""
+
+    name = "pangu-embedding-dp"
+    what = (
+        "The loss of a language model's first 100 steps under EmbeddingDP, in one process and two."
+    )
+    source = "003, the PanGu-alpha example; without protection, the README of that example"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate four runs, at about 40 · 10^9 operations per second on one core."""
+        return {"small": 4 * 150.0, "full": 4 * 100 * 115.0}[scale]
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Run the four runs, one after the other."""
+        settings = self._settings or {"small": SMALL, "full": FULL}[scale]
+        text = kept(folder, "text", partial(_text, settings, folder, tell))
+        runs = {}
+        for name, (embedding_dp, two) in RUNS.items():
+            job = settings.job(embedding_dp, folder / "text.txt", text["windows"])
+            make = partial(_run, job, name, two, settings.steps, folder, tell)
+            runs[name] = Run(**kept(folder, name, make))
+        floor = text["frequencies"]
+        return Outcome(
+            _ran(settings, text), [*verdicts(runs, floor)], [_table(runs)], [_plot(runs, floor)]
+        )
+
+
+def _text(settings: Settings, folder: Path, tell: Tell) -> dict[str, Any]:
+    """Write enough text for the steps to `text.txt`, and measure the next tokens' frequencies."""
+    from fedveil.language import text
+    from fedveil.vertical.job_split import make_task
+
+    tell("text: as much as a hundred steps need")
+    files = [path for name in _TEXTS if (path := find("text", name)) is not None]
+    texts = [b"".join(text.read(file)) for file in (files or (None,))]
+    whole = b"".join(texts)
+    needed = settings.steps * settings.batch_size
+    job = settings.job(None, folder / "text.txt")
+    size = 4 * needed * int(settings.pangu["context"])
+    while True:
+        write_whole(folder / "text.txt", whole[: whole.find(b"\n", size) + 1] or whole)
+        labels = make_task(job).owned("leader", "train").labels
+        assert labels is not None, "the leader has the labels"
+        if len(labels) >= needed or size >= len(whole):
+            break
+        size = math.ceil(1.02 * size * needed / max(len(labels), 1))
+    count = Counter(labels.flatten().tolist())
+    shares = [number / count.total() for number in count.values()]
+    used = (folder / "text.txt").stat().st_size
+    names = [file.stem for file in files[: 1 if used <= len(texts[0]) else None]]
+    source = " and ".join(names) or "Python's documentation topics"
+    return {
+        "source": source, "bytes": used, "windows": len(labels),
+        "tokens": len(count), "frequencies": -sum(p * math.log(p) for p in shares),
+    }  # fmt: skip
+
+
+def _run(
+    job: VerticalJob, name: str, two: bool, steps: int, folder: Path, tell: Tell
+) -> dict[str, Any]:
+    from experiments.two_processes import apart, together
+    from fedveil.vertical.job_split import make_task
+
+    tell(_SAID[name])
+    own = folder / name
+    task = make_task(job)
+    parties = [task.leader, *task.followers]
+    if two:
+        own.mkdir(exist_ok=True)
+        write_whole(folder / f"{name}.yaml", job.to_yaml().encode())
+        apart(folder / f"{name}.yaml", task.leader, task.followers, own)
+        places = {party: own / party / party for party in parties}
+    else:
+        together(job, own)
+        places = {party: own / party for party in parties}
+    lines = read_text(places[task.leader] / METRICS, MOST_LINES_BYTES).splitlines()
+    records = [record for record in map(json.loads, lines) if "loss" in record][:steps]
+    crossed = [r["bytes_sent_per_step"] + r["bytes_received_per_step"] for r in records]
+    models = {
+        p: hashlib.sha256(read_bytes(at / MODEL, MOST_STATE_BYTES)).hexdigest()
+        for p, at in places.items()
+    }
+    took = sum(record["seconds_per_unit"] for record in records) * task.units_per_example
+    return {
+        "losses": [record["loss"] for record in records], "models": models,
+        "bytes_a_step": mean(crossed), "seconds": took * job.batch_size,
+    }  # fmt: skip
+
+
+def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
+    from fedveil.language.transformer import PRESETS
+
+    sizes = vars(PRESETS[str(settings.pangu["preset"])]) | dict(settings.pangu)
+    model = ", ".join(f"{sizes[key]:,} {name}" for key, name in (
+        ("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("context", "tokens a window"),
+        ("vocabulary", "tokens in the vocabulary")))  # fmt: skip
+    rate = settings.optimizer.get("lr")
+    schedule = (
+        "the learning rate that the task has for that width, risen in the first steps"
+        if rate is None
+        else f"learning rate {rate:g} after {settings.optimizer.get('warmup_steps', 0)} steps"
+    )
+    return (
+        f"A model of {model}; batches of {settings.batch_size} windows, as the source has them; "
+        f"{schedule}. The text is {text['bytes']:,} bytes of {text['source']}, {text['windows']} "
+        f"windows with {text['tokens']:,} different tokens; the source's is Wikipedia's, not at "
+        f"hand. Its example, mode 350M: 16 layers, 1,280 wide, 32 heads, 1,024 tokens a window, "
+        f"40,000 tokens, learning rate 1e-4 after 2,000 steps, and dropout, which is not here. "
+        f"What compares is how the curves lie to each other. Two processes are `fedveil vertical "
+        f"leader` and `follower` over mutual TLS on loopback. A figure here is the mean of ten "
+        f"steps, in the source's logs that of every tenth."
+    )
+
+
+def gap(one: Sequence[float], other: Sequence[float], plain: Sequence[float]) -> float:
+    """Return how far `one` lies above `other` on average, as a share of the fall of `plain`."""
+    return mean(a - b for a, b in zip(one, other, strict=True)) / (plain[0] - plain[-1])
+
+
+def apart_by(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the mean distance of two curves."""
+    return mean(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
+    """Compare the source's logs with ours. `frequencies` is the loss of word frequencies only."""
+    ours = {name: run.tens for name, run in runs.items()}
+    for name in (PLAIN, PROTECTED, APART):
+        theirs, mine = SOURCE[name], ours[name]
+        yield Verdict.of(
+            mine[-1] < mine[0], f"the loss falls: {_SAID[name]}",
+            f"{theirs[0]:.3f} to {theirs[-1]:.3f}", f"{mine[0]:.3f} to {mine[-1]:.3f}",
+            same="from that of guessing among all tokens down", other="it does not",
+        )  # fmt: skip
+    cost, our_cost = (
+        gap(curves[PROTECTED], curves[PLAIN], curves[PLAIN]) for curves in (SOURCE, ours)
+    )
+    learnt = _learnt(ours[PLAIN][-1], frequencies)
+    yield Verdict.of(
+        abs(cost - our_cost) <= _NEAR,
+        f"what eps {EPS:g} costs: how far its loss lies above, over what the loss falls",
+        f"{cost:.1%}", f"{our_cost:.1%}",
+        same=f"little: the signs of a vector, 1 in 13 of them false, say most of it; {learnt}",
+        other=f"models of other sizes do not learn alike in so few steps; {learnt}",
+    )  # fmt: skip
+    far, our_far = (apart_by(curves[PROTECTED], curves[APART]) for curves in (SOURCE, ours))
+    yield Verdict.of(
+        our_far <= max(2 * far, 0.01), f"eps {EPS:g}, one process and two: how far apart",
+        f"{far:.3f}", f"{our_far:.3f}",
+        same="both draw their own noise: two processes draw it from the operating system",
+        other="more than the noise explains",
+    )  # fmt: skip
+    same = runs[PLAIN].models == runs[PLAIN_APART].models
+    equal = list(runs[PLAIN].losses) == list(runs[PLAIN_APART].losses)
+    yield Verdict.of(
+        same and equal, "no protection, one process and two",
+        "the loss falls alike; here the same bytes are promised",
+        f"{'the same' if equal else 'other'} losses, {'the same' if same else 'other'} weights",
+        same="every step is the same computation, wherever a party is",
+        other="a party on its own computed something else",
+    )  # fmt: skip
+
+
+def _learnt(loss: float, frequencies: float) -> str:
+    if loss >= frequencies:
+        return (
+            f"{loss:.2f} after the last step is not below the {frequencies:.2f} of word "
+            f"frequencies, for which nothing of what crosses is needed"
+        )
+    return f"{loss:.2f} after the last step is below the {frequencies:.2f} of word frequencies"
+
+
+def _table(runs: Mapping[str, Run]) -> Table:
+    columns = ["step"]
+    curves: list[Sequence[float]] = []
+    for name in SOURCE:
+        columns += [f"{_SAID[name]}: the source", "here"]
+        curves += [SOURCE[name], runs[name].tens]
+    rows = [
+        (str(_EVERY * (i + 1)), *(f"{curve[i]:.3f}" for curve in curves))
+        for i in range(1, min(map(len, curves)), 2)
+    ]
+    seconds = "; ".join(
+        f"{_SAID[name]}: {run.seconds / len(run.losses):.2f} s and {run.bytes_a_step:,.0f} bytes "
+        f"a step" for name, run in runs.items()
+    )  # fmt: skip
+    return Table(columns, rows, f"Loss. {seconds}.")
+
+
+def _plot(runs: Mapping[str, Run], frequencies: float) -> Plot:
+    x = [float(_EVERY * (i + 1)) for i in range(_POINTS)]
+    curves = [
+        Curve(_SAID[name], x[: len(run.tens)], run.tens)
+        for name, run in runs.items()
+        if name != PLAIN_APART
+    ]
+    curves += [Curve(f"the source: {_SAID[name]}", x, y, dashed=True) for name, y in SOURCE.items()]
+    ends = [x[0], x[-1]]
+    curves.append(Curve("word frequencies alone", ends, [frequencies] * 2, dashed=True))
+    return Plot("loss", "The first hundred steps", Axis("step"), Axis("loss"), curves)

@@ -1,0 +1,320 @@
+"""The cost of secure aggregation, beside the tables of the papers that it is built from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from experiments.counted_rounds import Cost, Setup, message_bytes, played
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.table import Table
+from fedveil.secagg import masking_graph
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.saved_results import kept
+
+#: Bonawitz et al. 2017: a client's bytes over 2 per entry, by clients and entries (its abstract).
+EXPANSION = {(1 << 10, 1 << 20): 1.73, (1 << 14, 1 << 24): 1.98}
+#: Its table of running times: 500 clients with 100,000 entries, in seconds.
+TIMED = (500, 100_000)
+CLIENT_S = 0.849
+SERVER_S = {0: 2.0, 10: 62.0, 30: 143.0}
+#: Bell et al. 2020, its abstract: this many clients at the per-client cost of a thousand.
+BILLION, THOUSAND = 10**9, 10**3
+#: Compared orders of growth may differ from the upper bound's by this much.
+_SLACK = 0.02
+#: The table shows this many of the largest rounds; curves show all.
+_ROWS = 3
+_SHOWN = ("masks", "key agreements")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rounds that are counted and timed. With `dropped`, an eighth of the clients drops out."""
+
+    clients: Sequence[int]
+    timed: Sequence[int]
+    entries: int = 256
+    neighbours: int = 10
+    percents: Sequence[int] = tuple(SERVER_S)
+    timed_entries: int = TIMED[1]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The costs: counted in the complete graph and the sparse one, by clients; timed, by both."""
+
+    sizes: Sizes
+    complete: Mapping[int, Cost] = field(default_factory=dict)
+    sparse: Mapping[int, Cost] = field(default_factory=dict)
+    timed: Mapping[tuple[int, int], Cost] = field(default_factory=dict)
+
+
+class SecaggCost(Experiment):
+    """Counted bytes and operations against the number of clients, and measured seconds."""
+
+    name = "secagg-cost"
+    what = "What a client and the server of secure aggregation send, hold, compute and take."
+    source = (
+        "001, PW_ENCRYPT: Bonawitz et al., Practical Secure Aggregation, 2017, its tables of costs "
+        "and running times; Bell et al., Secure Single-Server Aggregation, 2020, its abstract"
+    )
+    SCALES: Mapping[Scale, Sizes] = {
+        "small": Sizes((8, 16, 32, 64, 128), TIMED[:1]),
+        "full": Sizes((8, 16, 32, 64, 128, 256, 512), (TIMED[0], 1000)),
+    }
+
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        self._sizes = sizes
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate the time, mostly of the clients' masks: n² for the timed rounds."""
+        sizes = self.SCALES[scale]
+        timed = sum(n * n for n in sizes.timed) * len(sizes.percents)
+        return 3.2e-4 * timed + 7e-4 * sum(n * n for n in sizes.clients)
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Run rounds of real clients, one after the other."""
+        figures = _figures(self._sizes or self.SCALES[scale], folder, tell)
+        return Outcome(
+            _ran(figures.sizes), [*verdicts(figures)], [*_tables(figures)], [*_plots(figures)]
+        )
+
+
+def _figures(sizes: Sizes, folder: Path, tell: Tell) -> Figures:
+    def cost(name: str, setup: Setup, counted: bool) -> Cost:
+        def make() -> dict[str, object]:
+            tell(f"a round of {setup.clients:,} clients with {setup.entries:,} entries, "
+                 f"{setup.dropped} of them dropping out")  # fmt: skip
+            return asdict(played(setup, counted=counted))
+
+        return Cost(**kept(folder, name, make))
+
+    complete = {
+        n: cost(f"complete-{n}", Setup(n, sizes.entries, n // 8), True) for n in sizes.clients
+    }
+    sparse = {
+        n: cost(f"sparse-{n}", Setup(n, sizes.entries, n // 8, sizes.neighbours), True)
+        for n in sizes.clients
+        if n > 2 * sizes.neighbours
+    }
+    timed = {
+        (n, p): cost(f"timed-{n}-{p}", Setup(n, sizes.timed_entries, n * p // 100), False)
+        for n in sizes.timed
+        for p in sizes.percents
+    }
+    return Figures(sizes, complete, sparse, timed)
+
+
+def _ran(sizes: Sizes) -> str:
+    return (
+        f"Whole rounds of true clients in memory, every message through its bytes, every sum "
+        f"checked. Counted with {sizes.entries} entries of 16 bits, an eighth of the clients "
+        f"dropping out before they send their vectors: bytes, what a half holds between phases, "
+        f"calls under Python's profiler. Timed in CPU seconds of one core, without encoding and "
+        f"decoding. The papers' programs were others (Java, machines of their time): orders of "
+        f"growth compare, seconds hardly do. The two sizes of the 2017 abstract are worked out "
+        f"from the messages' formats, which give the counted rounds' bytes exactly."
+    )
+
+
+def vector_bytes(setup: Setup) -> int:
+    """Return the bytes of a client's masked vector."""
+    terms = setup.terms
+    return (terms.length * terms.bits + 7) // 8
+
+
+def growth(costs: Mapping[int, float]) -> float:
+    """Return the exponent of n between the two largest numbers of clients."""
+    (n, less), (more_n, more) = sorted(costs.items())[-2:]
+    return math.log(more / less) / math.log(more_n / n)
+
+
+def verdicts(figures: Figures) -> Iterator[Verdict]:
+    """Compare the papers' numbers and orders with ours."""
+    for (clients, entries), paper in EXPANSION.items():
+        ours = message_bytes(Setup(clients, entries)) / (2 * entries)
+        yield Verdict.of(
+            abs(ours / paper - 1) <= 0.05,
+            f"a client's bytes over those in the clear: 2^{math.log2(clients):.0f} clients, "
+            f"2^{math.log2(entries):.0f} entries of 16 bits",
+            f"{paper}", f"{ours:.2f}",
+            same="nearly all of both is the vector in a ring that holds the sum",
+            other="the ring, or what goes with the vector, has another size",
+        )  # fmt: skip
+    yield from _orders(figures)
+    yield from _sparse_verdicts(figures)
+    yield from _timed_verdicts(figures)
+
+
+def _orders(figures: Figures) -> Iterator[Verdict]:
+    """Judge the 2017 paper's table of costs, n clients with m entries."""
+    for what, order, power, values in (
+        ("client: communication beside the vector", "O(n + m)", 1, _beside(figures)),
+        ("client: storage", "O(n + m)", 1, _each(figures, "client_held")),
+        ("client: masks of m entries", "O(n² + mn)", 1, _does(figures, "client_does", "masks")),
+        ("server: bytes that arrive", "O(n² + mn)", 2, _each(figures, "server_in")),
+        ("server: storage", "O(n² + m)", 2, _each(figures, "server_held")),
+        ("server: masks of m entries", "O(mn²)", 2, _does(figures, "server_does", "masks")),
+    ):
+        exponent = growth(values)
+        yield Verdict.of(
+            exponent <= power + _SLACK,
+            f"{what}, in n", order, f"n^{exponent:.2f} ({_last(values)})",
+            same="no faster than the paper's table allows",
+            other=f"it grows faster than the n^{power} of the paper's table",
+        )  # fmt: skip
+
+
+def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
+    """Judge the 2020 paper: a graph of logarithmic degree in place of the complete one."""
+    degrees = {n: _degree(n) for n in (10**4, BILLION)}
+    few, many = degrees.values()
+    ratio, allowed = many / few, math.log(BILLION) / math.log(10**4)
+    yield Verdict.of(
+        ratio <= allowed, "neighbours of a client, from ten thousand clients to a billion",
+        f"O(log n): at most {allowed:.2f} times", f"{few} and {many}: {ratio:.2f} times",
+        same="the fewest that are safe against a fifth of the clients on the server's side",
+        other="the degree that is taken here grows faster than the logarithm",
+    )  # fmt: skip
+    yield Verdict.of(
+        many <= THOUSAND - 1, "a billion clients at the per-client cost of a thousand",
+        f"at most {THOUSAND - 1} neighbours", f"{many} neighbours",
+        same="what a client does and sends follows from its neighbours alone",
+        other="so many clients need more neighbours here",
+    )  # fmt: skip
+    for what, power, values in (
+        ("client: masks", 0, {n: c.client_does["masks"] for n, c in figures.sparse.items()}),
+        ("server: masks", 1, {n: c.server_does["masks"] for n, c in figures.sparse.items()}),
+    ):
+        exponent = growth(values)
+        # A random graph's dropouts have neighbours that dropped out too, so no two rounds are
+        # equal.
+        yield Verdict.of(
+            exponent <= power + 0.1, f"{what} at {figures.sizes.neighbours} neighbours, in n",
+            "no growth" if power == 0 else "O(n)", f"n^{exponent:.2f} ({_last(values)})",
+            same="a client masks with its neighbours, and the server unmasks those",
+            other="it grows with more than the neighbours",
+        )  # fmt: skip
+
+
+def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
+    """Judge the running times, if they were measured at the paper's size."""
+    found = {p: figures.timed.get((TIMED[0], p)) for p in SERVER_S}
+    times = {p: cost for p, cost in found.items() if cost is not None}
+    if figures.sizes.timed_entries != TIMED[1] or len(times) < len(SERVER_S):
+        return
+    client = times[0].client_seconds
+    yield Verdict.of(
+        client <= CLIENT_S, "a client's seconds: 500 clients, 100,000 entries",
+        f"{CLIENT_S} s", f"{client:.2f} s",
+        same="another machine and language: this shows no more than that nothing is lost",
+        other="slower than the paper's, on a later machine",
+    )  # fmt: skip
+    for percent in (10, 30):
+        paper = SERVER_S[percent] / SERVER_S[0]
+        ours = times[percent].server_seconds / times[0].server_seconds
+        masks = unmasked(TIMED[0], percent) / unmasked(TIMED[0], 0)
+        yield Verdict.of(
+            0.5 <= ours / paper <= 2,
+            f"the server's seconds with {percent}% dropping out, over those with none",
+            f"{SERVER_S[percent]:g} s, {paper:.0f} times",
+            f"{times[percent].server_seconds:.1f} s, {ours:.1f} times",
+            same="masks decide: a dropout leaves one for every survivor",
+            other=f"there are {masks:.0f} times the masks to take off; the less a mask costs, the "
+            f"more of the time is what does not grow with them",
+        )  # fmt: skip
+
+
+def unmasked(clients: int, percent: int) -> int:
+    """Return how many masks the server removes: each survivor's own, and one for each dropout."""
+    dropped = clients * percent // 100
+    return (clients - dropped) * (1 + dropped)
+
+
+def _degree(clients: int) -> int:
+    """Return the fewest neighbours over all thresholds."""
+    degrees = (masking_graph.automatic(clients, t) for t in range(40, 200, 10))
+    return min(degree for degree in degrees if degree is not None)
+
+
+def _each(figures: Figures, name: str) -> dict[int, float]:
+    return {n: float(getattr(cost, name)) for n, cost in figures.complete.items()}
+
+
+def _does(figures: Figures, who: str, what: str) -> dict[int, float]:
+    return {n: getattr(cost, who)[what] for n, cost in figures.complete.items()}
+
+
+def _beside(figures: Figures) -> dict[int, float]:
+    entries = figures.sizes.entries
+    return {n: c.client_up - vector_bytes(Setup(n, entries)) for n, c in figures.complete.items()}
+
+
+def _last(values: Mapping[int, float]) -> str:
+    n = max(values)
+    return f"{values[n]:,.0f} at {n}"
+
+
+def _tables(figures: Figures) -> Iterator[Table]:
+    neighbours = f"{figures.sizes.neighbours}"
+    costs = [
+        (n, with_, cost)
+        for with_, of in (("all", figures.complete), (neighbours, figures.sparse))
+        for n, cost in [*of.items()][-_ROWS:]
+    ]
+    rows = [
+        (f"{n}", with_, f"{c.client_up:,.0f}",
+         f"{vector_bytes(Setup(n, figures.sizes.entries)):,}", f"{c.client_down:,.0f}",
+         f"{c.client_held:,.0f}", *(f"{c.client_does[what]:,.0f}" for what in _SHOWN))
+        for n, with_, c in costs
+    ]  # fmt: skip
+    columns = ["clients", "neighbours", "sends", "of it vector", "is sent", "holds", *_SHOWN]
+    yield Table(columns, rows, "A client: bytes, and what it does, counted.")
+    rows = [
+        (f"{n}", with_, f"{n // 8}", f"{c.server_in:,}", f"{c.server_held:,}",
+         *(f"{c.server_does[what]:,.0f}" for what in _SHOWN))
+        for n, with_, c in costs
+    ]  # fmt: skip
+    columns = ["clients", "neighbours", "dropped out", "bytes that arrive", "holds at most",
+               *_SHOWN]  # fmt: skip
+    yield Table(columns, rows, "The server, likewise.")
+    rows = []
+    for (n, percent), cost in figures.timed.items():
+        alike = n == TIMED[0] and figures.sizes.timed_entries == TIMED[1]
+        paper = SERVER_S.get(percent) if alike else None
+        rows.append(
+            (f"{n}", f"{percent}%", f"{cost.client_seconds:.3f} s",
+             f"{CLIENT_S} s" if alike and not percent else "-", f"{cost.server_seconds:.2f} s",
+             "-" if paper is None else f"{paper:g} s", f"{unmasked(n, percent):,}")
+        )  # fmt: skip
+    columns = ["clients", "drop out", "client", "the paper's", "server", "the paper's",
+               "masks to take off"]  # fmt: skip
+    yield Table(columns, rows, f"Seconds with {figures.sizes.timed_entries:,} entries of 16 bits.")
+
+
+def _plots(figures: Figures) -> Iterator[Plot]:
+    def curve(name: str, values: Mapping[int, float]) -> Curve:
+        return Curve(name, [float(n) for n in values], [*values.values()], marks=True)
+
+    curves = [
+        curve("server, complete graph", _does(figures, "server_does", "masks")),
+        curve("client, complete graph", _does(figures, "client_does", "masks")),
+    ]
+    for who in ("server", "client"):
+        values = {n: getattr(c, f"{who}_does")["masks"] for n, c in figures.sparse.items()}
+        curves.append(curve(f"{who}, {figures.sizes.neighbours} neighbours", values))
+    yield Plot(
+        "masks", "Masks made in a round", Axis("clients", log=True), Axis("masks", log=True),
+        curves, "An eighth of the clients drops out before the vectors are sent.",
+    )  # fmt: skip
+    percents = [float(p) for p in SERVER_S]
+    curves = [Curve("the paper: 500 clients", percents, [*SERVER_S.values()], dashed=True)]
+    for n in figures.sizes.timed:
+        values = {p: figures.timed[n, p].server_seconds for p in figures.sizes.percents}
+        curves.append(curve(f"here: {n:,} clients", values))
+    yield Plot(
+        "server-seconds", "The server's seconds, by who drops out",
+        Axis("clients that drop out, %"), Axis("seconds", log=True), curves,
+    )  # fmt: skip

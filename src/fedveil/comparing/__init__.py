@@ -1,1 +1,0 @@
-"""Comparison of protections on equal data from an equal start."""

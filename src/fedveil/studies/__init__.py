@@ -1,0 +1,1 @@
+"""Studies: several runs in one folder, compared with each other or with a source."""

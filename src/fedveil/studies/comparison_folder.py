@@ -1,0 +1,163 @@
+"""A comparison's folder: the request, in a file of its own, and a run's folder for each cell.
+
+comparison.yaml     the job, the options, and the parameters found by searches runs/CELL/          a
+run's folder, as `fedveil run` makes it report.html ...     the page, its plots and its text,
+written at the end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import membership
+from fedveil.attacks.target import Target
+from fedveil.engine.federation import Progress
+from fedveil.engine.folder_run import ended_run
+from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.privacy.finding import timed
+from fedveil.record.finding_lines import add_finding
+from fedveil.record.run_folder import RunFolder, explained, held_in
+from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
+from fedveil.record.sealed_message import intact
+from fedveil.settings.yaml_file import read, write
+from fedveil.studies.comparison import Asked, Cell, Comparison, Tell
+from fedveil.studies.several_runs import refuse_other, resumed_by
+
+COMPARISON = "comparison.yaml"
+RUNS = "runs"
+#: Errors that end a cell, and not the comparison.
+_OWN_END = (RunFailed, RunStopped, ModelInvalid)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell: its run, or why there is none, and why it was not attacked."""
+
+    cell: Cell
+    run: ReadRun | None
+    failure: str = ""
+    unattacked: str = ""
+
+
+class ComparisonFolder:
+    """The folder of a comparison, locked while it is open."""
+
+    def __init__(self, folder: RunFolder, comparison: Comparison) -> None:
+        self.path = folder.path
+        self.comparison = comparison
+        self._folder = folder
+
+    @classmethod
+    def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
+        """Open a new folder, or one in which this job was compared before, with any options.
+
+        `stack` closes it.
+        """
+        _ = comparison.settings  # fail before a folder is created
+        if path is not None and (path / COMPARISON).is_file():
+            before = cls.reopen(path, stack)
+            changes = comparison.job.changes(before.comparison.job)
+            if changes:
+                raise RunFolderError(
+                    f"{path} compares another job: {'; '.join(changes)}: put that back, or name "
+                    f"another folder"
+                )
+            known = before.comparison.solutions
+            return cls(before._folder, replace(comparison, solutions=known))
+        name = f"compare-{comparison.job.name}"
+        opened = RunFolder.create(path, name, None)
+        stack.callback(opened.close)
+        return cls(opened, comparison)
+
+    @classmethod
+    def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
+        """Open an earlier comparison, and load its saved options. `stack` closes it."""
+        file = held_in(path, COMPARISON, "a comparison's folder")
+        look_where_a_run_looked(path)
+        with intact(file):
+            kept = read(file)
+            job, asked = Job.read(kept["job"], ()), Asked(**kept["asked"])
+            comparison = Comparison(job, asked, dict(kept["solutions"]))
+        opened = RunFolder.of_many(path)
+        stack.callback(opened.close)
+        return cls(opened, comparison)
+
+    def cells(self, tell: Tell) -> list[Cell]:
+        """Return all cells, and save found parameters.
+
+        Refuses a cell whose run has a different job.
+        """
+        found, cells = 0, []
+        self._keep()
+        for cell in self.comparison.cells(tell):
+            cells.append(cell)
+            if len(self.comparison.solutions) > found:
+                found = len(self.comparison.solutions)
+                self._keep()
+        for cell in cells:
+            if cell.job is not None:
+                refuse_other(self._path(cell), cell.job)
+        return cells
+
+    def run(self, cell: Cell, progress: Progress) -> Result:
+        """Run a cell, resume it, or read its finished run."""
+        if cell.job is None:
+            return Result(cell, None, cell.reason)
+        path = self._path(cell)
+        try:
+            with explained(path.parent):
+                path.parent.mkdir(exist_ok=True)
+            return Result(cell, ended_run(cell.job, path, progress))
+        except _OWN_END as error:
+            return Result(cell, None, str(error))
+
+    def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
+        """Attack a run of the first seed as requested, unless it was attacked before."""
+        asked, run = self.comparison.asked, result.run
+        if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
+            return result
+        if any((f.attack, f.effort) == (asked.attack, asked.effort) for f in run.findings):
+            return result
+        with ExitStack() as stack:
+            folder = RunFolder.reopen(run.folder)
+            stack.callback(folder.close)
+            try:
+                target, watch = Target.of_run(run.folder), Watch(step)
+                found = timed(partial(membership.attack, target, asked.effort, watch))
+            except AttackImpossible as error:
+                return replace(result, unattacked=str(error))
+            add_finding(folder, found)
+        return replace(result, run=read_run(run.folder))
+
+    def resumed(self) -> AbstractContextManager[None]:
+        """Add to an early end the command that resumes the comparison."""
+        return resumed_by(f"fedveil compare --resume {self.path}")
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Save a table, a plot or a page."""
+        self._folder.write_atomically(name, data)
+        return self.path / name
+
+    def _path(self, cell: Cell) -> Path:
+        return self.path / RUNS / cell.name
+
+    def _keep(self) -> None:
+        comparison = self.comparison
+        job = comparison.job.model_dump(mode="json")
+        if not comparison.says_weighting:
+            del job["server"]["weighting"]
+        kept = {
+            "job": job,
+            "asked": comparison.asked.model_dump(mode="json"),
+            "solutions": comparison.solutions,
+        }
+        self._folder.write_atomically(COMPARISON, write(kept).encode())
+        names = [comparison.job.model, comparison.job.data.name, *comparison.asked.protections]
+        keep_imports(self._folder, names)

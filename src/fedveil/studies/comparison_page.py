@@ -1,0 +1,41 @@
+"""A comparison as one page: its tables and plots, and the command that repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedveil.pages.page import Code, Fold, Page, Section
+from fedveil.pages.table import Table
+from fedveil.settings.yaml_file import write
+from fedveil.studies.comparison import Comparison, Goal
+from fedveil.studies.comparison_table import Line, plots, tables
+
+
+def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
+    """Return the page with all results."""
+    job, asked = comparison.job, comparison.asked
+    number = job.clients.number
+    clients = "the clients that the data has" if number is None else f"{number:,} clients"
+    seeds = f"{asked.seeds} seeds from {job.seed} on" if asked.seeds > 1 else f"seed {job.seed}"
+    lead = [
+        f"{job.model} on {job.data.name}, {clients}, {job.rounds} rounds, {seeds}. All settings of "
+        f"a seed have the same data, partition, initial model and cohorts.",
+        *comparison.notes,
+    ]
+    kept = (("the job", job), ("what was asked", asked))
+    again = [Code(write(what.model_dump(mode="json")), name) for name, what in kept]
+    sections = (
+        Section("Side by side", [*tables(found, goal)]),
+        Section("Plots", [*plots(found)]),
+        Section("To repeat it", [Fold("The job, and what was asked", again)]),
+    )
+    return Page(f"{job.name}, compared", lead, [section for section in sections if section.parts])
+
+
+def markdown(shown: Page) -> str:
+    """Format a page as text. The plots are files beside it."""
+    parts = [f"# {shown.title}\n", *(f"{text}\n" for text in shown.lead)]
+    for section in shown.sections:
+        parts += [part.markdown() for part in section.parts if isinstance(part, Table)]
+    parts += [plot.markdown(f"report-{plot.file}.svg") for plot in shown.plots]
+    return "\n".join(parts)

@@ -1,0 +1,242 @@
+"""The results of a comparison: a line for each setting, over its seeds, as tables and as plots."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedveil.pages.guarantee_text import figure_of
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.guarantee_word import Figure, told
+from fedveil.privacy.loss import format_epsilon
+from fedveil.record.byte_count import shown_bytes
+from fedveil.record.metric_names import figures, title, word
+from fedveil.studies.comparison import Goal, Setting
+from fedveil.studies.comparison_folder import Result
+from fedveil.studies.several_runs import first_round
+
+#: The ledger's lines, and their names.
+LEDGER = {
+    "per_bit": "a bit",
+    "per_parameter": "a parameter",
+    "per_round": "a round",
+    "run_every_round": "the whole run",
+}
+_PARTS = ("training", "protection", "aggregation")
+_NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A setting's runs, one per seed. Failed ones are only in `failures`."""
+
+    setting: Setting
+    runs: Sequence[ReadRun]
+    failures: Sequence[str]
+
+    def last(self, key: str) -> list[float]:
+        """Return that metric at the end of every run that has it."""
+        return [run.last[key] for run in self.runs if key in run.last]
+
+    @cached_property
+    def upload(self) -> float:
+        """A client's bytes per round."""
+        return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
+
+    @cached_property
+    def share(self) -> float:
+        """The protection's share of the time of training, protection and aggregation."""
+        sums = {
+            part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
+            for part in _PARTS
+        }
+        total = sum(sums.values())
+        return sums["protection"] / total if total else math.nan
+
+    def rounds_to(self, goal: Goal) -> list[int | None]:
+        """Return each run's first round at which the model reaches the goal, or None."""
+        return [first_round(run, goal.figure, goal.reached) for run in self.runs]
+
+    def spent(self, what: str) -> Figure | None:
+        """Return the ledger's epsilon, the largest of the seeds'."""
+        figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
+        return max(figures, default=None)
+
+    @cached_property
+    def finding(self) -> Finding | None:
+        """The last finding of a membership attack, or None."""
+        found = [f for run in self.runs for f in run.findings if f.attack == "membership"]
+        return found[-1] if found else None
+
+    @cached_property
+    def success(self) -> Measured | None:
+        """The best area under the curve of the attacks on the model. Guessing has a half."""
+        if self.finding is None:
+            return None
+        on_model = [
+            f for f in self.finding.figures if f.name.endswith(" AUC") and "report" not in f.name
+        ]
+        return max(on_model, key=lambda f: f.value, default=None)
+
+
+def lines(results: Sequence[Result]) -> list[Line]:
+    """Return a line for each setting, in order."""
+    settings = dict.fromkeys(result.cell.setting.name for result in results)
+    found = []
+    for name in settings:
+        mine = [result for result in results if result.cell.setting.name == name]
+        runs = [result.run for result in mine if result.run is not None]
+        failures = dict.fromkeys(text for result in mine for text in _remarks(result))
+        found.append(Line(mine[0].cell.setting, runs, list(failures)))
+    return found
+
+
+def _remarks(result: Result) -> Iterator[str]:
+    """Yield remarks on abnormal ends."""
+    yield from filter(None, (result.failure, result.unattacked))
+    if result.run is not None and result.run.stopped:
+        yield f"ended after round {len(result.run.records)}: {result.run.stopped}"
+
+
+def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
+    """Yield tables of the runs' quality and cost, and of their promises."""
+    yield _quality(found, goal)
+    yield _privacy(found)
+    failed = [[str(line.setting), text] for line in found for text in line.failures]
+    if failed:
+        yield Table(["setting", "reason"], failed, "What did not end well")
+
+
+def _quality(found: Sequence[Line], goal: Goal | None) -> Table:
+    keys = _figures(found)
+    columns = ["setting", *map(word, keys), "upload", "share"]
+    if goal is not None:
+        columns.append(f"rounds to {goal.figure} {goal.value:g}")
+    rows = []
+    for line in found:
+        row = [
+            str(line.setting),
+            _spread(line.last(keys[0]), "{:.4f}"),
+            *(_spread(line.last(key), "{:.4f}", bounds=False) for key in keys[1:]),
+            shown_bytes(line.upload) if line.runs else _NOTHING,
+            f"{line.share:.1%}" if not math.isnan(line.share) else _NOTHING,
+        ]
+        if goal is not None:
+            row.append(_rounds(line.rounds_to(goal)))
+        rows.append(row)
+    return Table(
+        columns,
+        rows,
+        "At the end of the runs: the mean over the seeds, the least and the most. Upload is for a "
+        "client and a round; share is the protection's of the time of training, protection and "
+        "aggregation",
+    )
+
+
+def _privacy(found: Sequence[Line]) -> Table:
+    columns = ["setting", *(f"epsilon of {what}" for what in LEDGER.values())]
+    attacked = any(line.finding is not None for line in found)
+    if attacked:
+        columns.append("members told from others")
+    rows = []
+    for line in found:
+        row = [str(line.setting)]
+        for what in LEDGER:
+            spent = line.spent(what)
+            if spent is None:
+                row.append(_NOTHING)
+            else:
+                whole = what == "run_every_round"
+                row.append(told(*spent) if whole else format_epsilon(spent.epsilon))
+        if attacked:
+            row.append(_success(line.success))
+        rows.append(row)
+    caption = (
+        "What the ledger states, never rounded down; the whole run is for a client that is drawn "
+        "in every round"
+    )
+    if attacked:
+        caption += (
+            ". The last column is the area under the curve of the best of the membership attacks "
+            "on the model of the first seed, with its 95% interval: guessing has 0.5"
+        )
+    return Table(columns, rows, caption)
+
+
+def plots(found: Sequence[Line]) -> Iterator[Plot]:
+    """Yield plots of the deciding metric round by round, and over the target epsilons, if any."""
+    name = _figures(found)[0]
+    curves = [_by_round(line, name) for line in found if line.runs]
+    if curves:
+        note = "The mean over the seeds, and the least and the most."
+        what, x, y = f"{title(name)} in every round", Axis("round"), Axis(f"test {word(name)}")
+        yield Plot(name, what, x, y, curves, note)
+    over = [*_over_epsilon(found, name)]
+    if any(len(curve.x) > 1 for curve in over):
+        note = "Positions without a finite epsilon are not in it."
+        x = Axis("epsilon of the whole run", log=True)
+        what = f"{title(name)} against epsilon"
+        yield Plot(f"{name}-epsilon", what, x, Axis(f"test {word(name)}"), over, note)
+
+
+def _figures(found: Sequence[Line]) -> list[str]:
+    """Return the runs' metrics, the deciding one first."""
+    lasts = [run.last for line in found for run in line.runs]
+    return figures(lasts[0] if lasts else {})
+
+
+def _by_round(line: Line, name: str) -> Curve:
+    each = [dict(zip(*run.figures(name), strict=True)) for run in line.runs]
+    rounds = sorted(set.intersection(*(set(one) for one in each)))
+    reached = [[one[r] for one in each] for r in rounds]
+    spread = len(each) > 1
+    low, high = ([side(f) for f in reached] if spread else [] for side in (min, max))
+    return Curve(str(line.setting), rounds, [_mean(f) for f in reached], low, high)
+
+
+def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
+    """Yield each protection's curve over finite epsilons, one for each set of other changes."""
+    groups: dict[str, list[tuple[float, list[float]]]] = {}
+    for line in found:
+        spent, reached = line.spent("run_every_round"), line.last(key)
+        if spent is not None and math.isfinite(spent.epsilon) and reached:
+            name = str(Setting(line.setting.position, line.setting.changes))
+            groups.setdefault(name, []).append((spent.epsilon, reached))
+    for name, points in groups.items():
+        points.sort()
+        x, each = [epsilon for epsilon, _ in points], [figures for _, figures in points]
+        low, high = [min(f) for f in each], [max(f) for f in each]
+        yield Curve(name, x, [_mean(f) for f in each], low, high, marks=True)
+
+
+def _mean(figures: Sequence[float]) -> float:
+    return statistics.fmean(figures) if figures else math.nan
+
+
+def _spread(figures: Sequence[float], form: str, *, bounds: bool = True) -> str:
+    if not figures:
+        return _NOTHING
+    text = form.format(_mean(figures))
+    if not bounds or min(figures) == max(figures):
+        return text
+    return f"{text} [{form.format(min(figures))}, {form.format(max(figures))}]"
+
+
+def _rounds(found: Sequence[int | None]) -> str:
+    reached = [rounds for rounds in found if rounds is not None]
+    if not reached:
+        return "never" if found else _NOTHING
+    text = _spread(reached, "{:.0f}")
+    return text if len(reached) == len(found) else f"{text}, {len(reached)} of {len(found)} runs"
+
+
+def _success(found: Measured | None) -> str:
+    if found is None:
+        return _NOTHING
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"

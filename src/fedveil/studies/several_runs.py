@@ -1,0 +1,140 @@
+"""Runs of a study, one folder each: trained if missing, otherwise read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.federated.job import Job
+from fedveil.pages.plot import Curve
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.table import Table
+from fedveil.record.run_folder import MODEL
+from fedveil.studies.experiment import Tell
+
+#: A noisy run's accuracy is the mean of this many of its last tests.
+LAST = 5
+
+Runs = Mapping[str, ReadRun]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A run of an experiment: the name of its folder and curve, and its job."""
+
+    name: str
+    job: Job
+
+
+def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
+    """Return every arm's run, by its name."""
+    runs = {}
+    for number, arm in enumerate(arms, 1):
+        path = folder / arm.name
+        refuse_other(path, arm.job)
+        if not (path / MODEL).is_file():
+            tell(f"run {number} of {len(arms)}: {arm.name}")
+        runs[arm.name] = _ended(path, arm.job)
+    return runs
+
+
+def refuse_other(path: Path, job: Job) -> None:
+    """Refuse a folder in which a different job was started."""
+    from fedveil.engine.folder_run import other_than
+
+    refuse_changed(path, other_than(job, path))
+
+
+def refuse_changed(path: Path, changes: Sequence[str]) -> None:
+    """Refuse a folder whose run has these settings otherwise."""
+    if changes:
+        raise RunFolderError(
+            f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
+            f"another folder"
+        )
+
+
+@contextmanager
+def resumed_by(command: str) -> Iterator[None]:
+    """Say at an early end which command resumes the whole study, and not one of its runs."""
+    try:
+        yield
+    except (FedveilError, KeyboardInterrupt) as end:
+        if isinstance(end, KeyboardInterrupt) or getattr(end, "__notes__", ()):
+            end.__notes__ = [f"`{command}` goes on from here"]
+        raise
+
+
+def _ended(path: Path, job: Job) -> ReadRun:
+    import torch
+
+    from fedveil.engine.folder_run import ended_run
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small products; workers share the load
+    try:
+        return ended_run(job, path)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def accuracy(run: ReadRun) -> float:
+    """Return the converged accuracy: the mean of its last tests."""
+    last = run.figures("accuracy")[1][-LAST:]
+    return sum(last) / len(last)
+
+
+def loss_rate(plain: ReadRun, noisy: ReadRun) -> float:
+    """Return the share of the accuracy that protection costs. Source: 002, equation (8)."""
+    return (accuracy(plain) - accuracy(noisy)) / accuracy(plain)
+
+
+def mean_accuracy(run: ReadRun) -> float:
+    """Return the mean over all tests. Of two runs with equal ends, the faster one's is larger."""
+    values = run.figures("accuracy")[1]
+    return sum(values) / len(values)
+
+
+def first_round(run: ReadRun, key: str, reached: Callable[[float], bool]) -> int | None:
+    """Return the first round whose metric `key` is `reached`, or None."""
+    return next((n for n, value in zip(*run.figures(key), strict=True) if reached(value)), None)
+
+
+def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = False) -> Curve:
+    """Return a metric round by round."""
+    return Curve(name, *run.figures(key), dashed=dashed)
+
+
+def falls(values: Sequence[float], slack: float) -> bool:
+    """Return True if the last lies below the first, and no rise exceeds `slack`."""
+    return values[-1] < values[0] and all(
+        after <= before + slack for before, after in pairwise(values)
+    )
+
+
+def listed(values: Sequence[float], places: int = 3) -> str:
+    """Format numbers in order."""
+    return ", ".join(f"{value:.{places}f}" if math.isfinite(value) else "never" for value in values)
+
+
+def settings(source: Mapping[str, object], job: Job) -> Table:
+    """Return a table of the source's settings that differ from the job's.
+
+    The caption has the rest.
+    """
+    data = job.model_dump()
+    same, rows = [], []
+    for key, value in source.items():
+        here: object = data
+        for part in key.split("."):
+            here = here[part]  # type: ignore[index]
+        if here == value:
+            same.append(f"`{key}` {value}")
+        else:
+            rows.append((f"`{key}`", str(value), str(here)))
+    return Table(("otherwise", "the source", "here"), rows, f"As the source: {', '.join(same)}.")

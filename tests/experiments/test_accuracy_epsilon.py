@@ -1,0 +1,163 @@
+"""Accuracy against epsilon: how rates are chosen, and that the picture shows the points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import accuracy_epsilon
+from experiments.accuracy_epsilon import AccuracyEpsilon, Study, attacked
+from experiments.accuracy_picture import Mark, draw
+from fedveil.data.datasets import load
+from fedveil.engine.federation import Federation
+from fedveil.federated.job import Job
+from fedveil.starter import DEFAULT_JOB
+from folders import ROOT
+
+JOBS = accuracy_epsilon.JOBS
+FULL = JOBS["full"]
+TINY = (
+    "rounds=2", "clients.number=12", "data.name=parts:data", "model=parts:plain",
+    "simulation.workers=0", "protection.distributed_dp.reconstruct_secrets_threshold=7",
+    "protection.distributed_dp.neighbours=complete",
+    "protection.pw_encrypt.reconstruct_secrets_threshold=7",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(accuracy_epsilon.JOBS, "small", TINY)
+    positions = dict.fromkeys(("distributed_dp", "central_gaussian", "signds"), (2.0,))
+    locals_ = dict.fromkeys(("dp_encrypt", "rr", "oue"), (1000.0,))
+    monkeypatch.setitem(accuracy_epsilon.EPSILONS, "small", {**positions, **locals_})
+    monkeypatch.setattr(accuracy_epsilon, "_MOST_STEPS", 2)
+    monkeypatch.setattr(accuracy_epsilon, "_ASKED", 12)
+    return
+
+
+def test_the_experiment_goes_on_where_it_was_and_draws_every_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, rounds = Federation._round, list[int]()
+
+    def counted(self: Federation, number: int) -> Any:
+        rounds.append(number)
+        return play(self, number)
+
+    monkeypatch.setattr(Federation, "_round", counted)
+    outcome = AccuracyEpsilon().run(tmp_path, "small", lambda text: None)
+    assert rounds
+    (table,) = outcome.tables
+    assert len(table.rows) == 2 + 3 + 3
+    assert all(0 < float(row[3]) <= 1 for row in table.rows)
+    (picture,) = outcome.pictures
+    text = picture.read_text()
+    for name in ("not_encrypt", "distributed_dp", "signds", "oue", "next to none", "guessing"):
+        assert f">{name}" in text or f"{name}<" in text
+    rounds.clear()
+    again = AccuracyEpsilon().run(tmp_path, "small", lambda text: None)
+    assert not rounds
+    assert again.tables == outcome.tables
+
+
+def test_rates_are_chosen_on_training_examples_that_nobody_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    make = Federation.__init__
+
+    def watched(self: Federation, *arguments: Any, dataset: Any = None, **named: Any) -> None:
+        seen.append(dataset)
+        make(self, *arguments, dataset=dataset, **named)
+
+    monkeypatch.setattr(Federation, "__init__", watched)
+    monkeypatch.setitem(accuracy_epsilon.EPSILONS, "small", {})
+    study = Study(tmp_path, "small", lambda text: None)
+    (cell,) = study._cells("not_encrypt")
+    study._choose(cell, 0.4)
+    whole = load("parts:data")
+    known = {row.tobytes() for row in whole.train.x}
+    assert len(seen) == 2
+    for part in seen:
+        ours, held = ({row.tobytes() for row in side.x} for side in (part.train, part.test))
+        assert not ours & held
+        assert ours | held == known
+        assert len(part.test) == len(whole.train) // 10
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen", "tried"),
+    [
+        ({0.4: 0.9, 0.1: 0.8}, 0.4, 2),
+        ({0.4: 0.9, 0.1: 0.9, 0.025: 0.8}, 0.1, 3),
+        ({0.4: 0.2, 0.1: 0.5, 0.025: 0.7, 0.00625: 0.6}, 0.025, 4),
+    ],
+)
+def test_a_rate_is_looked_for_until_a_smaller_one_is_worse(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: dict[float, float],
+    chosen: float,
+    tried: int,
+) -> None:
+    monkeypatch.setattr(accuracy_epsilon, "_MOST_STEPS", 6)
+    monkeypatch.setitem(accuracy_epsilon.EPSILONS, "small", {})
+    study = Study(tmp_path, "small", lambda text: None)
+    monkeypatch.setattr(study, "_rehearsed", lambda cell, rate: scores[round(rate, 5)])
+    (cell,) = study._cells("not_encrypt")
+    assert study._choose(cell, 0.4) == pytest.approx(chosen)
+    assert len(study._tried[cell.setting.name]) == tried
+
+
+def test_reports_in_clear_give_their_clients_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = (*TINY, "clients.number=120")  # two examples each
+    monkeypatch.setitem(accuracy_epsilon.JOBS, "small", few)
+    monkeypatch.setattr(accuracy_epsilon, "_ASKED", 60)
+    study = Study(tmp_path, "small", lambda text: None)
+    (bare,) = study._cells("not_encrypt")
+    (noisy,) = study._cells("distributed_dp")
+    reached = {}
+    for cell in (bare, noisy):
+        _, reached[cell.setting.position] = attacked(
+            study._point(cell, 0.4).runs[0].folder, tmp_path / "again"
+        )
+    assert reached["not_encrypt"].low > 0.7
+    assert reached["distributed_dp"].low <= 0.5 <= reached["distributed_dp"].high
+
+
+def test_a_point_without_an_epsilon_is_a_line_at_every_one() -> None:
+    marks = [
+        Mark("not_encrypt", math.inf, (0.9,), 1.0),
+        *(Mark("rr", e, (a, a + 0.02), 0.5) for e, a in ((0.5, 0.1), (1e4, 0.8))),
+    ]
+    picture = draw(marks).decode()
+    assert picture == draw(marks).decode()
+    assert ">not_encrypt<" in picture
+    assert ">10,000<" in picture
+    assert np.isclose(marks[1].accuracy, 0.11)
+
+
+def test_the_full_job_is_the_example_with_a_thousand_clients() -> None:
+    ours = Job.load(DEFAULT_JOB, FULL)
+    example = Job.load(ROOT / "examples" / "private_mnist" / "clients-1000.yaml")
+    assert ours.training == example.training
+    assert (ours.rounds, ours.model, ours.data) == (example.rounds, example.model, example.data)
+    assert ours.clients == example.clients
+    assert ours.server.optimizer == example.server.optimizer
+    assert accuracy_epsilon.CLIPS["full"] == example.protection.distributed_dp.clip
+    assert accuracy_epsilon._RATES["full"] == example.server.lr
+
+
+def test_the_medium_job_is_the_full_one_for_a_third_of_its_rounds() -> None:
+    medium, full = (Job.load(DEFAULT_JOB, JOBS[scale]) for scale in ("medium", "full"))
+    said = {"rounds", "evaluation"}
+    assert medium.model_dump(exclude=said) == full.model_dump(exclude=said)
+    assert (medium.rounds, full.rounds) == (20, 60)
+    assert {0.25, 16} <= {*accuracy_epsilon.EPSILONS["medium"]["rr"]}

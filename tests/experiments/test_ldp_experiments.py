@@ -1,0 +1,226 @@
+"""The experiments of 002: their settings are the source's, their verdicts follow the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import (
+    ldp_adaptive,
+    ldp_cells,
+    ldp_clients,
+    ldp_convergence,
+    ldp_epsilon,
+    ldp_jobs,
+    ldp_noniid,
+)
+from fedveil.data import purchase100
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun
+from fedveil.studies.catalog import find
+from fedveil.studies.reproduction import reproduce
+from fedveil.studies.several_runs import Arm
+
+LDP = ("convergence", "cells", "epsilon", "clients", "noniid", "adaptive")
+
+
+def at(job: Job, key: str) -> Any:
+    value: Any = job.model_dump()
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def arms(name: str) -> list[Arm]:
+    found: list[Arm] = find(f"ldp-{name}").arms("full")  # type: ignore[attr-defined]
+    return found
+
+
+def run(*accuracies: float) -> ReadRun:
+    records = [{"round": i, "accuracy": value} for i, value in enumerate(accuracies, 1)]
+    return ReadRun(Path("nowhere"), {}, records, (), ())
+
+
+@pytest.mark.parametrize("name", LDP)
+def test_every_full_job_has_the_sources_settings(name: str) -> None:
+    """N = 1,000, half a round, 500 rounds IID and 1,000 otherwise; SGD 0.1, Adam 0.01."""
+    for arm in arms(name):
+        job = arm.job
+        purchase = "purchase" in job.data.name
+        expected: dict[str, object] = {
+            "clients.fraction": 0.5,
+            "rounds": 1000 if job.data.split == "shards" else 500,
+            "model": "purchase_dnn" if purchase else "lenet",
+            "training.optimizer": "adam" if purchase else "sgd",
+        }
+        if name != "clients":
+            expected["clients.number"] = 1000
+        plain = job.protection.name == "not_encrypt"
+        expected["training.lr"] = (0.001 if plain else 0.01) if purchase else 0.1
+        assert {key: at(job, key) for key in expected} == expected, arm.name
+        assert job.data.name == (purchase100.SYNTHETIC if purchase else "mnist")
+        assert job.data.shards_per_client == 2
+        assert job.name == arm.name
+
+
+def test_the_settings_that_the_source_states_are_those_of_its_table() -> None:
+    lenet, dnn = (ldp_jobs.SOURCE[task] for task in ldp_jobs.TASKS)
+    assert (lenet["training.lr"], dnn["training.lr"]) == (0.1, 0.01)
+    assert ldp_jobs.EPSILONS == (0.075, 0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
+    assert [*ldp_jobs.BASELINES.values()] == [0.9885, 0.9866, 0.9098]
+    full = ldp_jobs.job("full", "lenet-mnist", "x", protection="rr", eps=4.8)
+    for key, value in lenet.items():
+        assert at(full, key) == value
+    assert at(full, "protection.unary.eps") == 4.8
+    assert at(full, "protection.unary.target") == "weights"
+    assert at(full, "protection.unary.cells") == 50
+
+
+@pytest.mark.parametrize("name", ["epsilon", "adaptive"])
+def test_a_medium_job_of_lenet_is_the_sources_but_for_its_rounds(name: str) -> None:
+    """And one of Purchase-100 is that of scale small, for as many rounds."""
+    experiment = find(f"ldp-{name}")
+    small, medium, full = (
+        {arm.name: arm.job.model_dump() for arm in experiment.arms(scale)}  # type: ignore[attr-defined]
+        for scale in ("small", "medium", "full")
+    )
+    assert {job["rounds"] for job in medium.values()} == {
+        {"epsilon": ldp_epsilon, "adaptive": ldp_adaptive}[name].MEDIUM_ROUNDS
+    }
+    assert len({*medium} & {*full}) == len(medium)
+    for arm, job in medium.items():
+        like = (full if arm.startswith("lenet") else small)[arm]
+        for key in ("rounds", "evaluation"):
+            job[key] = like[key]
+        assert job == like
+
+
+def test_the_file_of_purchase_100_is_used_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    (tmp_path / "purchase").mkdir()
+    (tmp_path / "purchase" / "dataset_purchase").write_text("1,0\n")
+    assert ldp_jobs.job("full", "dnn-purchase100", "x").data.name == "purchase100"
+
+
+def test_what_each_figure_varies() -> None:
+    def shown(name: str, key: str) -> set[Any]:
+        return {at(arm.job, key) for arm in arms(name) if arm.job.protection.name != "not_encrypt"}
+
+    assert shown("convergence", "protection.name") == {"rr", "oue"}
+    assert shown("epsilon", "protection.unary.eps") == {*ldp_jobs.EPSILONS}
+    assert len(arms("epsilon")) == 2 * (1 + 2 * 8)
+    assert shown("cells", "protection.unary.cells") == {1, 3, 10, 30, 100}
+    assert shown("cells", "data.split") == {"iid", "shards"}
+    assert max(shown("clients", "clients.number")) == 1000
+    assert shown("noniid", "data.split") == {"iid", "shards"}
+    assert shown("adaptive", "protection.unary.adaptive") == {True, False}
+    for name in LDP:
+        assert any(arm.job.protection.name == "not_encrypt" for arm in arms(name))
+
+
+def test_convergence_is_judged_by_the_figures() -> None:
+    def judged(*last: float) -> bool:
+        runs = {f"rr-{e:g}": run(0, x) for e, x in zip(ldp_convergence.SHOWN, last, strict=True)}
+        return ldp_convergence.verdict(runs, "rr").agrees
+
+    assert judged(0.1, 0.4, 0.8, 0.9)
+    assert not judged(0.1, 0.8, 0.4, 0.9)
+    assert not judged(0.5, 0.5, 0.5, 0.5)
+
+
+def test_cells_are_judged_by_the_figures() -> None:
+    falling = ldp_cells.verdict(("iid", 9.6), (0.8, 0.6, 0.4, 0.2, 0.05))
+    turning = ldp_cells.verdict(("iid", 4.8), (0.8, 0.6, 0.1, 0.2, 0.4))
+    assert falling.agrees
+    assert not turning.agrees
+    assert "beyond 10 cells" in turning.why
+
+
+def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
+    """Both tasks with these loss rates."""
+    rates = {(task, kind): [*values] for task in ldp_jobs.TASKS
+             for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
+    return [verdict.agrees for verdict in ldp_epsilon.judged(rates)]
+
+
+def test_epsilons_are_judged_by_the_figures() -> None:
+    good = (0.9, 0.9, 0.9, 0.8, 0.5, 0.2, 0.05, 0.0)
+    later = (0.9, 0.9, 0.9, 0.9, 0.8, 0.5, 0.2, 0.03)
+    assert epsilons_agree(good, good) == [True] * 8
+    assert epsilons_agree(good, later) == [True] * 6 + [False] * 2
+    bad = (0.2, 0.9, 0.9, 0.8, 0.5, 0.2, 0.4, 0.1)
+    assert epsilons_agree(bad, bad) == [False] * 6 + [True] * 2
+
+
+def test_clients_and_splits_are_judged_by_the_figures() -> None:
+    assert ldp_clients.verdict("rr", (1, 2, 3), (0.9, 0.5, 0.1)).agrees
+    assert not ldp_clients.verdict("rr", (1, 2, 3), (0.5, 0.9, 0.1)).agrees
+    assert ldp_noniid.verdict((0.9, 0.5, 0.1, 0.0), (0.95, 0.6, 0.2, 0.1)).agrees
+    assert not ldp_noniid.verdict((0.9, 0.5, 0.1, 0.0), (0.95, 0.4, 0.2, 0.1)).agrees
+
+
+def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
+    def judged(fixed: float, adaptive: float, same: float, grown: float) -> list[bool]:
+        runs, spent = {}, {}
+        for factor, task in enumerate(ldp_jobs.TASKS, 1):
+            for kind, end in (("fixed", fixed), ("adaptive", adaptive), ("same-total", same)):
+                runs[f"{task}-{kind}"] = run(0, end / factor)
+                spent[f"{task}-{kind}"] = 1.0
+            spent[f"{task}-adaptive"] = grown
+        return [verdict.agrees for verdict in ldp_adaptive.judged(runs, spent)]
+
+    assert judged(0.4, 0.8, 0.6, 1.0) == [True] * 7
+    assert judged(0.4, 0.8, 0.8, 1.5) == [True, True, True, False, False, False, False]
+    assert judged(0.8, 0.4, 0.2, 1.0) == [False, False, False, True, True, True, True]
+
+
+@pytest.fixture
+def miniature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both tasks on the embedded digits, six clients, three rounds."""
+    small = {task: {"data": {"name": "digits"}, "training": {"epochs": 1}}
+             for task in ldp_jobs.TASKS}  # fmt: skip
+    monkeypatch.setattr(ldp_jobs, "_SMALL", small)
+    monkeypatch.setattr(ldp_jobs, "SMALL_CLIENTS", 6)
+    monkeypatch.setattr(ldp_jobs, "SMALL_ROUNDS", 3)
+
+
+def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) -> None:
+    """Every part once, and what is spent by plain addition."""
+    said: list[str] = []
+    page, outcome = reproduce("ldp-adaptive", "small", tmp_path / "a", said.append)
+    text = page.read_text()
+    assert said[-1] == "run 2 of 2: dnn-purchase100-same-total"
+    assert [plot.name for plot in outcome.plots] == [*ldp_jobs.TASKS]
+    assert (page.parent / "ldp-adaptive-lenet-mnist.svg").exists()
+    fixed, adaptive, same = (
+        ldp_adaptive.mean_eps(page.parent / f"lenet-mnist-{kind}")
+        for kind in ("fixed", "adaptive", "same-total")
+    )
+    assert fixed == pytest.approx(2.4)
+    assert adaptive > 2.4
+    assert same == pytest.approx(adaptive)
+    grown = next(v for v in outcome.verdicts if v.what == "lenet-mnist: the total budget")
+    assert not grown.agrees
+    assert grown.ours == f"{adaptive / fixed:.2f} times as much"
+    assert "is in the index of the pages" in text
+    said.clear()
+    assert reproduce("ldp-adaptive", "small", tmp_path / "a", said.append)[1].verdicts == (
+        outcome.verdicts
+    )
+    assert len(said) == 1  # nothing is trained again
+
+
+def test_a_miniature_of_the_epsilons(
+    miniature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ldp_epsilon, "SHOWN", {"small": (0.6, 9.6), "full": ldp_jobs.EPSILONS})
+    _, outcome = reproduce("ldp-epsilon", "small", tmp_path / "e", lambda text: None)
+    assert [plot.name for plot in outcome.plots] == [*ldp_jobs.TASKS, "leakage"]
+    leaks = outcome.plots[-1].curves
+    assert [len(c.x) for c in leaks] == [2] * 4
+    assert all(0.3 < y < 0.7 for c in leaks for y in c.y)

@@ -1,0 +1,165 @@
+"""The LeNet experiment of SignDS: its settings, its writers, its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import signds_lenet, writers
+from experiments.signds_lenet import SOURCE, SignDSLeNet
+from fedveil.data.examples import Dataset, make_dataset
+from fedveil.pages.read_run import ReadRun
+from fedveil.studies.reproduction import reproduce
+
+
+def at(job: Any, key: str) -> Any:
+    value: Any = job.model_dump()
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def test_the_full_job_has_the_sources_settings() -> None:
+    """100 clients, 600 rounds, 20 local epochs at 0.01; k 0.2, eps 100, ratio 0.6, lr 4, out 0."""
+    arms = {arm.name: arm.job for arm in SignDSLeNet().arms("full")}
+    assert [SOURCE[key] for key in SOURCE if key.startswith("protection.signds")] == [
+        0.2, 100.0, 0.6, 4.0, 0,
+    ]  # fmt: skip
+    assert (SOURCE["clients.number"], SOURCE["rounds"]) == (100, 600)
+    for key, value in SOURCE.items():
+        assert at(arms["signds"], key) == value, key
+        if key != "protection.name":
+            assert at(arms["not_encrypt"], key) == value, key
+    for job in arms.values():
+        assert job.model == "lenet_femnist"
+        assert job.clients.fraction == 1
+        assert (job.training.epochs, job.training.lr) == (20, 0.01)
+    assert at(arms["signds"], "protection.signds.magnitude") == "fixed"
+    assert at(arms["signds-estimated"], "protection.signds.magnitude") == "estimated"
+    assert at(arms["signds-k0.01"], "protection.signds.sign_k") == 0.01
+
+
+def test_the_medium_job_is_the_sources_but_for_images_and_rounds() -> None:
+    arms = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
+    for key, value in SOURCE.items():
+        expected = signds_lenet.MEDIUM_ROUNDS if key == "rounds" else value
+        assert at(arms["signds"], key) == expected, key
+    assert arms["signds"].data.name == "experiments.writers:mnist_synthetic_medium"
+    assert arms["signds"].model == "lenet_femnist"
+
+
+def test_a_sign_is_worth_as_much_among_fewer() -> None:
+    """The step is divided by the number of reports."""
+    steps = {}
+    for scale in ("small", "full"):
+        job = SignDSLeNet().arms(scale)[1].job  # type: ignore[arg-type]
+        number = job.clients.number
+        assert number is not None
+        steps[scale] = at(job, "protection.signds.sign_global_lr") / number
+    assert steps["small"] == pytest.approx(steps["full"]) == pytest.approx(0.04)
+
+
+def test_the_genuine_writers_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {arm.job.data.name for arm in SignDSLeNet().arms("full")}
+    assert names == {"experiments.writers:mnist_synthetic"}
+    monkeypatch.setattr(writers, "femnist_is_here", lambda: True)
+    names = {arm.job.data.name for arm in SignDSLeNet().arms("full")}
+    assert names == {"experiments.writers:femnist_100"}
+
+
+def images(count: int, owners: Any = None) -> Dataset:
+    """Images that differ only in their place in the order, their label's brightness apart."""
+    x = np.full((count, 1, 28, 28), -1, np.float32)
+    x[:, :, 10:18, 12:16] = np.linspace(0.1, 1, count, dtype=np.float32)[:, None, None, None]
+    y = np.arange(count) % 10
+    return make_dataset("few", (x, y), (x[:40], y[:40]), classes=62, owners=owners)
+
+
+def test_a_simulated_writer_has_a_hand_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = images(120)
+    monkeypatch.setattr(writers, "load", lambda name: few)
+    made = writers._simulated(4, 20)
+    assert np.bincount(made["client_ids"]).tolist() == [20] * 4
+    shapes = [made["x_train"][made["client_ids"] == w] > -0.99 for w in range(4)]
+    # All of a writer's images have one outline, and no two writers share theirs.
+    outlines = [part.any(axis=(0, 1)) for part in shapes]
+    for part, outline in zip(shapes, outlines, strict=True):
+        assert (part.all(axis=(0, 1)) == outline).mean() > 0.99
+    for i in range(4):
+        for j in range(i):
+            assert (outlines[i] != outlines[j]).any()
+    again = writers._simulated(4, 20)
+    np.testing.assert_array_equal(made["x_train"], again["x_train"])
+    assert made["x_test"].shape == few.test.x.shape
+    assert not np.array_equal(made["x_test"], few.test.x)
+
+
+def test_the_first_hundred_writers_of_femnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = images(220, owners=np.arange(220) // 2)
+    monkeypatch.setattr(writers, "load", lambda name: owned)
+    held = writers.femnist_100()
+    assert len(held["x_train"]) == 200
+    assert set(held["client_ids"]) == set(range(100))
+    assert held["classes"] == 62
+
+
+FALLING = (3.0,) * 5 + (1.0,) * 5
+
+
+def run(up: float, accuracy: float, losses: Sequence[float] = FALLING) -> ReadRun:
+    records = [
+        {"round": i, "accuracy": accuracy, "loss": loss, "bytes_up_per_client": up}
+        for i, loss in enumerate(losses, 1)
+    ]
+    return ReadRun(Path("nowhere"), {}, records, (), ())
+
+
+@pytest.mark.parametrize(
+    ("plain", "signds", "small_k", "expected"),
+    [
+        (run(264_540, 0.7), run(321, 0.6), run(98, 0.68), [True, True, True, True]),
+        (run(264_540, 0.7), run(700, 0.6), run(98, 0.6), [True, False, False, True]),
+        (run(300_000, 0.7), run(656, 0.6, (3, 3.5)), run(98, 0.7), [False, True, True, False]),
+    ],
+)
+def test_the_verdicts_follow_the_figures(
+    plain: ReadRun, signds: ReadRun, small_k: ReadRun, expected: list[bool]
+) -> None:
+    runs = {"not_encrypt": plain, "signds": signds, "signds-k0.01": small_k}
+    assert [verdict.agrees for verdict in signds_lenet.judged(runs)] == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "falls"),
+    [
+        ([3.0] * 5 + [1.9] * 5, True),
+        ([3.0] * 5 + [2.1] * 5, False),  # by less than half of what not_encrypt's falls by
+        # The first test and the last say that it fell; the means of five do not.
+        ([4.0, *[3.0] * 4, *[3.5] * 4, 0.5], False),
+        ([3.0] * 5 + [0.5, 3.2, 0.5, 3.2, 0.5], False),  # no further than it sways
+    ],
+)
+def test_a_loss_falls_by_more_than_it_sways_and_half_as_far_as_without(
+    losses: list[float], falls: bool
+) -> None:
+    plain = run(264_540, 0.7)
+    verdict = signds_lenet._convergence(plain, run(321, 0.6, losses))
+    assert verdict.agrees is falls
+    assert verdict.ours.endswith("(not_encrypt: 3.000 to 1.000)")
+
+
+def test_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three writers of four digits: the bytes are those of the source's size of model."""
+    monkeypatch.setattr(writers, "load", lambda name: images(60))
+    monkeypatch.setattr(writers, "SMALL_WRITERS", 3)
+    monkeypatch.setattr(writers, "_SMALL_IMAGES", 4)
+    monkeypatch.setattr(signds_lenet, "_SMALL_ROUNDS", 2)
+    page, outcome = reproduce("signds-lenet", "small", tmp_path / "s", lambda text: None)
+    assert [verdict.agrees for verdict in outcome.verdicts][:2] == [True, True]
+    assert [plot.name for plot in outcome.plots] == ["loss", "auc"]
+    assert all(len(plot.curves) == 4 for plot in outcome.plots)
+    assert "MNIST by simulated writers" in page.read_text()

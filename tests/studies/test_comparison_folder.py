@@ -1,0 +1,170 @@
+"""A comparison's folder: all cells begin alike, and what was begun is gone on with."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from comparing_parts import compared, small_job
+from fedveil.engine import simulation
+from fedveil.engine.executors.in_process import InProcess
+from fedveil.engine.federation import Federation
+from fedveil.errors import FolderInUse, RunFolderError, RunStopped
+from fedveil.protections.base import RoundContext
+from fedveil.record.run_folder import METRICS, MODEL
+from fedveil.studies.comparison import Asked, Comparison
+from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
+
+
+def test_all_positions_of_a_seed_begin_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[RoundContext] = []
+    dealt: list[bytes] = []
+    open_round, deal = InProcess.open, simulation.make_shares
+
+    def seen(self: InProcess, context: RoundContext) -> None:
+        opened.append(RoundContext(list(context.cohort), context.round, context.model.copy()))
+        open_round(self, context)
+
+    def dealing(*arguments: Any) -> Any:
+        partition, held = deal(*arguments)
+        dealt.append(partition.indices.tobytes() + partition.offsets.tobytes())
+        return partition, held
+
+    monkeypatch.setattr(InProcess, "open", seen)
+    monkeypatch.setattr(simulation, "make_shares", dealing)
+    names = ("not_encrypt", "dp_encrypt", "signds", "rr", "oue", "central_gaussian")
+    results = compared(tmp_path / "c", *names, seeds=2)
+    assert len(results) == len(dealt) == 12
+    by_run = [opened[i : i + 2] for i in range(0, len(opened), 2)]
+    starts = [(run[0].model.tobytes(), [r.cohort for r in run]) for run in by_run]
+    for seed in (0, 1):
+        mine = starts[seed::2]
+        assert len(mine) == len(names)
+        assert all(start == mine[0] for start in mine)
+        assert len(set(dealt[seed::2])) == 1
+        assert len({run[1].model.tobytes() for run in by_run[seed::2]}) == len(names)
+    assert starts[0] != starts[1]
+    assert dealt[0] != dealt[1]
+    assert not np.array_equal(by_run[0][0].model, by_run[1][0].model)
+
+
+def test_finished_cells_are_read_and_a_begun_one_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("not_encrypt", "dp_encrypt", "rr")
+    whole = compared(tmp_path / "whole", *names)
+    rounds: list[int] = []
+    play = Federation._round
+
+    def cut(self: Federation, number: int) -> Any:
+        if len(rounds) == 3:  # in the second cell, after its first round
+            rounds.append(0)
+            raise KeyboardInterrupt
+        rounds.append(number)
+        return play(self, number)
+
+    monkeypatch.setattr(Federation, "_round", cut)
+    with pytest.raises(KeyboardInterrupt) as end:
+        compared(tmp_path / "cut", *names)
+    path = tmp_path / "cut"
+    assert end.value.__notes__ == [f"`fedveil compare --resume {path}` goes on from here"]
+    rounds[:] = [0] * 4
+    again = compared(path, *names)
+    assert rounds[4:] == [2, 1, 2]  # what is left of the second, and the third
+    for one, other in zip(whole, again, strict=True):
+        assert one.run is not None
+        assert other.run is not None
+        assert (one.run.folder / MODEL).read_bytes() == (other.run.folder / MODEL).read_bytes()
+
+
+def test_more_can_be_asked_of_a_comparison_and_less(tmp_path: Path) -> None:
+    compared(tmp_path / "c", "not_encrypt")
+    before = [*(tmp_path / "c").rglob(METRICS)]
+    stamps = [path.stat().st_mtime_ns for path in before]
+    more = compared(tmp_path / "c", "not_encrypt", "rr", seeds=2)
+    assert len(more) == 4
+    assert [path.stat().st_mtime_ns for path in before] == stamps
+    assert len(compared(tmp_path / "c", "rr")) == 1
+
+
+def test_another_job_is_refused_by_what_changed(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    compared(path, "not_encrypt")
+    with pytest.raises(RunFolderError) as refused:
+        compared(path, "not_encrypt", job=small_job(training={"lr": 0.3}))
+    assert str(refused.value).startswith(f"{path} compares another job: training.epochs = 10 where")
+    assert "training.lr = 0.3 where the run has 0.2" in str(refused.value)
+    (run,) = (path / "runs").iterdir()
+    text = (run / "job.yaml").read_text()
+    (run / "job.yaml").write_text(text.replace("lr: 0.2", "lr: 0.4"))
+    with pytest.raises(RunFolderError) as refused:
+        compared(path, "not_encrypt")
+    assert str(refused.value) == (
+        f"{run} was begun with another job: training.lr = 0.2 where the run has 0.4: put that "
+        f"back, or name another folder"
+    )
+
+
+def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
+    job = small_job()
+    asked = Asked(protections=["not_encrypt", "dp_encrypt"], epsilons=[4.0], target="loss=1")
+    with ExitStack() as stack:
+        folder = ComparisonFolder.open(tmp_path / "c", Comparison(job, asked), stack)
+        first = folder.cells(lambda text: None)
+    told: list[str] = []
+    with ExitStack() as stack:
+        kept = ComparisonFolder.reopen(tmp_path / "c", stack)
+        assert kept.comparison.asked == asked
+        assert kept.cells(told.append) == first
+        with pytest.raises(FolderInUse):
+            ComparisonFolder.reopen(tmp_path / "c", stack)
+    assert not told  # nothing was looked for again
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=r"it has no comparison\.yaml"):
+        ComparisonFolder.reopen(tmp_path, stack)
+    (tmp_path / COMPARISON).write_text("job: {rounds: none}\n")
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=r"comparison\.yaml is damaged"):
+        ComparisonFolder.reopen(tmp_path, stack)
+
+
+def test_nothing_is_written_for_what_cannot_be_compared(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    with pytest.raises(ValueError, match="cannot be compared here"):
+        compared(path, "not_encrypt", "pw_encrypt", job=small_job(clients={"number": 2}))
+    assert not path.exists()
+
+
+def test_a_cell_that_fails_is_one_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Federation._round
+
+    def failing(self: Federation, number: int) -> Any:
+        if self.job.protection.name == "dp_encrypt":
+            raise RunStopped("the worker went away")
+        return play(self, number)
+
+    monkeypatch.setattr(Federation, "_round", failing)
+    results = compared(tmp_path / "c", "not_encrypt", "dp_encrypt", "rr")
+    assert [result.failure for result in results] == ["", "the worker went away", ""]
+    assert [result.run is None for result in results] == [False, True, False]
+
+
+def test_the_run_of_the_first_seed_is_attacked_once(tmp_path: Path) -> None:
+    results = compared(tmp_path / "c", "not_encrypt", seeds=2, attack="membership")
+    first, second = (result.run for result in results)
+    assert first is not None
+    assert second is not None
+    assert [finding.attack for finding in first.findings] == ["membership"]
+    assert not second.findings
+    again = compared(tmp_path / "c", "not_encrypt", seeds=2, attack="membership")[0].run
+    assert again is not None
+    assert [f.seconds for f in again.findings] == [f.seconds for f in first.findings]

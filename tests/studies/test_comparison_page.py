@@ -1,0 +1,51 @@
+"""A comparison's page, as a browser shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from browser import needs_browser, show
+from comparing_parts import compared, small_job
+from fedveil.pages.page import Page
+from fedveil.studies.comparison import Asked, Comparison
+from fedveil.studies.comparison_page import markdown, page
+from fedveil.studies.comparison_table import lines
+
+
+def made(path: Path) -> Page:
+    names = ["not_encrypt", "dp_encrypt"]
+    results = compared(path / "c", *names, epsilons=[2.0, 8.0])
+    asked = Asked(protections=names, epsilons=[2.0, 8.0])
+    return page(Comparison(small_job(), asked), lines(results), None)
+
+
+@needs_browser
+def test_every_plot_and_table_is_drawn(tmp_path: Path) -> None:
+    shown = show(
+        made(tmp_path).html(),
+        tmp_path,
+        "return [document.querySelectorAll('.main-svg').length > 1,"
+        "document.querySelectorAll('table').length, document.body.innerText]",
+    )
+    drawn, tables, text = shown.found
+    assert not shown.console
+    assert drawn
+    assert tables == 2
+    assert "dp_encrypt, epsilon 8" in text
+    assert "the same data, partition, initial model and cohorts" in text
+
+
+def test_the_text_names_the_files_of_its_plots(tmp_path: Path) -> None:
+    text = markdown(made(tmp_path))
+    assert "| not_encrypt |" in text
+    assert "](report-accuracy.svg)" in text
+    assert "](report-accuracy-epsilon.svg)" in text
+
+
+def test_what_is_not_alike_stands_on_the_page() -> None:
+    secret = small_job(
+        clients={"number": 8, "fraction": 0.5, "sampling": "poisson"},
+        privacy={"randomness": "secure"},
+    )
+    shown = page(Comparison(secret, Asked(protections=["not_encrypt"])), [], None)
+    assert any("no two runs meet the same clients" in str(text) for text in shown.lead)

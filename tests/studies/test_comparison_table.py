@@ -1,0 +1,142 @@
+"""The figures of a comparison, from what its runs have written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparing_parts import compared, small_job
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.svg import svg
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.studies.comparison import Cell, Goal, Setting
+from fedveil.studies.comparison_folder import Result
+from fedveil.studies.comparison_table import Line, lines, plots, tables
+
+
+def record(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
+    ledger = {
+        f"{kind}_{name}": value
+        for kind, value in (("epsilon", 1.0000001), ("delta", 1e-5))
+        for name in ("per_bit", "per_parameter", "per_round", "run_every_round")
+    }
+    figures = {
+        "accuracy": accuracy, "loss": 1 - accuracy, "auc": 0.99, "bytes_up_per_client": 1500,
+        "seconds_training": 6.0, "seconds_protection": 3.0, "seconds_aggregation": 1.0,
+        "seconds_round": 99.0,
+    }  # fmt: skip
+    return {"round": number, **figures, **ledger, **more}
+
+
+def run(*records: dict[str, Any], findings: tuple[Finding, ...] = ()) -> ReadRun:
+    return ReadRun(Path("run"), {}, records, findings, [])
+
+
+def line(*runs: ReadRun, failures: tuple[str, ...] = (), **setting: Any) -> Line:
+    return Line(Setting("dp_encrypt", **setting), runs, failures)
+
+
+def row(table: Any, number: int = 0) -> dict[str, str]:
+    return dict(zip(table.columns, table.rows[number], strict=True))
+
+
+def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
+    found = line(run(record(1, 0.5), record(2, 0.8)), run(record(1, 0.7), record(2, 0.9)))
+    quality, privacy = tables([found], Goal("accuracy", 0.7))
+    assert row(quality) == {
+        "setting": "dp_encrypt",
+        "accuracy": "0.8500 [0.8000, 0.9000]",
+        "loss": "0.1500",
+        "AUC": "0.9900",
+        "upload": "1.5 KB",
+        "share": "30.0%",
+        "rounds to accuracy 0.7": "2 [1, 2]",
+    }
+    assert row(privacy) == {
+        "setting": "dp_encrypt",
+        "epsilon of a bit": "1.00001",
+        "epsilon of a parameter": "1.00001",
+        "epsilon of a round": "1.00001",
+        "epsilon of the whole run": "1.00001 (strong)",
+    }
+
+
+def test_the_largest_epsilon_of_the_seeds_is_the_lines() -> None:
+    small, large = record(1, 0.5), record(1, 0.5, epsilon_run_every_round=3.0)
+    for runs in ((small, large), (large, small)):
+        _, privacy = tables([line(*map(run, runs))])
+        assert row(privacy)["epsilon of the whole run"] == "3 (weak)"
+
+
+def test_a_target_that_some_runs_or_none_reach() -> None:
+    some = line(run(record(4, 0.9)), run(record(4, 0.1)))
+    none = line(run(record(4, 0.1)))
+    quality, _ = tables([some, none], Goal("accuracy", 0.7))
+    assert [r[-1] for r in quality.rows] == ["4, 1 of 2 runs", "never"]
+    quality, _ = tables([none], Goal.of("loss=0.95"))
+    assert quality.rows[0][-1] == "4"
+
+
+def test_an_attack_stands_with_its_interval_and_is_the_best_on_the_model() -> None:
+    figures = [
+        Measured("loss AUC", 0.55, 0.5, 0.6, 0.5, 9),
+        Measured("LiRA AUC", 0.65, 0.6, 0.7, 0.5, 9),
+        Measured("LiRA balanced accuracy", 0.95, 0.9, 0.99, 0.5, 9),
+        Measured("report's gradient AUC", 0.9, 0.8, 1.0, 0.5, 9),
+    ]
+    finding = Finding("membership", "quick", "dp_encrypt", figures)
+    attacked, other = line(run(record(1, 0.5), findings=(finding,))), line(run(record(1, 0.5)))
+    _, privacy = tables([attacked, other])
+    assert [r[-1] for r in privacy.rows] == ["0.650 [0.600, 0.700]", "-"]
+
+
+def test_a_failed_cell_is_a_line_with_its_reason() -> None:
+    setting = Setting("rr")
+    results = [Result(Cell(setting, 0, None), None, "no report was usable")]
+    quality, privacy, failed = tables(lines(results))
+    assert row(quality)["accuracy"] == row(privacy)["epsilon of a round"] == "-"
+    assert failed.rows == [["rr", "no report was usable"]]
+    assert not [*plots(lines(results))]
+
+
+def test_accuracy_is_drawn_by_round_and_over_the_whole_runs_epsilon() -> None:
+    found = [
+        line(run(record(1, 0.5), record(2, 0.8, epsilon_run_every_round=e)), epsilon=e)
+        for e in (8.0, 2.0)
+    ]
+    bare = line(run(record(1, 0.97, epsilon_run_every_round=float("inf"))))
+    by_round, over = plots([*found, bare])
+    assert [len(curve.x) for curve in by_round.curves] == [2, 2, 1]
+    (curve,) = over.curves
+    assert (curve.name, [*curve.x], over.x.log) == ("dp_encrypt", [2.0, 8.0], True)
+    assert svg(over).startswith(b"<?xml")
+
+
+def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
+    results = compared(tmp_path / "c", "not_encrypt", "dp_encrypt", seeds=2)
+    quality, privacy = tables(lines(results))
+    runs = [path for path in (tmp_path / "c" / "runs").iterdir() if "dp_encrypt" in path.name]
+    lasts = [json.loads((path / "metrics.jsonl").read_text().splitlines()[-1]) for path in runs]
+    mean = sum(last["accuracy"] for last in lasts) / 2
+    assert row(quality, 1)["accuracy"].startswith(f"{mean:.4f}")
+    assert row(privacy, 0)["epsilon of the whole run"] == "inf (none)"
+    assert float(row(privacy, 1)["epsilon of a round"]) >= lasts[0]["epsilon_per_round"]
+
+
+@pytest.mark.parametrize("position", ["rr", "my.own:Thing", "a/b"])
+def test_a_settings_name_is_a_folders(position: str) -> None:
+    names = {Setting(position, {"x.y": v}, e).name for v in ("1", "../2") for e in (None, 2.0)}
+    assert len(names) == 4
+    assert not any("/" in name or name.startswith(".") for name in names)
+
+
+def test_a_run_that_a_limit_ended_is_said(tmp_path: Path) -> None:
+    job = small_job(privacy={"max_epsilon": 4.0})
+    asked: dict[str, Any] = {"sweep": {"protection.dp_encrypt.dp_eps": ["2"]}}
+    *_, remarks = tables(lines(compared(tmp_path / "c", "dp_encrypt", job=job, **asked)))
+    ((setting, text),) = remarks.rows
+    assert setting == "dp_encrypt, protection.dp_encrypt.dp_eps 2"
+    assert text.startswith("ended after round 1: round 2 would bring the most-drawn client to")
