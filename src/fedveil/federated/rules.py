@@ -53,10 +53,12 @@ def _unit_kept(job: JobFields) -> str | None:
     if job.privacy.unit in job.protection.position.units(job.protection.settings):
         return None
     able = [n for n, p in POSITIONS.items() if job.privacy.unit in p.units(p.settings_type())]
+    first, *others = reversed(able)  # the strongest first
     return (
         f"privacy.unit = {job.privacy.unit} is not offered by protection.name = "
         f"{job.protection.name} with these parameters, which protects a client's update as a "
-        f"whole: take {' or '.join(able)}"
+        f"whole. Write `protection: {first}` (or {' or '.join(others)}), or leave privacy.unit "
+        f"and training.sampling_rate out"
     )
 
 
