@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ JOBS = [*FEDERATED, *EXAMPLES, "the default job", "an empty job", "docs/job-file
 LINE = re.compile(r"[Ww]rite `(\w+): ([^`]+)`")
 
 
+@pytest.fixture(autouse=True)
+def own_module() -> Iterator[None]:
+    """Forget the module `model` of a template, for the next one has another."""
+    yield
+    sys.modules.pop("model", None)
+
+
 def found(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:
     """Write the job `name` and return its file. Returns None for the empty job."""
     if name in EXAMPLES:
@@ -47,7 +55,6 @@ def found(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path | No
     if name in FEDERATED:
         write_starter(folder, name)
         monkeypatch.syspath_prepend(folder)
-        monkeypatch.delitem(sys.modules, "model", raising=False)
         return folder / "job.yaml"
     if name == "docs/job-files.md":
         text = (ROOT / name).read_text()
