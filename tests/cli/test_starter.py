@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedveil.federated.job import Job
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import read_metrics
-from fedveil.starter import TEMPLATES
+from fedveil.starter import DEFAULT_JOB, TEMPLATES
 
 Command = Callable[..., tuple[int, str, str]]
 FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in template.files]
 
 
 @pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_modules() -> Iterator[None]:
     """Each template has a module `model` of its own."""
+    yield
     for name in ("model", "app"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        sys.modules.pop(name, None)
 
 
 def written(command: Command, name: str) -> None:
@@ -46,8 +48,43 @@ def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) 
     code, _, err = command("run", "mine/job.yaml", *settings)
     sys.modules.pop("model", None)
     assert code == 0, err
+    unprotected, *_ = err.splitlines()
+    assert "nothing is protected" in unprotected
+    assert "write `protection: distributed_dp` in mine/job.yaml" in unprotected
     first, last = read_metrics(tmp_path / "run")
     assert last["loss"] < first["loss"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "write `protection: distributed_dp` in job.yaml"),
+        ("{clients: {number: 2, fraction: 1.0}}", "write `protection: dp_encrypt` in job.yaml"),
+        ("{server: {aggregation: norm_bound, norm_bound: 1.0}}", "docs/which-switch.md"),
+    ],
+)
+def test_a_run_says_first_that_nothing_is_protected(
+    command: Command, tmp_path: Path, text: str, line: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    _, _, err = command("run", "job.yaml", "--set", "data.name=missing:data")
+    first, *_ = err.splitlines()
+    assert first.startswith("note: nothing is protected: ")
+    assert line in first
+
+
+@pytest.mark.parametrize("asked", [(), ("--set", "protection=not_encrypt")])
+def test_the_default_job_needs_no_such_note(command: Command, asked: tuple[str, ...]) -> None:
+    _, _, err = command("run", "--set", "data.name=missing:data", *asked)
+    assert "nothing is protected" not in err
+
+
+def test_deploy_takes_the_default_job_of_run(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    code, _, err = command("deploy", "app")
+    assert code == 0, err
+    deployed = Job.load(tmp_path / "app" / "job.yaml")
+    assert deployed.protection == Job.load(DEFAULT_JOB).protection
 
 
 @pytest.mark.parametrize("protection", POSITIONS)

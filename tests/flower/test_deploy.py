@@ -98,7 +98,8 @@ def test_a_package_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_command(tmp_path: Path):
     target = tmp_path / "app"
-    result = fedveil_command("deploy", str(target), "--set", "rounds=2")
+    (tmp_path / "job.yaml").write_text("rounds: 2")
+    result = fedveil_command("deploy", str(target), str(tmp_path / "job.yaml"))
     assert result.exit_code == 0
     assert "next: flwr run" in result.stdout
     assert "a report says how many examples its client has" in result.stderr

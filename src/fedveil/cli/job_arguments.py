@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,9 @@ Overrides = Annotated[
     ),
 ]
 
+#: Lines that protect a job, the best first.
+_PROTECTED = ("protection: distributed_dp", "protection: dp_encrypt")
+
 KeyPart = Annotated[
     str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
 ]
@@ -36,11 +40,14 @@ def load(
     overrides: list[str] | None,
     other: str = "`fedveil vertical run` trains it",
     default: Path | None = None,
+    *,
+    runs: bool = False,
 ) -> Job:
     """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
 
     `other` says which command takes a vertical job. Without a `path`, the job is `default`, or the
-    job with default keys.
+    job with default keys. `runs`: the job is trained, so the first line says if it protects
+    nothing.
     """
     from fedveil.federated.job import Job
 
@@ -59,9 +66,30 @@ def load(
         refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, other)
         raise
+    if runs and path not in (None, default) and job.protection.name == "not_encrypt":
+        remarks("note", [_unprotected(job, path)])
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
+
+
+def _unprotected(job: Job, path: Path) -> str:
+    """Return the sentence about a job without protection, with the line that protects it."""
+    said = "nothing is protected: the server sees every client's update"
+    line = next(filter(partial(_valid, job), _PROTECTED), None)
+    if line is None:
+        return f"{said}; docs/which-switch.md helps to choose a protection"
+    return f"{said}. To protect it, write `{line}` in {path}"
+
+
+def _valid(job: Job, line: str) -> bool:
+    """Return True if the job is valid with this line in place of its own."""
+    key, _, value = line.partition(": ")
+    try:
+        type(job).read(job.model_dump(exclude_unset=True), [f"{key}={value}"])
+    except JobError:
+        return False
+    return True
 
 
 def job_of_run(folder: Path, overrides: list[str] | None) -> Job:

@@ -100,7 +100,7 @@ def run(
         rounds = job_of_run(resume, overrides).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
-        settings = load(job, overrides, default=DEFAULT_JOB)
+        settings = load(job, overrides, default=DEFAULT_JOB, runs=True)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
     from fedveil.pages.read_run import read_run
@@ -275,7 +275,7 @@ def deploy(
 ) -> object:
     """Write a job as a Flower app, to run the clients on other machines."""
     _need_flower("fedveil deploy")
-    loaded = load(job, overrides)
+    loaded = load(job, overrides, default=DEFAULT_JOB)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)

@@ -236,7 +236,7 @@ def _check_clients(clients: int, examples: int) -> None:
     if clients > examples:
         raise InvalidValue(
             f"clients = {clients} is more than the {examples} training examples: some would have "
-            f"none"
+            f"none. Write `clients: {{number: {examples}}}` or fewer"
         )
 
 

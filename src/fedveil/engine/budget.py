@@ -66,9 +66,10 @@ def check_limit(
         return
     ahead = ledger.preview(spending, round=number, clients=cohort, delta=delta)["run_most_drawn"]
     if ahead.epsilon > limit:
+        raised = "; write `privacy: {max_epsilon: null}` to run without a limit"
         raise LimitReached(
             f"round {number} would bring {whose(job, 'the most-drawn client')} to {ahead}, above "
-            f"privacy.max_epsilon = {limit:g}"
+            f"privacy.max_epsilon = {limit:g}{raised if number == 1 else ''}"
         )
 
 

@@ -15,7 +15,7 @@ from fedveil.protections.advice import Cohort
 from fedveil.protections.base import Whose
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.checked_job import CheckedJob
-from fedveil.settings.settings import Block, RunName, function_text, or_function
+from fedveil.settings.settings import Block, RunName, Under, function_text, or_function
 
 DATASETS = (
     "digits",
@@ -90,10 +90,10 @@ class DataSettings(Block):
         description="how examples are dealt to clients: at random; in shards of sorted labels; "
         "with Dirichlet label shares; or as their owners hold them",
     )
-    shards_per_client: int = Field(
+    shards_per_client: Annotated[int, Under("split", "shards")] = Field(
         2, ge=1, description="shards that each client gets under `split: shards`"
     )
-    alpha: float = Field(
+    alpha: Annotated[float, Under("split", "dirichlet")] = Field(
         0.5, gt=0, description="mean concentration of a label under `split: dirichlet`"
     )
 

@@ -54,10 +54,12 @@ def _unit_kept(job: JobFields) -> str | None:
     if job.privacy.unit in job.protection.position.units(job.protection.settings):
         return None
     able = [n for n, p in POSITIONS.items() if job.privacy.unit in p.units(p.settings_type())]
+    first, *others = reversed(able)  # the strongest first
     return (
         f"privacy.unit = {job.privacy.unit} is not offered by protection.name = "
         f"{job.protection.name} with these parameters, which protects a client's update as a "
-        f"whole: take {' or '.join(able)}"
+        f"whole. Write `protection: {first}` (or {' or '.join(others)}), or leave privacy.unit "
+        f"and training.sampling_rate out"
     )
 
 
@@ -368,33 +370,14 @@ def _promise_made(job: JobFields) -> str | None:
     )
 
 
-#: Keys that have an effect only under some settings of another key: place -> (the other key, those
-#: settings).
-_READ_UNDER = {
-    ("data", "shards_per_client"): ("split", ("shards",)),
-    ("data", "alpha"): ("split", ("dirichlet",)),
-    ("training", "lr_rounds"): ("lr_schedule", ("step", "cosine")),
-    ("training", "lr_factor"): ("lr_schedule", ("step", "cosine")),
-    ("training", "normal_steps"): ("algorithm", ("fednova",)),
-    ("training", "dynamic"): ("algorithm", ("feddyn",)),
-    ("server", "trim"): ("aggregation", ("trimmed_mean",)),
-    ("server", "norm_bound"): ("aggregation", ("norm_bound",)),
-    ("server", "momentum"): ("optimizer", ("momentum",)),
-    ("server", "beta1"): ("optimizer", ("adam", "yogi")),
-    ("server", "beta2"): ("optimizer", ("adam", "yogi")),
-    ("server", "tau"): ("optimizer", ("adam", "yogi")),
-}
-
-
 @RULES.advised
 def _values_read(job: JobFields) -> str | None:
     unread = list(job.protection.unread())
-    for (block, key), (other, settings) in _READ_UNDER.items():
-        held = getattr(job, block)
-        value, default = getattr(held, key), type(held).model_fields[key].default
-        if value != default and getattr(held, other) not in settings:
-            unread.append(
-                f"{block}.{key} = {shown(value)} has no effect under "
-                f"{block}.{other} = {getattr(held, other)}"
-            )
+    for name in ("data", "training", "server"):
+        block = getattr(job, name)
+        unread += [
+            f"{name}.{key} = {shown(getattr(block, key))} has no effect under "
+            f"{name}.{other} = {getattr(block, other)}"
+            for key, other in block.without_effect()
+        ]
     return "; ".join(unread) or None

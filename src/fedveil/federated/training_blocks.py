@@ -9,7 +9,7 @@ from pydantic import Field
 from fedveil.protections.base import Weighting
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.robust_sum import Combination
-from fedveil.settings.settings import Block, Device, or_function
+from fedveil.settings.settings import Block, Device, Under, or_function
 
 _NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]
 Schedule = Annotated[str, or_function("constant", "step", "cosine")]
@@ -42,13 +42,13 @@ class TrainingSettings(Block):
     algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn"] = Field(
         "fedavg", description="how clients that differ are kept together: docs/algorithms.md"
     )
-    normal_steps: float | None = Field(
+    normal_steps: Annotated[float | None, Under("algorithm", "fednova")] = Field(
         None,
         gt=0,
         description="under `algorithm: fednova`: the number of local steps that every client's "
         "update is scaled to, whatever it took; it is public, and the clients' own are not told",
     )
-    dynamic: float = Field(
+    dynamic: Annotated[float, Under("algorithm", "feddyn")] = Field(
         0.1, gt=0, description="alpha of `algorithm: feddyn`, the weight of its regularisation"
     )
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
@@ -61,8 +61,10 @@ class TrainingSettings(Block):
         "every `lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over `lr_rounds` rounds; "
         "or a function of yours that gives a round's rate, of `round`, from 1, and `lr`",
     )
-    lr_rounds: int = Field(10, ge=1, description="rounds of `lr_schedule: step` and `cosine`")
-    lr_factor: float = Field(
+    lr_rounds: Annotated[int, Under("lr_schedule", "step", "cosine")] = Field(
+        10, ge=1, description="rounds of `lr_schedule: step` and `cosine`"
+    )
+    lr_factor: Annotated[float, Under("lr_schedule", "step", "cosine")] = Field(
         0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
@@ -110,20 +112,28 @@ class ServerSettings(Block):
         "entry by entry their median, or their mean without the extremes (`trim`), for which it "
         "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
     )
-    trim: float = Field(
+    trim: Annotated[float, Under("aggregation", "trimmed_mean")] = Field(
         0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`, rounded up"
     )
-    norm_bound: float = Field(
+    norm_bound: Annotated[float, Under("aggregation", "norm_bound")] = Field(
         1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
     )
     optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
     )
     lr: float = Field(1.0, gt=0, description="the server's learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of `optimizer: momentum`")
-    beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of adam and yogi")
-    beta2: float = Field(0.99, ge=0, lt=1, description="second-moment decay of adam and yogi")
-    tau: float = Field(0.001, gt=0, description="degree of adaptivity of adam and yogi")
+    momentum: Annotated[float, Under("optimizer", "momentum")] = Field(
+        0.9, ge=0, lt=1, description="momentum of `optimizer: momentum`"
+    )
+    beta1: Annotated[float, Under("optimizer", "adam", "yogi")] = Field(
+        0.9, ge=0, lt=1, description="first-moment decay of adam and yogi"
+    )
+    beta2: Annotated[float, Under("optimizer", "adam", "yogi")] = Field(
+        0.99, ge=0, lt=1, description="second-moment decay of adam and yogi"
+    )
+    tau: Annotated[float, Under("optimizer", "adam", "yogi")] = Field(
+        0.001, gt=0, description="degree of adaptivity of adam and yogi"
+    )
 
     @property
     def holds_reports(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -32,6 +32,13 @@ RunName = Annotated[str, text(_ONE_LINE, r"[^\x00-\x1f\x7f/\\]{1,100}")]
 Device = Annotated[str, text("cuda:N", r"cuda:[0-9]+", "cpu", "cuda")]
 
 
+class Under:
+    """Marks a key that has an effect only while another key of its block has one of `values`."""
+
+    def __init__(self, key: str, *values: str) -> None:
+        self.key, self.values = key, values
+
+
 class Settings(BaseModel):
     """The base of every block of a job. Unknown keys are errors, and blocks are immutable.
 
@@ -53,6 +60,14 @@ class Settings(BaseModel):
 
 class Block(Settings):
     """A block of a job. An empty one has its defaults."""
+
+    def without_effect(self) -> Iterator[tuple[str, str]]:
+        """Yield each key whose value has no effect, and the key that is the reason (`Under`)."""
+        for name, field in type(self).model_fields.items():
+            changed = getattr(self, name) != field.default
+            for mark in (m for m in field.metadata if changed and isinstance(m, Under)):
+                if getattr(self, mark.key) not in mark.values:
+                    yield name, mark.key
 
     @model_validator(mode="before")
     @classmethod
