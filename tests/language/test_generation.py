@@ -214,19 +214,19 @@ def vectors(length: int = 2, value: float = 0.5, step: int = 1) -> Message:
     ("messages", "sentence"),
     [
         ([extend(step=2)], "sent 'extend' of step 2 where 'extend' of step 1 was due"),
-        ([extend(start=3)], "asks for 2 positions from 3 on, where 0 of 16 have been seen"),
-        ([extend(length=17)], "asks for 17 positions from 0 on"),
+        ([extend(start=3)], "asks for 2 positions from 3, but 0 of 16 positions are cached"),
+        ([extend(length=17)], "asks for 17 positions from 0, but"),
         ([extend(length=0)], "asks for 0 positions"),
-        ([extend(length=True)], "does not ask as a leader does"),
-        ([extend(more=1)], "does not ask as a leader does"),
-        ([{"kind": "tensor"}], "does not ask as a leader does"),
+        ([extend(length=True)], "sent an invalid request"),
+        ([extend(more=1)], "sent an invalid request"),
+        ([{"kind": "tensor"}], "sent an invalid request"),
         ([{"kind": "enough", "step": 3}], "sent a enough of step 3 where step 1 was due"),
         ([extend(), vectors(3)], "of shape (1, 3, 32) where (1, 2, 32) was due"),
         ([extend(), vectors(value=math.nan)], "with NaN or infinity"),
         ([extend(), vectors(step=2)], "of step 2 where step 1 was due"),
         ([extend(), vectors(), extend(start=2)], "'extend' of step 1 where 'extend' of step 2"),
         ([extend(), vectors(), extend(step=2, start=2, length=15)], "asks for 15 positions from 2"),
-        ([extend(), vectors(), extend(step=2, start=1)], "from 1 on, where 2 of 16"),
+        ([extend(), vectors(), extend(step=2, start=1)], "from 1, but 2 of 16"),
     ],
 )
 def test_a_follower_refuses_what_is_not_due(messages: list[Message], sentence: str) -> None:
@@ -251,10 +251,10 @@ def test_bad_wishes_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is not a run's folder"):
         generate(tmp_path, Request.seeded(b"a"))
     (tmp_path / "job.yaml").write_text("task: tabular\n")
-    with pytest.raises(InvalidValue, match="a text is continued by a run of the task pangu"):
+    with pytest.raises(InvalidValue, match="only a run of the task pangu can continue a text"):
         generate(tmp_path, Request.seeded(b"a"))
     (tmp_path / "job.yaml").write_text("task: pangu\n")
-    with pytest.raises(RunFolderError, match="nothing of leader, cloud is in it"):
+    with pytest.raises(RunFolderError, match="it contains nothing of leader, cloud"):
         generate(tmp_path, Request.seeded(b"a"))
 
 

@@ -84,9 +84,9 @@ def test_a_tokenizer_is_the_same_in_another_process_and_from_its_file() -> None:
 
 
 def test_a_damaged_tokenizer_is_refused() -> None:
-    with pytest.raises(DataInvalid, match="the file of a tokenizer cannot be read"):
+    with pytest.raises(DataInvalid, match="the tokenizer's file cannot be read"):
         PairTokenizer.from_bytes(b"{}", 300)
-    with pytest.raises(DataInvalid, match="vocabulary = 280 has no room"):
+    with pytest.raises(DataInvalid, match="do not fit in vocabulary = 280"):
         PairTokenizer.from_bytes(PAIRS.to_bytes(), 280)
     with pytest.raises(InvalidValue, match=re.escape("vocabulary = 256 is outside [257, inf)")):
         PairTokenizer.train(CORPUS, 256)
@@ -102,7 +102,7 @@ def test_text_comes_from_files_in_the_order_of_their_paths(tmp_path: Path) -> No
     with pytest.raises(DataUnavailable, match="is neither a file nor a folder"):
         text.read(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataUnavailable, match=r"holds no \.txt file"):
+    with pytest.raises(DataUnavailable, match=r"contains no \.txt file"):
         text.read(tmp_path / "empty")
 
 
@@ -134,7 +134,7 @@ def test_a_document_on_the_border_is_cut_where_a_line_begins() -> None:
 def test_windows_cover_the_text_once(count: int, context: int) -> None:
     tokens = np.arange(count)
     if count <= context:
-        with pytest.raises(DataInvalid, match=f"at least {context + 1} are needed"):
+        with pytest.raises(DataInvalid, match=f"needs at least {context + 1}"):
             text.windows(tokens, context)
         return
     inputs, labels = text.windows(tokens, context)

@@ -27,7 +27,7 @@ def test_a_long_id_does_not_make_all_ids_long() -> None:
     with bounded(), pytest.raises(DataInvalid) as caught:
         read("t.csv", Wanted("id", ("x",)))
     assert str(caught.value).startswith("t.csv, line 9002: id = 'LLL")
-    assert str(caught.value).endswith(" has 50,000 letters, and an id has at most 256")
+    assert str(caught.value).endswith(" has 50,000 letters; an id has at most 256")
 
 
 def test_an_id_may_have_as_many_letters_as_that() -> None:
@@ -38,7 +38,9 @@ def test_an_id_may_have_as_many_letters_as_that() -> None:
 
 def test_an_id_with_a_nul_is_refused() -> None:
     Path("t.csv").write_text("id,x\na,1\na\0,2\n")
-    with pytest.raises(DataInvalid, match=r"line 3: id = 'a.x00' holds a NUL character, and an id"):
+    with pytest.raises(
+        DataInvalid, match=r"line 3: id = 'a.x00' contains a NUL character, which an id"
+    ):
         read("t.csv", Wanted("id", ("x",)))
 
 
@@ -115,7 +117,9 @@ def test_a_line_without_an_end_is_refused(begin: bytes) -> None:
     line = 1 + begin.count(b"\n")
     with bounded(), pytest.raises(DataInvalid) as caught:
         read("t.csv", Wanted("id", ("x",)))
-    said = f"t.csv: line {line} has more than 16,777,216 characters, and a row of a table has fewer"
+    said = (
+        f"t.csv: line {line} has more than 16,777,216 characters; a row of a table must have fewer"
+    )
     assert str(caught.value) == said
 
 
@@ -148,5 +152,5 @@ def test_a_text_that_parquet_repeats_is_in_memory_once(column: str, as_dictionar
             return
         with pytest.raises(DataInvalid) as caught:
             read("t.parquet", Wanted("id", ("x",), ("city",)))
-    end = "has 100,000 letters, and an id has at most 256"
+    end = "has 100,000 letters; an id has at most 256"
     assert str(caught.value).endswith(end if column == "id" else "is not a finite number")

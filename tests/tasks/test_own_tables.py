@@ -152,22 +152,22 @@ def test_lines_are_counted_through_cells_of_several_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("id,x\na,1\n\nb,2\na,3\n", "t.csv, line 5: the id 'a' is that of line 2 too, an id "),
+        ("id,x\na,1\n\nb,2\na,3\n", "t.csv, line 5: the id 'a' is also in line 2, but ids "),
         ("id,x\na,1\n,2\n", "t.csv, line 3: id is empty"),
         ("key,x\na,1\n", "t.csv has no column 'id', which the job names; its columns are key, x"),
-        ("id,x\na,1\nb\n", "t.csv, line 3 has 1 cells, and the header has 2"),
-        ("id,x\na,1,2\n", "t.csv, line 2 has 3 cells, and the header has 2"),
+        ("id,x\na,1\nb\n", "t.csv, line 3 has 1 cells, but the header has 2"),
+        ("id,x\na,1,2\n", "t.csv, line 2 has 3 cells, but the header has 2"),
         ("id,x\na,old\n", "t.csv, line 2: x = 'old' is not a finite number"),
         ("id,x\na,1\nb,inf\n", "t.csv, line 3: x = 'inf' is not a finite number"),
         ("id,x\na,1\nb,1e999\n", "t.csv, line 3: x = '1e999' is not a finite number"),
         ("id,x\na,1\nb,\n", "t.csv, line 3: x is empty"),
         ("id,x\na,nan\n", "t.csv, line 2: x is empty"),
         ("id,x\na,NA\n", "t.csv, line 2: x is empty"),
-        ("id,x\n", "t.csv has a header and no rows"),
+        ("id,x\n", "t.csv has a header but no rows"),
         ("", "t.csv has no header: its first line names the columns"),
         ("id,x,x\na,1,2\n", "t.csv: the header names 'x' twice"),
         (",id,x\n0,a,1\n", "t.csv: column 1 of the header has no name"),
-        ('id,x\na,"1"2\n', "t.csv, line 2: ',' expected after '\"', this is not CSV"),
+        ('id,x\na,"1"2\n', "t.csv, line 2 is not valid CSV: ',' expected after '\"'"),
         (b"id,x\na,\xff\n", "t.csv is not UTF-8 text"),
         (b"\xff\xfei\0d\0", "t.csv is not UTF-8 text"),
     ],
@@ -342,9 +342,7 @@ def test_files_of_held_out_examples() -> None:
     Path("bank-test.csv").write_text("\n".join([first, *others, row]) + "\n")
     known = re.escape(repr(str(tables["bank"]["client"][0])))
     line = len(others) + 2
-    sentence = (
-        rf"^bank-test\.csv, line {line}: the id {known} is in bank\.csv too, and what is held"
-    )
+    sentence = rf"^bank-test\.csv, line {line}: the id {known} is also in bank\.csv, but held-out"
     with pytest.raises(DataInvalid, match=sentence):
         task_of(files, test_fraction=None).owned("bank", "test")
 
@@ -366,7 +364,9 @@ def test_a_party_reads_its_own_table_alone_and_agrees_on_the_rest() -> None:
     narrow = job_of(files={"bank": FILES["bank"]}, width=4)
     told = next(differences(narrow.agreed(), leader.agreed()))
     assert told == ("task.tables.width", "4", "32")
-    with pytest.raises(JobError, match=r"^task\.tables\.files\.lead\.path is missing: the file of"):
+    with pytest.raises(
+        JobError, match=r"^task\.tables\.files\.lead\.path is missing: set it to the file of"
+    ):
         make_split(job, task)
 
 
@@ -418,17 +418,23 @@ def test_a_category_that_is_not_text_is_one_sentence() -> None:
     ("data", "sentence"),
     [
         ({"leader": "the boss"}, "task.tables.leader: 'the boss' is not a name: a letter or _"),
-        ({"owners": ["lead"]}, "task.tables.owners = ['lead'] is not a list of parties, none twic"),
+        ({"owners": ["lead"]}, "task.tables.owners = ['lead'] is invalid: list distinct parties,"),
         ({"owners": ["lead", "bank", "bank"]}, "task.tables.owners = ['lead', 'bank', 'bank'] is "),
         ({"bnak": {}}, "task.tables.files.bnak belongs to no party; the parties are lead, bank"),
-        ({"lead": {"label": None}}, "task.tables.files.lead.label is missing: the column with the"),
-        ({"bank": {"label": "x"}}, "task.tables.files.bank.label = 'x' belongs to the leader, le"),
-        ({"bank": {"class_weights": {"a": 2.0}}}, "task.tables.files.bank.class_weights belongs "),
+        (
+            {"lead": {"label": None}},
+            "task.tables.files.lead.label is missing: set it to the column",
+        ),
+        ({"bank": {"label": "x"}}, "task.tables.files.bank.label = 'x' is only for the leader, le"),
+        ({"bank": {"class_weights": {"a": 2.0}}}, "task.tables.files.bank.class_weights is only "),
         ({"classes": None, "lead": {"class_weights": {"a": 2.0}}}, "task.tables.files.lead.class_"),
-        ({"lead": {"label": "id"}}, "task.tables.files.lead.label = 'id' is the column of ids"),
+        (
+            {"lead": {"label": "id"}},
+            "task.tables.files.lead.label = 'id' is also the column of ids",
+        ),
         ({"bank": {"test": "x"}}, "task.tables.files.bank.test = 'x' needs task.tables.test_fract"),
         ({"test_fraction": None}, "task.tables.files.lead.test is missing: with task.tables.test_"),
-        ({"lead": {"features": ["age"]}}, "task.tables.files.lead.without = ['owes'] goes with fe"),
+        ({"lead": {"features": ["age"]}}, "task.tables.files.lead.without = ['owes'] is only for "),
         ({"bank": {"features": ["a", "a"]}}, "task.tables.files.bank.features = ['a', 'a'] names "),
         ({"bank": {"features": ["client"]}}, "task.tables.files.bank.features names 'client', the"),
     ],
@@ -460,7 +466,7 @@ def changed(data: dict[str, Any]) -> Tables:
         ({"bank": {"features": ["income"]}}, "task.tables.files.bank.categories.city is not one o"),
         ({"bank": {"without": ["income", "city"], "categories": {}}}, "bank.csv has no features: "),
         ({"bank": {"path": "x.csv"}}, "x.csv cannot be read: No such file or directory"),
-        ({"classes": 3}, "lead.csv: rich holds 2 classes, 'no', 'yes', in the training rows, and "),
+        ({"classes": 3}, "lead.csv: rich has 2 classes, 'no', 'yes', in the training rows, but "),
         ({"classes": None}, "lead.csv, line 2: rich = '"),
         ({"test_fraction": 1e-9}, "task.tables.test_fraction = 1e-09 holds out 0 of the 58 exam"),
         ({"test_fraction": 0.999999}, "task.tables.test_fraction = 0.999999 holds out 58 of the 5"),
@@ -478,12 +484,12 @@ def test_what_a_table_cannot_be_is_one_sentence(data: dict[str, Any], sentence: 
 @pytest.mark.parametrize(
     ("column", "values", "sentence"),
     [
-        ("rich", ["yes"] * 58, "lead.csv: rich holds one class only, 'yes', in the training rows"),
+        ("rich", ["yes"] * 58, "lead.csv: rich has one class only, 'yes', in the training rows"),
         ("rich", ["", *["yes", "no"] * 28, "no"], "lead.csv, line 2: rich is empty"),
-        ("rich", ["9" * 5000] * 58, "lead.csv: rich holds one class only, '999"),
-        ("age", [4] * 58, "lead.csv: age is 4 in every training row, which tells nothing; `witho"),
+        ("rich", ["9" * 5000] * 58, "lead.csv: rich has one class only, '999"),
+        ("age", [4] * 58, "lead.csv: age is 4 in every training row, so nothing can be learnt"),
         ("age", [""] * 58, "lead.csv: age is empty in every training row"),
-        ("age", [1e308, -1e308] * 29, "lead.csv: age holds numbers that cannot be scaled"),
+        ("age", [1e308, -1e308] * 29, "lead.csv: age has numbers that cannot be scaled"),
     ],
 )
 def test_columns_that_cannot_be_trained_on(column: str, values: list[Any], sentence: str) -> None:
@@ -497,7 +503,11 @@ def test_columns_that_cannot_be_trained_on(column: str, values: list[Any], sente
 @pytest.mark.parametrize(
     ("column", "value", "sentence"),
     [
-        ("rich", "maybe", r"lead\.csv, line \d+: rich = 'maybe' is a class of no training row$"),
+        (
+            "rich",
+            "maybe",
+            r"lead\.csv, line \d+: rich = 'maybe' is a class that no training row has$",
+        ),
         ("age", 1e80, r"lead\.csv, line \d+: age = 1e\+80 is too far from the training rows' num"),
     ],
 )
@@ -528,10 +538,12 @@ def test_a_run_learns_and_its_encodings_are_read_again() -> None:
     encoding = json.loads(before)
     encoding["columns"]["income"]["scale"]["mean"] += 0.5
     kept.write_text(json.dumps(encoding))
-    with pytest.raises(RunFolderError, match="was made with another job, model or other data"):
+    with pytest.raises(RunFolderError, match="was made with another job, model or data"):
         evaluate("run")
     kept.write_bytes(before[:-9])
-    with pytest.raises(DataInvalid, match=r"table-bank\.json is damaged: it is no encoding of a"):
+    with pytest.raises(
+        DataInvalid, match=r"table-bank\.json is damaged: it is not an encoding of a"
+    ):
         evaluate("run")
     kept.write_bytes(before)
     for name, key, value in (
@@ -541,12 +553,16 @@ def test_a_run_learns_and_its_encodings_are_read_again() -> None:
         encoding = json.loads(before)
         encoding["columns"][name][key] = value
         kept.write_text(json.dumps(encoding))
-        with pytest.raises(DataInvalid, match=r"table-bank\.json is damaged: it is no encoding of"):
+        with pytest.raises(
+            DataInvalid, match=r"table-bank\.json is damaged: it is not an encoding of"
+        ):
             evaluate("run")
     kept.write_bytes(before)
     columns = two_tables()["bank"]
     write_table("bank.csv", {**columns, "more": columns["income"]})
-    with pytest.raises(DataInvalid, match=r"bank\.csv has other features than when this run began"):
+    with pytest.raises(
+        DataInvalid, match=r"bank\.csv does not have the features with which this run"
+    ):
         evaluate("run")
 
 
@@ -576,7 +592,7 @@ def test_predictions_name_the_ids_and_the_files_classes() -> None:
         each = {name: float(row[f"probability of {name}"]) for name in ("no", "yes")}
         assert sum(each.values()) == pytest.approx(1, abs=1e-5)
         assert float(row["probability"]) == each[row["prediction"]]
-    with pytest.raises(RunFolderError, match=r"told\.csv is there already"):
+    with pytest.raises(RunFolderError, match=r"told\.csv already exists"):
         PredictionFile(Path("told.csv"))
     with pytest.raises(RunFolderError, match=r"away/told\.csv: there is no folder away"):
         PredictionFile(Path("away/told.csv"))
@@ -613,7 +629,9 @@ def test_class_weights_are_the_leaders_and_move_what_is_told() -> None:
         told[weight] = run.metrics[-1]["per_class"]["yes"]["recall"]
     assert told[0.02] == 0 < told[50.0] == 1
     other = {**FILES["lead"], "class_weights": {"maybe": 2.0}}
-    with pytest.raises(DataInvalid, match=r"class_weights\.maybe is none of the classes: 'no', "):
+    with pytest.raises(
+        DataInvalid, match=r"class_weights\.maybe is not a class; the classes are 'no', "
+    ):
         task_of({**FILES, "lead": other}).class_weights  # noqa: B018
 
 
@@ -634,11 +652,11 @@ def test_outputs_that_fit_no_line_are_refused_before_anything_is_sent(monkeypatc
     monkeypatch.setattr("vertical_parts.Bottoms.classes", None)
     monkeypatch.setattr("fedveil.vertical.party_run.PartyRun.predict", None)
     with pytest.raises(
-        InvalidValue, match=r"an output of shape \(3,\) fits no line of told\.csv: "
+        InvalidValue, match=r"outputs of shape \(3,\) do not fit the lines of told\.csv; "
     ):
         look("run", PredictionFile(Path("told.csv")).predict)
     assert not Path("told.csv").exists()
-    with pytest.raises(InvalidValue, match=r"--out told\.txt ends in neither \.csv nor \.npz"):
+    with pytest.raises(InvalidValue, match=r"--out told\.txt must end in \.csv or \.npz"):
         PredictionFile(Path("told.txt"))
 
 

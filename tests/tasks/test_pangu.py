@@ -113,7 +113,7 @@ def test_sizes_are_the_preset_s_where_nothing_else_is_said() -> None:
     assert Pangu().shape == PRESETS["tiny"]
     shape = Pangu(PanguSettings(preset="small", layers=3)).shape
     assert (shape.layers, shape.width) == (3, PRESETS["small"].width)
-    with pytest.raises(InvalidValue, match="vocabulary = 300 belongs to tokenizer: pairs"):
+    with pytest.raises(InvalidValue, match="vocabulary = 300 is for tokenizer: pairs"):
         Pangu(PanguSettings(tokenizer="bytes", vocabulary=300))
     with pytest.raises(InvalidValue, match="width = 30 is not a multiple of heads = 4"):
         Pangu(PanguSettings(width=30))
@@ -242,8 +242,10 @@ def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, 
     assert received == pytest.approx(2 * raw, rel=0.02)
     assert sent == pytest.approx((1 + 1 / 32 if protection else 2) * raw, rel=0.02)
     events = (tmp_path / "run" / "leader" / "events.log").read_text()
-    found = r"lets them be read: ([\d.]+)% of \d+ right, the most common token alone ([\d.]+)%, "
-    read = re.search(f"labels: what comes back to cloud for backbone {found}measured in", events)
+    found = r"reveal them: ([\d.]+)% of \d+ right, the most common token alone ([\d.]+)%, "
+    read = re.search(
+        f"labels: the gradients of backbone returned to cloud {found}measured in", events
+    )
     assert read is not None, events
     assert float(read[1]) > 90 > 3 * float(read[2])
     told = [str(figure) for figure in run.figures["leader"]]

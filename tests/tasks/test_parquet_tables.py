@@ -68,9 +68,9 @@ def test_ids_may_be_numbers_and_cells_may_lack() -> None:
         ({"id": ["a", "b"], "x": [1.0, float("inf")]}, "t.parquet, row 2: x = 'inf' is not a f"),
         ({"id": ["a", "b"], "x": ["1", "old"]}, "t.parquet, row 2: x = 'old' is not a finite num"),
         ({"id": ["a", None], "x": [1, 2]}, "t.parquet, row 2: id is empty"),
-        ({"id": ["a", "a"], "x": [1, 2]}, "t.parquet, row 2: the id 'a' is that of row 1 too, an"),
-        ({"id": [1.5, 2.5], "x": [1, 2]}, "t.parquet: id is of type double, and a text or a whol"),
-        ({"id": [1, 2], "x": [[1], [2]]}, "t.parquet: x is of type list<element: int64>, and a n"),
+        ({"id": ["a", "a"], "x": [1, 2]}, "t.parquet, row 2: the id 'a' is also in row 1, but ids"),
+        ({"id": [1.5, 2.5], "x": [1, 2]}, "t.parquet: id is of type double, but a text or a whol"),
+        ({"id": [1, 2], "x": [[1], [2]]}, "t.parquet: x is of type list<element: int64>, but a n"),
         ({"id": [1, 2], "y": [1, 2]}, "t.parquet has no column 'x', which the job names; its col"),
     ],
 )

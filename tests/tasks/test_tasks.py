@@ -329,11 +329,11 @@ def test_a_task_of_the_user_s_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        (lambda: Columns(np.array([1, 2, 1])), "the id 1 is there 2 times"),
+        (lambda: Columns(np.array([1, 2, 1])), "the id 1 occurs 2 times"),
         (lambda: Columns(np.array([1.5])), "ids has dtype float64"),
         (lambda: Columns(np.array([[1]])), r"ids has dtype int64 and shape \(1, 1\)"),
-        (lambda: Columns(np.arange(2), {"x": torch.ones(3)}), "x has 3 rows and ids has 2"),
-        (lambda: Columns(np.arange(2), labels=torch.ones(1)), "labels has 1 rows and ids has 2"),
+        (lambda: Columns(np.arange(2), {"x": torch.ones(3)}), "x has 3 rows, but ids has 2"),
+        (lambda: Columns(np.arange(2), labels=torch.ones(1)), "labels has 1 rows, but ids has 2"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(columns, sentence):

@@ -112,7 +112,9 @@ def test_an_evaluation_above_the_limit_is_refused_before_it_is_charged(tmp_path:
         _, figures = evaluate(tmp_path / "run")
         assert figures["bank"][-1].what == "an example in the run, sent 4 times", times
     for _ in range(2):
-        with pytest.raises(LimitReached, match=r"look 5 at the held-out examples would bring"):
+        with pytest.raises(
+            LimitReached, match=r"evaluation 5 of the held-out examples would bring"
+        ):
             evaluate(tmp_path / "run")
 
 

@@ -103,7 +103,7 @@ def test_an_id_is_sent_to_the_point_that_the_standard_says() -> None:
 @pytest.mark.parametrize("bad", [bytes(32), b"\xff" * 32, b"\x01" + bytes(31)])
 def test_what_is_no_point_or_the_unit_is_refused(bad: bytes) -> None:
     points = np.frombuffer(Blinding(Secure()).blinded(np.arange(2), "t").tobytes() + bad, np.uint8)
-    with pytest.raises(MessageInvalid, match="no point of the group"):
+    with pytest.raises(MessageInvalid, match="not a point of the group"):
         Blinding(Secure()).raised(points.reshape(-1, 32))
 
 
@@ -161,7 +161,7 @@ def answers(exchange: Exchange[Agreement], bank: Standing, change: Mapping[str, 
         ({"raised": lambda m: m["raised"][:-1]}, "field raised has the wrong length"),
         ({"blinded": lambda m: m["blinded"][:, :31]}, "field blinded has the wrong length"),
         ({"blinded": lambda m: b"bytes"}, "field blinded is missing or malformed"),
-        ({"blinded": lambda m: np.zeros((4, 32), np.uint8)}, "no point of the group"),
+        ({"blinded": lambda m: np.zeros((4, 32), np.uint8)}, "not a point of the group"),
         ({"blinded": lambda m: m["blinded"][[0, 1, 2, 0]]}, "bank has a train id twice"),
     ],
 )
@@ -232,5 +232,5 @@ def test_what_is_remembered_is_of_these_ids_and_whole() -> None:
     with pytest.raises(MessageInvalid, match="digest"):
         FoundExamples.from_bytes(raw[:-1] + bytes([raw[-1] ^ 1]), ids)
     wrong = FoundExamples(bytes(16), {"train": np.array([4]), "test": np.array([0])})
-    with pytest.raises(MessageInvalid, match="not some of the 4"):
+    with pytest.raises(MessageInvalid, match="not positions among the 4"):
         FoundExamples.from_bytes(wrong.to_bytes(ids), ids)

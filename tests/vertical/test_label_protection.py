@@ -152,11 +152,13 @@ def test_max_norm_hides_the_norm(tmp_path: Path) -> None:
     ("task", "has"),
     [
         ("mnist_halves", "10 classes"),
-        ({"name": "tabular", "tabular": {"table": "diabetes"}}, "others"),
+        ({"name": "tabular", "tabular": {"table": "diabetes"}}, "labels that are not classes"),
     ],
 )
 def test_marvell_is_for_two_classes(task: Any, has: str) -> None:
-    with pytest.raises(JobError, match=rf"marvell needs labels of two classes.*has {has}; max_"):
+    with pytest.raises(
+        JobError, match=rf"marvell needs labels of two classes.*has {has}; use max_norm"
+    ):
         train(VerticalJob(task=task, privacy=MARVELL))
 
 
@@ -173,7 +175,7 @@ def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
         ("bank_wide", wide), ("bank_deep", deep), ("bank_wide, bank_deep", both)
     ):  # fmt: skip
         assert sentence.startswith(
-            f"labels: what comes back to bank for {parts} lets them be read: 100.0% of 308 right "
+            f"labels: the gradients of {parts} returned to bank reveal them: 100.0% of 308 right "
             f"(the most common class alone 58.4%), 128 of 128 of the rarest class found, AUC 1.00 "
             f"by direction ("
         )
@@ -191,12 +193,12 @@ def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
 def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:
     projected, *watched = said(tmp_path, privacy=MARVELL)
     assert projected.startswith(
-        "labels: marvell with power 16 holds bank to an AUC of 0.67 from one step, if gradients"
+        "labels: marvell with power 16 limits bank to an AUC of 0.67 from one step, if gradients"
     )
     assert "in all 2 epochs" in projected
-    cuts = [sentence for sentence in watched if "what comes back" in sentence]
+    cuts = [sentence for sentence in watched if "labels: the gradients of" in sentence]
     assert len(cuts) == 9  # three groups of cuts: at the start, at the end, added up
-    hidden = [sentence for sentence in cuts if "nothing was read" in sentence]
+    hidden = [sentence for sentence in cuts if "no label was read" in sentence]
     assert len(hidden) >= 8
     for sentence in hidden:
         assert "is not excluded" in sentence
@@ -207,14 +209,14 @@ def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:
 def test_a_run_without_gradients_back_says_so(tmp_path: Path) -> None:
     privacy = {"embedding_dp": {"gradient": "none"}}
     assert said(tmp_path, privacy=privacy) == [
-        "labels: no gradient comes back to bank, which reads none"
+        "labels: no gradient is returned to bank, so it can read none"
     ]
 
 
 def test_numbers_are_followed_rather_than_read(tmp_path: Path) -> None:
     task = {"name": "tabular", "tabular": {"table": "diabetes", "wide": "linear"}}
     first, *_ = said(tmp_path, task=task)
-    assert "what comes back to bank for bank_wide follows them with a correlation of 0." in first
+    assert "the gradients of bank_wide returned to bank have a correlation of 0." in first
 
 
 def test_what_is_said_changes_nothing_and_is_said_again_where_a_run_goes_on(

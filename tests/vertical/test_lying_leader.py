@@ -81,7 +81,7 @@ def test_a_followers_log_says_what_the_leader_has_guessed() -> None:
 def test_a_resumed_run_keeps_its_name() -> None:
     """Under another name the honest leader could not resume it."""
     renamed = {"begin": lambda message: {**message, "run": bytes(16)}}
-    refused(renamed, "it resumes another run than bank holds", run=RUN)
+    refused(renamed, "it resumes another run than bank has", run=RUN)
     played({}, standing("bank", THEIRS, run=RUN), standing("lead", MINE))
 
 
@@ -119,7 +119,7 @@ def all_rows(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_more_examples_than_ids_that_were_brought_are_refused() -> None:
-    refused({"agreed": all_rows}, "claims 9 train examples, and has brought 5 ids")
+    refused({"agreed": all_rows}, "claims 9 train examples, but has brought 5 ids")
 
 
 def other_rows(message: dict[str, Any]) -> dict[str, Any]:
@@ -150,20 +150,20 @@ def without(*fields: str) -> Change:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (other_rows, "proof of the examples that both hold is wrong"),
-        (swapped_rows, "proof of the examples that both hold is wrong"),
+        (other_rows, "proof of the common examples is wrong"),
+        (swapped_rows, "proof of the common examples is wrong"),
         (shown_twice, "train examples whose ids it has not brought"),
         (never_raised, "train examples whose ids it has not brought"),
         (without("proof_train"), "field proof_train is missing"),
         (without("shown_train"), "field shown_train is missing"),
         (without("commitment"), "field commitment is missing"),
         (lambda m: {**m, "commitment": bytes(31)}, "commitment has 31 bytes"),
-        (lambda m: {**m, "commitment": bytes(32)}, "no point of the group"),
+        (lambda m: {**m, "commitment": bytes(32)}, "not a point of the group"),
         (lambda m: {**m, "proof_test": bytes(64)}, "proof"),
         (lambda m: {**m, "proof_test": bytes(9)}, "proof has 9 bytes"),
         (
             lambda m: {**m, "commitment": Blinding(Secure()).commitment},
-            "proof of the examples that both hold is wrong",
+            "proof of the common examples is wrong",
         ),
     ],
 )
@@ -203,10 +203,16 @@ def test_a_leader_without_ids_uses_none_unless_the_follower_says_so() -> None:
 
 
 def test_fewer_common_examples_than_the_follower_s_own_least_are_refused() -> None:
-    why = "3 train examples are held by all, fewer than bank's alignment.least_common = 4"
+    why = (
+        "only 3 train examples are common to all parties, fewer than bank's "
+        "alignment.least_common = 4"
+    )
     refused({}, why, least_common=4)
     one = replace(standing("lead", MINE), ids={"train": MINE, "test": np.array([8])})
-    why = "1 test examples are held by all, fewer than bank's alignment.least_common = 2"
+    why = (
+        "only 1 test examples are common to all parties, fewer than bank's "
+        "alignment.least_common = 2"
+    )
     with pytest.raises(ExchangeError, match=why):
         played({}, standing("bank", THEIRS, least_common=2), one)
     played({}, standing("bank", THEIRS, least_common=3), standing("lead", MINE))

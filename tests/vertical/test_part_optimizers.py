@@ -102,7 +102,7 @@ def test_from_what_was_kept_the_steps_are_the_same_again() -> None:
 
 def test_state_of_a_parameter_that_is_not_there_is_refused() -> None:
     party = parties_of(Own().split_model())["bank"]
-    with pytest.raises(InvalidValue, match="does not hold what the optimiser of left holds"):
+    with pytest.raises(InvalidValue, match="its optimiser state does not fit the part left"):
         party.restore(party.state() | {"left//7/square_avg": torch.zeros(1)})
 
 
@@ -113,7 +113,9 @@ def test_a_function_is_its_owners_affair_and_not_the_jobs() -> None:
     assert parts["right"]["optimizer"]["gradient_norm"] == 0.05
     task: Task = Own()
     assert make_split(VerticalJob(), task).by_name["top"].optimizer is slowing
-    with pytest.raises(JobError, match=r"left\.optimizer is a function of the task's: lr is set"):
+    with pytest.raises(
+        JobError, match=r"left\.optimizer is a function of the task, so lr cannot be set"
+    ):
         make_split(VerticalJob(optimizer={"lr": 0.1}), task)
 
 

@@ -224,7 +224,7 @@ def test_a_link_that_breaks_again_and_again_changes_nothing(parties: Any, tmp_pa
     for name in ("lead", "bank", "shop"):
         assert weights(apart.folder / name, name) == weights(tmp_path / "together", name)
     events = (apart.folder / "bank" / "bank" / "events.log").read_text()
-    assert "the link to lead was opened again" in events
+    assert "the link to lead was reopened" in events
     assert sessions["lead"].run.done == 10
 
 
@@ -256,13 +256,13 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
     for name in apart.sessions():
         assert weights(apart.folder / name, name) == weights(tmp_path / "together", name)
     assert [said for said in apart.said["lead"] if not said.startswith("labels: ")] == [
-        "bank has started again: back to the last step that all hold",
+        "bank has started again: back to the last step that all parties have saved",
         "train from step 4",
     ]
     guesses, *others = apart.said["shop"]
     assert guesses.startswith("lead has brought 70 ids in all")
     assert others == [
-        "the leader starts over: back to the last step that all hold",
+        "the leader starts over: back to the last step that all parties have saved",
         "train from step 4",
     ]
     assert apart.said["bank"] == ["train from step 4"]
@@ -357,7 +357,7 @@ def test_a_follower_with_another_job_is_refused_and_the_right_one_may_still_come
     apart.follow(job, "shop")
     apart.follow(job_of("bottoms", "batch_size=5"), "bank")
     wait_for(lambda: "bank" in apart.ends)
-    reason = "the job of bank is another one: batch_size = 5 where lead has 10"
+    reason = "the job of bank differs: batch_size = 5, but lead has 10"
     assert says(apart.ends["bank"], PeerRefused) == f"lead refuses: {reason}"
     assert apart.said["lead"] == [f"refused: {reason}"]
     assert not (apart.folder / "bank" / "job.yaml").exists(), "its folder can be used again"
@@ -382,7 +382,7 @@ def test_a_follower_with_another_model_is_refused(
     monkeypatch.setattr("vertical_apart.WIDTH", 9)
     apart.follow(job, "bank")
     ends = apart.end()
-    reason = "the model of bank is another one: left.output = [9] where lead has [8]"
+    reason = "the model of bank differs: left.output = [9], but lead has [8]"
     assert says(ends["bank"], PeerRefused) == f"lead refuses: {reason}"
     assert apart.said["lead"] == [f"refused: {reason}"]
     assert says(ends["lead"], LinkLost).startswith("bank was away for 3 seconds")
@@ -514,9 +514,9 @@ def test_a_follower_says_what_it_is_here_for(parties: Any) -> None:
     apart.follow(job, "shop")
     apart.follow(job, "bank", looks=True)
     ends = apart.end()
-    assert says(ends["bank"], ExchangeError) == "bank is here to serve, and lead to train"
+    assert says(ends["bank"], ExchangeError) == "bank was started to serve, but lead to train"
     assert says(ends["lead"], LinkLost) == (
-        "bank has ended: bank is here to serve, and lead to train"
+        "bank has ended: bank was started to serve, but lead to train"
     )
 
 
@@ -545,21 +545,21 @@ def test_a_machine_keeps_to_its_examples_and_draws_from_the_operating_system(
         assert isinstance(run.setting.entropy, Secure)
         assert machine._run_for(replace(agreed, step=4), None) is run
         others = {**rows, "train": rows["train"][::-1].copy()}
-        with pytest.raises(RunFolderError, match="are others than when this run began"):
+        with pytest.raises(RunFolderError, match="are not those with which this run began"):
             machine._run_for(replace(agreed, examples=FoundExamples(bytes(16), others)), None)
 
 
 def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_path: Path) -> None:
     job = job_of()
     train(job, tmp_path / "apart" / "bank")
-    with pytest.raises(RunFolderError, match=r"all parties were in one process: .*vertical run"):
+    with pytest.raises(RunFolderError, match=r"all parties in one process: .*vertical run"):
         parties().follow(job, "bank", port=1)
 
 
 def test_a_folder_without_the_party(parties: Any, tmp_path: Path) -> None:
     job = job_of("u_shape")
     train(job, tmp_path / "apart" / "shop")
-    with pytest.raises(RunFolderError, match="holds no party shop"):
+    with pytest.raises(RunFolderError, match="has no folder of the party shop"):
         parties().follow(job, "shop", port=1)
 
 

@@ -35,8 +35,9 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     )
     assert code == 0
     assert err.splitlines()[:2] == [
-        "first weights are drawn from the job's seed, which all parties know: for simulation only",
-        "The embedding is protected by EmbeddingDP with one bit a value and no noise.",
+        "initial weights are drawn from the job's seed, which all parties know: for simulation "
+        "only",
+        "The embedding is protected by EmbeddingDP with one bit for each value and no noise.",
     ]
     assert all(sentence.startswith("labels: ") for sentence in err.splitlines()[2:])
     lines = out.splitlines()
@@ -57,7 +58,7 @@ def test_run_evaluate_predict_and_resume(vertical: Command, tmp_path: Path) -> N
     assert told["outputs"].shape == (20, 3)
     assert vertical("predict", "made", "--out", "told.npz")[::2] == (
         1,
-        "error: told.npz is there already: nothing is overwritten\n",
+        "error: told.npz already exists; it is not overwritten\n",
     )
 
     code, out, _ = vertical("run", "--resume", "made")

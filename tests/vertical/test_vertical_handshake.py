@@ -59,7 +59,7 @@ def test_they_go_on_from_the_last_step_that_all_hold() -> None:
         standing("shop", steps=(0, 100), run=RUN),
     )
     assert {agreement.step for agreement in agreed.values()} == {100}
-    with pytest.raises(ExchangeError, match="no step that all parties hold"):
+    with pytest.raises(ExchangeError, match="no saved step in common"):
         agree(standing("lead", steps=(200,)), standing("bank", steps=(100,), run=RUN))
 
 
@@ -76,7 +76,7 @@ def test_the_leaders_order_rules_and_what_somebody_lacks_is_left_out_of_all(
     held = {"lead": mine, "bank": banks, "shop": shops}
     parties = [standing(name, ids, align_by=by) for name, ids in held.items()]
     if not common:
-        with pytest.raises(ExchangeError, match="no example is held by all"):
+        with pytest.raises(ExchangeError, match="no example is common to all"):
             agree(*parties)
         return
     agreed = agree(*parties)
@@ -118,11 +118,11 @@ def test_what_is_missing_is_reported_to_both(by: str) -> None:
     lead, bank = standing("lead", range(10), align_by=by), standing("bank", [3, 1, 99, 7])
     agreed = agree(lead, replace(bank, align_by=by))
     assert agreed["lead"].notes == (
-        "train: bank lacks 7 of the 10 examples of lead and has 1 others; the 3 that all hold are "
-        "used, and no others",
+        "train: bank lacks 7 of the 10 examples of lead and has 1 others; only the 3 that all "
+        "parties have are used",
     )
     assert left_out(agreed["bank"]) == [
-        "train: 3 of 4 examples are held by all parties, and no others are used"
+        "train: only the 3 of 4 examples that all parties have are used"
     ]
 
 
@@ -130,7 +130,7 @@ def test_texts_are_ids_too_and_never_equal_a_number() -> None:
     names = np.array(["ana", "bo", "ça"])
     agreed = agree(standing("lead", names), standing("bank", names[::-1]))
     assert agreed["bank"].examples.positions["train"].tolist() == [2, 1, 0]
-    with pytest.raises(ExchangeError, match="no example is held by all"):
+    with pytest.raises(ExchangeError, match="no example is common to all"):
         agree(standing("lead", ["1", "2", "3", "4"]), standing("bank", [1, 2, 3, 4]))
 
 
@@ -198,29 +198,29 @@ def changed_parts(**changes: Any) -> dict[str, Any]:
     [
         (
             standing("bank", job={**JOB, "batch_size": 64}),
-            "the job of bank is another one: batch_size = 64 where lead has 32",
+            "the job of bank differs: batch_size = 64, but lead has 32",
         ),
         (
             standing("bank", job={**JOB, "privacy": {"embedding_dp": None}}),
-            "the job of bank is another one: privacy.embedding_dp = null where lead has "
+            "the job of bank differs: privacy.embedding_dp = null, but lead has "
             "{'eps': 5.0}",
         ),
         (
             standing("bank", job={**JOB, "more": 1}),
-            "the job of bank is another one: more = 1 where lead has nothing",
+            "the job of bank differs: more = 1, but lead has nothing",
         ),
         (
             standing("bank", parts=changed_parts(output=[16])),
-            "the model of bank is another one: left.output = [16] where lead has [8]",
+            "the model of bank differs: left.output = [16], but lead has [8]",
         ),
         (
             standing("bank", parts={**PARTS, "order": ["right", "left", "top"]}),
-            "the model of bank is another one: order = ['right', 'left', 'top'] where lead has "
+            "the model of bank differs: order = ['right', 'left', 'top'], but lead has "
             "['left', 'right', 'top']",
         ),
         (
             standing("bank", run=b"another run of it"[:16]),
-            "bank goes on with another run than lead: start all parties with --resume and the "
+            "bank resumes another run than lead: start all parties with --resume and the "
             "folders of one run, or all without",
         ),
     ],
@@ -235,9 +235,9 @@ def test_a_follower_that_does_not_fit_is_refused_in_one_sentence(
 
 
 def test_a_follower_with_nothing_of_a_run_that_is_under_way() -> None:
-    with pytest.raises(Unfit, match="bank has nothing of this run, which is at step 200"):
+    with pytest.raises(Unfit, match="bank does not have this run, which is at step 200"):
         agree(standing("lead", steps=(100, 200)), standing("bank"))
-    with pytest.raises(Unfit, match="bank has nothing of this run"):
+    with pytest.raises(Unfit, match="bank does not have this run"):
         agree(standing("lead"), standing("bank"), purpose="evaluate")
 
 
@@ -279,7 +279,7 @@ def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
     exchange = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
     next(exchange)
     next(exchange)
-    with pytest.raises(Unfit, match=r"bank (does not apply as a follower does|has a train id)"):
+    with pytest.raises(Unfit, match=r"bank (sent an invalid application|has a train id)"):
         exchange.send(applications(**changes))
 
 
@@ -303,15 +303,21 @@ GOOD = {
 @pytest.mark.parametrize(
     ("agreed", "why"),
     [
-        ({**GOOD, "step": 5}, "step 5, which bank does not hold"),
-        ({**GOOD, "rows_train": np.array([0, 0])}, "train rows are not some of the 4"),
-        ({**GOOD, "rows_train": np.array([4])}, "train rows are not some of the 4"),
-        ({**GOOD, "rows_test": np.array([-1])}, "test rows are not some of the 2"),
-        ({**GOOD, "rows_test": np.array([0.0])}, "not a row of positions"),
-        ({**GOOD, "rows_test": np.empty(0, np.int64)}, "not a row of positions"),
+        ({**GOOD, "step": 5}, "step 5, which bank has not saved"),
+        (
+            {**GOOD, "rows_train": np.array([0, 0])},
+            "train rows are not distinct positions among the 4",
+        ),
+        (
+            {**GOOD, "rows_train": np.array([4])},
+            "train rows are not distinct positions among the 4",
+        ),
+        ({**GOOD, "rows_test": np.array([-1])}, "test rows are not distinct positions among the 2"),
+        ({**GOOD, "rows_test": np.array([0.0])}, "not an array of positions"),
+        ({**GOOD, "rows_test": np.empty(0, np.int64)}, "not an array of positions"),
         ({"kind": "tensor"}, "'tensor' where 'agreed' or 'begin' was due"),
         ({"kind": "agreed"}, "step is missing"),
-        ({**GOOD, "examples": b"short"}, "named in 5 bytes"),
+        ({**GOOD, "examples": b"short"}, "a name of 5 bytes"),
         ({**GOOD, "kind": "blinded"}, "'blinded' where 'agreed' or 'begin' was due"),
     ],
 )
@@ -327,11 +333,12 @@ def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], w
 @pytest.mark.parametrize(
     ("begin", "why"),
     [
-        (begun(align_by="digests"), "aligns by 'digests' where this job has 'intersection'"),
-        (begun(align_by="intersection", ids_test=-1), "its ids are fewer than none"),
+        (begun(align_by="digests"), "aligns by 'digests', but this job by 'intersection'"),
+        (begun(align_by="intersection", ids_test=-1), "its number of ids is negative"),
         (
             begun(align_by="intersection", ids_train=11),
-            "it brings 13 ids, each of which it learns whether bank has: alignment.most_ids = 10",
+            "it brings 13 ids, and would learn of each whether bank has it, but "
+            "alignment.most_ids = 10",
         ),
     ],
 )
@@ -350,7 +357,8 @@ def test_a_leader_takes_so_many_ids_and_no_more() -> None:
         with pytest.raises(Unfit) as error:
             agree(lead, standing("bank", range(11), align_by=by))
         assert str(error.value) == (
-            "bank brings 13 ids, each of which it learns whether lead has: alignment.most_ids = 12"
+            "bank brings 13 ids, and would learn of each whether lead has it, but "
+            "alignment.most_ids = 12"
         )
 
 
@@ -377,11 +385,13 @@ def test_a_leader_that_begins_again_with_other_guesses_is_stopped() -> None:
 
     with pytest.raises(ExchangeError) as error:
         drive_together({"lead": guessing(), "bank": handshake.follow(bank, "lead")}, encoded=True)
-    assert "brings 21 ids, each of which it learns whether bank has: alignment.most_" in str(error)
+    assert "brings 21 ids, and would learn of each whether bank has it, but alignment.most_" in str(
+        error
+    )
     assert len(found) == 2
     lead = standing("lead", most_ids=10)
     assert agree(lead, standing("bank", range(6)))["lead"].notes
-    with pytest.raises(Unfit, match=r"^bank brings 16 ids, each of which it learns whether lead"):
+    with pytest.raises(Unfit, match=r"^bank brings 16 ids, and would learn of each whether lead"):
         agree(lead, standing("bank", range(2, 8)))
 
 

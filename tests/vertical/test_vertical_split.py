@@ -104,40 +104,40 @@ def test_a_frozen_part_gives_the_gradient_on_to_one_that_trains() -> None:
 
 
 REFUSED: dict[str, Callable[[], object]] = {
-    "a split model has at least one part, and this one has none": list,
+    "a split model needs at least one part; this one has none": list,
     "the part 'l.r' is not a name: a letter": lambda: [part("l.r", "bank", "data.x"), TOP],
     "the owner of the part left, 'a b' is not a name": lambda: [part("left", "a b", "data.x")],
-    "the part left is there twice": lambda: [LEFT, LEFT, TOP],
-    "the part top has no inputs: at least one is needed": lambda: [part("top", "lead")],
+    "the part left occurs twice": lambda: [LEFT, LEFT, TOP],
+    "the part top has no inputs; at least one is needed": lambda: [part("top", "lead")],
     "the part top reads 'left', which is neither data.COLUMN nor an earlier part (none)": (
         lambda: [TOP]
     ),
     "the part top reads 'data.', which is neither": lambda: [part("top", "lead", "data.")],
     "the part top reads 'left' twice": lambda: [LEFT, part("top", "lead", "left", "left")],
-    "the part right gives to no later part; only the last, top, may": (
+    "no later part reads the part right; this is allowed only for the last, top": (
         lambda: [LEFT, RIGHT, part("top", "lead", "left")]
     ),
     "the last part, left, belongs to bank: its owner must be the leader, lead": lambda: [LEFT],
-    "the part left of bank gives to right of shop: a crossing has the leader, lead, at one end": (
+    "the part left of bank is read by right of shop: one of the two parties must be the": (
         lambda: [LEFT, part("right", "shop", "left"), part("top", "lead", "right")]
     ),
-    "the privacy of the part own protects nothing: what it gives stays with lead": (
+    "the privacy of the part own protects nothing: its output stays with lead": (
         lambda: [
             part("own", "lead", "data.x", privacy=EmbeddingPrivacy()),
             part("top", "lead", "own"),
         ]
     ),
-    "embedding_dp.reuse of the part left needs weights that stay as they are": (
+    "embedding_dp.reuse of the part left needs weights, its own and those of earlier parts": (
         lambda: [
             part("left", "bank", "data.x", privacy=EmbeddingPrivacy(1.0, reuse=True)),
             part("more", "bank", "left"),
             part("top", "lead", "left", "more"),
         ]
     ),
-    "the part left has dtype 'float16', only float32, bfloat16 can cross": (
+    "the part left has dtype 'float16'; only float32, bfloat16 can be sent": (
         lambda: [part("left", "bank", "data.x", dtype="float16"), part("top", "lead", "left")]
     ),
-    "the part left has dtype bfloat16: under embedding_dp it is float32": (
+    "the part left has dtype bfloat16; under embedding_dp it must be float32": (
         lambda: [
             part("left", "bank", "data.x", dtype="bfloat16", privacy=EmbeddingPrivacy()),
             part("top", "lead", "left"),

@@ -483,7 +483,7 @@ def test_who_sent_what_overflows_is_named_by_who_computed_with_it() -> None:
     steps = {n: _with_changes(n, p.step(1, held[n]), spoiled) for n, p in parties.items()}
     with pytest.raises(
         ExchangeError,
-        match=r"^the output of backbone of bank has NaN or infinity in it, computed from embedding "
+        match=r"^the output of backbone of bank contains NaN or infinity, computed from embedding "
         r"of lead$",
     ):
         drive_together(steps)
@@ -538,7 +538,9 @@ def test_gradients_that_break_a_part_are_answered_under_embedding_dp_as_any_othe
         except ExchangeError as error:
             outcomes[privacy.eps] = str(error)[:30]
     assert outcomes == {3.0: "a report", None: "the part left of bank failed: "}
-    assert re.fullmatch(r"\d+ of 11 examples are reported as zeros: what left gives .*", notes[0])
+    assert re.fullmatch(
+        r"\d+ of 11 examples are reported as zeros: the output of left .*", notes[0]
+    )
 
 
 def test_zeros_stand_for_the_examples_alone_whose_values_are_no_numbers() -> None:
@@ -551,15 +553,16 @@ def test_zeros_stand_for_the_examples_alone_whose_values_are_no_numbers() -> Non
     notes: list[str] = []
     report = Reports(Seeded(5), note=notes.append)(crossing, values, occasion)
     assert EmbeddingDP.unpack(report, (3, 8)).tolist() == [[1.0] * 8, [0.0] * 8, [1.0] * 8]
-    assert notes == [
-        "1 of 3 examples are reported as zeros: what left gives for them is not a number"
-    ]
-    assert np.isnan(values[1, 5]), "what the part goes on with is as it was"
+    assert notes == ["1 of 3 examples are reported as zeros: the output of left for them is NaN"]
+    assert np.isnan(values[1, 5]), "the part's own values are unchanged"
 
 
 @pytest.mark.parametrize(
     ("output", "sentence"),
-    [((9,), "it gives (11, 8) where its shape is to be (11, 9)"), ((), "is to be (11,)")],
+    [
+        ((9,), "it returned (11, 8), not a tensor of shape (11, 9)"),
+        ((), "not a tensor of shape (11,)"),
+    ],
 )
 def test_a_part_that_gives_another_shape_than_it_states(
     output: tuple[int, ...], sentence: str
@@ -676,7 +679,7 @@ def test_who_may_be_a_party() -> None:
     split = split_of("bottoms", SGD)
     with pytest.raises(InvalidValue, match="name = 'eve' is not one of lead, bank, shop"):
         Party("eve", split)
-    with pytest.raises(InvalidValue, match="loss is the leader's alone"):
+    with pytest.raises(InvalidValue, match="loss must be given to the leader"):
         Party("bank", split, loss=nn.functional.cross_entropy)
     with pytest.raises(InvalidValue, match="in_flight = 0 is outside"):
         Party("bank", split, in_flight=0)

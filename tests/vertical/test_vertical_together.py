@@ -151,7 +151,7 @@ def test_evaluation_and_prediction_go_through_the_same_crossings(whole: Vertical
 def test_examples_that_not_all_hold_are_left_out_and_noted(tmp_path: Path) -> None:
     run = train(job(task="vertical_parts:ragged", epochs=1), tmp_path / "run")
     notes = (run.folder / "bank" / "events.log").read_text()
-    assert "10 of 50 train examples of bank are left out: not all parties hold them" in notes
+    assert "10 of 50 train examples of bank are left out: not all parties have them" in notes
     assert run.metrics[0]["steps"] == 5
 
 
@@ -225,7 +225,7 @@ def test_parties_go_back_to_the_last_step_that_all_hold(whole: VerticalRun) -> N
     for party in ("lead", "shop"):
         (folder / party / "checkpoint" / "000000015").unlink()
     (folder / "bank" / "checkpoint" / "000000018").unlink()
-    with pytest.raises(RunFolderError, match="has no step that all parties hold"):
+    with pytest.raises(RunFolderError, match="has no step that all parties have saved"):
         resume(folder)
     assert run.folder == folder
 
@@ -262,7 +262,7 @@ def test_another_model_or_other_data_are_refused(
     folder = _new()
     train(job(epochs=1), folder)
     monkeypatch.setattr(vertical_parts.Bottoms, subset, count)
-    with pytest.raises(RunFolderError, match="another job, model or other data"):
+    with pytest.raises(RunFolderError, match="another job, model or data"):
         resume(folder)
 
 
@@ -283,7 +283,7 @@ def test_an_error_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ExchangeError) as caught:
         train(job(), _new())
-    assert "goes on from the last step that all hold" in caught.value.__notes__[0]
+    assert "from the last step that all parties have saved" in caught.value.__notes__[0]
 
 
 def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(
@@ -326,7 +326,9 @@ def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatc
     party = str(caught.value).split()[4]
     assert party == "bank"
     run = resume(folder)
-    told = "epsilon inf at delta 0 (none) for that a part failed, which the others were told"
+    told = (
+        "epsilon inf at delta 0 (none) for the failure of a part, which the other parties were told"
+    )
     for name, lines in run.figures.items():
         assert [str(each) for each in lines].count(told) == (name == party)
 
@@ -429,12 +431,15 @@ def test_a_run_opens_with_what_protects_it() -> None:
     privacy: dict[str, object] = {"embedding_dp": {"eps": 5}}
     train(job(privacy=privacy, epochs=1), _new(), say=heard.append)
     assert heard[:2] == [
-        "first weights are drawn from the job's seed, which all parties know: for simulation only",
+        "initial weights are drawn from the job's seed, which all parties know: for simulation "
+        "only",
         "The embedding is protected by EmbeddingDP with eps 5.000000.",
     ]
     heard.clear()
     run = train(job(privacy={"embedding_dp": {}}, epochs=1), _new("bit"), say=heard.append)
-    quantised = "The embedding is protected by EmbeddingDP with one bit a value and no noise."
+    quantised = (
+        "The embedding is protected by EmbeddingDP with one bit for each value and no noise."
+    )
     assert quantised in heard
     assert quantised in (run.folder / "bank" / "events.log").read_text("utf-8")
     assert quantised not in (run.folder / "lead" / "events.log").read_text("utf-8")
@@ -553,13 +558,19 @@ def test_drawn_labels_are_what_is_trained_on(trained_on: list[Any]) -> None:
     ("changes", "sentence"),
     [
         ({"parts": {"left": {}, "top": {}}}, "the part top reads 'right', which is neither"),
-        ({"parts": {"new": {}}}, "parts.new.owner is missing: the task has no part of that name"),
+        (
+            {"parts": {"new": {}}},
+            "parts.new.owner is missing, and the task has no part of that name",
+        ),
         ({"parts": {"left": {"owner": "eve"}, "right": {}, "top": {}}}, "parts.left.owner = eve"),
         (
             {"parts": {"left": {"module": "nowhere:f"}, "right": {}, "top": {}}},
             "parts.left.module = 'nowhere:f': there is no module nowhere, neither",
         ),
-        ({"parts": {"left": {"inputs": ["data.y"]}, "right": {}, "top": {}}}, "the column y is"),
+        (
+            {"parts": {"left": {"inputs": ["data.y"]}, "right": {}, "top": {}}},
+            "a part reads the column y",
+        ),
         (
             {"task": "vertical_parts:u_shape", "optimizer": {"momentum": 0.9}},
             "parts.embedding.optimizer.momentum = 0.9 belongs to sgd; under adam only 0 is",
@@ -621,8 +632,8 @@ def test_align_takes_the_leaders_order_and_what_all_hold() -> None:
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        ({"lead": [], "bank": []}, "no party holds any example"),
-        ({"lead": [1], "bank": [2]}, "no example is held by all of lead, bank"),
+        ({"lead": [], "bank": []}, "no party has any example"),
+        ({"lead": [1], "bank": [2]}, "no example is common to all of lead, bank"),
         ({"lead": [1], "bank": ["1"]}, "some parties' ids are texts"),
     ],
 )

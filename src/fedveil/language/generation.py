@@ -147,7 +147,9 @@ def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | No
 
 def _text_task(task: Task) -> TextTask:
     if assists_of(task).get(GENERATE) is not assist:
-        raise InvalidValue("a text is continued by a run of the task pangu, this is another task's")
+        raise InvalidValue(
+            "only a run of the task pangu can continue a text, and this run has another task"
+        )
     return cast(TextTask, task)
 
 
@@ -272,7 +274,7 @@ def _asked(
         number, start = take(request, "step", int), take(request, "start", int)
         length = take(request, "length", int)
     except MessageInvalid as error:
-        raise ExchangeError(f"{leader} does not ask as a leader does: {error}") from None
+        raise ExchangeError(f"{leader} sent an invalid request: {error}") from None
     if request["kind"] != "extend" or number != step:
         raise ExchangeError(
             f"{leader} sent {request['kind']!r} of step {number} where 'extend' of step {step} "
@@ -280,8 +282,8 @@ def _asked(
         )
     if start not in (0, seen) or not 1 <= length <= context - start:
         raise ExchangeError(
-            f"{leader} asks for {length} positions from {start} on, where {seen} of {context} "
-            f"have been seen"
+            f"{leader} asks for {length} positions from {start}, but {seen} of {context} "
+            f"positions are cached"
         )
     return start, length
 
@@ -306,8 +308,8 @@ def _crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
     if len(split.parts) != 3 or len(split.crossings) != 2:
         names = ", ".join(part.name for part in split.parts)
         raise InvalidValue(
-            f"a text is continued by an embedding, another party's backbone and a head; the "
-            f"parts are {names}"
+            f"continuing a text needs an embedding, another party's backbone and a head, "
+            f"but the parts are {names}"
         )
     there, back = split.crossings
     return there, back
@@ -317,7 +319,7 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
     module = party.modules[part]
     if not isinstance(module, kind):
         raise InvalidValue(
-            f"a text is continued by {kind.__name__} as the part {part}, this one is "
+            f"continuing a text needs {kind.__name__} as the part {part}, but it is "
             f"{type(module).__name__}"
         )
     return module

@@ -53,7 +53,7 @@ def read(source: str | Path | None) -> list[bytes]:
             raise DataUnavailable(f"text = {str(source)!r} is neither a file nor a folder")
         files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not files:
-        raise DataUnavailable(f"text = {str(source)!r} holds no .txt file")
+        raise DataUnavailable(f"text = {str(source)!r} contains no .txt file")
     documents = []
     for file in files:
         with reading(file):
@@ -104,8 +104,8 @@ class PairTokenizer:
         self.vocabulary = integer("vocabulary", vocabulary, BYTE_TOKENS)
         if model.get_vocab_size() > vocabulary - 1:
             raise DataInvalid(
-                f"the tokenizer has {model.get_vocab_size()} tokens and the end of a document, "
-                f"vocabulary = {vocabulary} has no room for them"
+                f"the tokenizer has {model.get_vocab_size()} tokens and the end of a "
+                f"document, which do not fit in vocabulary = {vocabulary}"
             )
 
     @classmethod
@@ -132,7 +132,7 @@ class PairTokenizer:
         except MissingExtra:
             raise
         except Exception as error:  # the library raises Exception itself
-            raise DataInvalid(f"the file of a tokenizer cannot be read: {error}") from None
+            raise DataInvalid(f"the tokenizer's file cannot be read: {error}") from None
         return cls(model, vocabulary)
 
     def to_bytes(self) -> bytes:
@@ -200,7 +200,7 @@ def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
     count = (len(tokens) - 1) // context
     if count < 1:
         raise DataInvalid(
-            f"the text has {len(tokens)} tokens, at least {context + 1} are needed for one window"
+            f"the text has {len(tokens)} tokens, but one window needs at least {context + 1}"
         )
     used = count * context
     return tokens[:used].reshape(count, context), tokens[1 : used + 1].reshape(count, context)

@@ -136,7 +136,7 @@ def _shape(settings: PanguSettings) -> transformer.Shape:
     if settings.tokenizer == "bytes":
         if settings.vocabulary not in (None, text.BYTE_TOKENS):
             raise InvalidValue(
-                f"task.pangu.vocabulary = {settings.vocabulary} belongs to tokenizer: pairs; "
+                f"task.pangu.vocabulary = {settings.vocabulary} is for tokenizer: pairs; "
                 f"tokenizer: bytes has {text.BYTE_TOKENS} tokens"
             )
         own["vocabulary"] = text.BYTE_TOKENS

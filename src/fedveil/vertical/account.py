@@ -144,7 +144,7 @@ class Releases:
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         missing = [path for path in (counts, begun) if not path.exists()]
         if missing and done:
-            raise RunFolderError(f"{missing[0]} is missing: it says what was sent")
+            raise RunFolderError(f"{missing[0]} is missing: it records what was sent")
         if missing:
             return 0, 0, 0
         with intact(counts):
@@ -238,7 +238,9 @@ def opening(split: SplitModel, party: str) -> list[str]:
     """Return a party's first log lines, about EmbeddingDP, as MindSpore Federated words them."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
-        noise = "one bit a value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"
+        noise = (
+            "one bit for each value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"
+        )
         found.setdefault(noise, []).append(part.name)
     bare = [
         f"The output of {name} leaves {party} without protection."

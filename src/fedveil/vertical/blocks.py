@@ -38,7 +38,7 @@ class OptimizerSettings(Block):
     """How a part's parameters follow their gradients. null uses the task's value."""
 
     name: Literal["sgd", "adam", "adamw"] | None = Field(
-        None, description="torch's rule of that name"
+        None, description="the torch optimiser of that name"
     )
     lr: float | None = Field(None, gt=0, description="the learning rate")
     momentum: float | None = Field(None, ge=0, lt=1, description="momentum of `name: sgd`")
@@ -49,7 +49,7 @@ class OptimizerSettings(Block):
         None, ge=0, description="steps over which the learning rate rises linearly to `lr`"
     )
     gradient_norm: float | None = Field(
-        None, gt=0, description="each step's gradient of a part is shortened to that L2 norm"
+        None, gt=0, description="each step's gradient of a part is clipped to this L2 norm"
     )
 
 
@@ -57,23 +57,30 @@ class EmbeddingDPSettings(Block):
     """One bit for every value that is sent, randomised: 1/32 of the bytes."""
 
     eps: float | None = Field(
-        None, ge=0, description="eps/2 a bit, as in the source; 0: pure noise; null: no noise"
+        None,
+        ge=0,
+        description="each bit has eps/2, as in MindSpore Federated; 0: pure noise; null: no noise",
     )
     gradient: Literal["straight_through", "none"] = Field(
         "straight_through",
-        description="what comes back to the part: the gradient as if nothing was done, or none",
+        description="the gradient that is returned to the part: `straight_through` treats the "
+        "bits as the values, `none` returns none",
     )
     reuse: bool = Field(
         False,
-        description="send what was drawn for an example again, so that it pays once; the part "
-        "learns in the first epoch alone",
+        description="send an example's first report again in every epoch, so that it pays "
+        "once; the part learns in the first epoch only",
     )
 
 
 class LabelDPSettings(Block):
     """Randomised labels, drawn once for every example and then reused."""
 
-    eps: float = Field(1.0, ge=0, description="a label is kept with e^eps / (e^eps + classes - 1)")
+    eps: float = Field(
+        1.0,
+        ge=0,
+        description="a label stays unchanged with probability e^eps / (e^eps + classes - 1)",
+    )
 
 
 class LabelProtectionSettings(Block):
@@ -81,8 +88,9 @@ class LabelProtectionSettings(Block):
 
     name: Literal["marvell", "max_norm"] = Field(
         "marvell",
-        description="`marvell`: the least telling noise of its power, for two classes; `max_norm`: "
-        "all gradients are as long as the longest, on average",
+        description="`marvell`: the noise of its power that reveals least, for two classes; "
+        "`max_norm`: noise that makes all gradients as long as the longest, on "
+        "average",
     )
     power: float = Field(
         16.0,
@@ -96,7 +104,9 @@ class PrivacySettings(Block):
     """Protection of everything that a party sends."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
-        None, description="applied to what leaves a part that reads data"
+        None,
+        description="applied to outputs that are sent to another party and computed from the "
+        "sender's own data",
     )
     label_dp: LabelDPSettings | None = Field(
         None, description="applied to the leader's labels before the loss"
@@ -106,16 +116,17 @@ class PrivacySettings(Block):
     )
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",
-        description="what is drawn from in one process: a keystream from the job's seed, "
-        "repeatable and for simulation only; or the operating system's, always taken between "
-        "machines",
+        description="the randomness of a run in one process: `seeded` is repeatable and for "
+        "simulation only; `secure` is the operating system's. Runs between "
+        "machines always use `secure`",
     )
     max_epsilon: float | None = Field(
         None,
         gt=0,
-        description="the run, or serving its model, ends before a step or a look that would bring "
-        "an example of this party above it. It covers values that this party sends, and labels "
-        "under `label_dp`. Every party has its own number",
+        description="the run, or serving its model, ends before a step or an evaluation that "
+        "would bring an example of this party above this epsilon. It covers values "
+        "that this party sends, and labels under `label_dp`. Every party has its "
+        "own limit",
     )
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which epsilon is stated and limited"
@@ -126,7 +137,8 @@ class PartPrivacySettings(Block):
     """Protection of one part's output when it is sent to another party."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
-        None, description="in place of the job's `privacy.embedding_dp`; null: as it is"
+        None,
+        description="replaces the job's `privacy.embedding_dp` for this part; null: unprotected",
     )
 
 
@@ -135,40 +147,38 @@ class PartSettings(Block):
 
     owner: str | None = Field(None, description="the party that computes it")
     inputs: list[str] | None = Field(
-        None, description="what it reads: `data.COLUMN` of its owner, or earlier parts"
+        None, description="its inputs: `data.COLUMN` of its owner, or earlier parts"
     )
     output: list[Annotated[int, Field(ge=1)]] | None = Field(
-        None, description="the shape of what it gives for one example"
+        None, description="the shape of its output for one example"
     )
     module: Annotated[str, or_function()] | None = Field(
         None,
         description="a function of yours that is called with the seed and returns an nn.Module; "
         "only the owner needs to have it",
     )
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="the type of what it gives"
-    )
-    frozen: bool | None = Field(None, description="whether its parameters stay as they are")
+    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="the type of its output")
+    frozen: bool | None = Field(None, description="if true, its parameters are not trained")
     optimizer: OptimizerSettings = Field(
-        default_factory=OptimizerSettings, description="on top of the job's `optimizer`"
+        default_factory=OptimizerSettings, description="overrides the job's `optimizer`, key by key"
     )
     privacy: PartPrivacySettings | None = Field(
-        None, description="in place of the job's `privacy`, where its output leaves its owner"
+        None, description="replaces the job's `privacy` for this part's output"
     )
 
 
 class CompressionSettings(Block):
     """Quantises values to a few bits each, between the minimum and the maximum of their example."""
 
-    bits: int = Field(8, ge=1, le=8, description="of each value; float32 has 32")
+    bits: int = Field(8, ge=1, le=8, description="bits for each value; float32 has 32")
     forward: bool = Field(
-        True, description="whether outputs are compressed, where EmbeddingDP leaves more than a bit"
+        True, description="compress outputs, except those of EmbeddingDP, which have one bit"
     )
-    backward: bool = Field(True, description="whether the gradients that come back are")
+    backward: bool = Field(True, description="compress the gradients that are returned")
     error_feedback: bool = Field(
         False,
-        description="add to an example's values what was left out the last time; the sender keeps "
-        "a float of every value of every example",
+        description="add the rounding error of an example's last values to its next ones; the "
+        "sender stores a float for every value of every example",
     )
 
 
@@ -177,23 +187,25 @@ class AlignmentSettings(Block):
 
     by: Literal["intersection", "digests"] | None = Field(
         None,
-        description="`intersection`: ids are blinded, and nobody learns another's that it does not "
-        "hold itself; `digests`: in a moment, for ids that are no secret, since guessing undoes a "
-        "digest; null: `intersection`, but where the task numbers the examples by itself",
+        description="`intersection`: ids are blinded, and no party learns another's ids that "
+        "it does not have itself; `digests`: fast, for ids that are no secret, "
+        "since a digest can be undone by guessing; null: `digests` if the task "
+        "numbers the examples itself, else `intersection`",
     )
     most_ids: int | None = Field(
         None,
         ge=1,
-        description="the number of ids that this party accepts from another, over all attempts of "
-        "a run; the other learns of each whether this party has it. null: four times this party's "
-        "own ids. Every party has its own number",
+        description="the most ids that this party accepts from another, over all attempts of a "
+        "run; the other learns of each id whether this party has it. null: four "
+        "times the number of this party's own ids. Every party has its own limit",
     )
     least_common: int = Field(
         100,
         ge=0,
-        description="under `intersection`, the least number of training and of test examples that "
-        "all must hold for this party to take part; 0 also allows a leader without ids to use all "
-        "of them. Every party has its own number",
+        description="under `intersection`, the smallest number of training and of test "
+        "examples that all parties must have for this party to take part; 0 also "
+        "allows a leader without ids to use all of them. Every party has its own "
+        "limit",
     )
 
 
@@ -208,50 +220,51 @@ class CheckpointSettings(Block):
 class RecordSettings(Block):
     """Which figures are recorded, and who sees them."""
 
-    every_steps: int = Field(10, ge=1, description="a line after every N steps")
-    followers_see_loss: bool = Field(
-        True, description="whether the leader tells followers the loss of every step"
-    )
+    every_steps: int = Field(10, ge=1, description="write a record after every N steps")
+    followers_see_loss: bool = Field(True, description="send followers the loss of every step")
 
 
 class EvaluationSettings(Block):
     """Times of evaluations, which use the same messages and protection as training."""
 
     every_epochs: int | None = Field(
-        1, ge=1, description="after every N epochs, and after the last; null: never"
+        1, ge=1, description="evaluate after every N epochs, and after the last; null: never"
     )
 
 
 class VerticalFields(CheckedJob):
     """All keys of a vertical job. `VerticalJob` adds the rules for their combinations."""
 
-    name: RunName = Field("vertical-digits", description="what the run is called")
-    seed: int = Field(0, ge=0, description="decides everything random in a seeded run")
-    epochs: int = Field(10, ge=1, description="how often every example is trained on")
+    name: RunName = Field("vertical-digits", description="the run's name")
+    seed: int = Field(0, ge=0, description="determines all randomness of a seeded run")
+    epochs: int = Field(10, ge=1, description="the number of passes over the training examples")
     batch_size: int = Field(
-        32, ge=1, description="examples in a step; an epoch's last may be short"
+        32, ge=1, description="examples in a step; the last step of an epoch may have fewer"
     )
     in_flight: int = Field(
         1,
         ge=1,
-        description="micro-batches that a step is cut into, so that one party computes while "
-        "another's tensors travel; 1 is bit-exact with the unsplit model",
+        description="the number of micro-batches in a step, so that one party computes while "
+        "another's tensors travel; 1 gives the results of the unsplit model, to "
+        "the bit",
     )
-    device: Device = Field("cpu", description="where the parts of this machine are computed")
+    device: Device = Field("cpu", description="the device of the parts on this machine")
     threads: int | None = Field(
         1,
         ge=1,
-        description="torch's threads on this machine; another number changes last bits; null: as "
-        "torch has it",
+        description="torch's threads on this machine; another number may change the last bits "
+        "of results; null: torch's default",
     )
     task: TaskSettings = Field(default_factory=TaskSettings)
     parts: dict[str, PartSettings] = Field(
-        default_factory=dict, description="the parts in order, by name; empty: as the task has them"
+        default_factory=dict, description="the parts in order, by name; empty: the task's parts"
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     compression: CompressionSettings | None = Field(
-        None, description="of what crosses; it saves bytes and protects nothing; null: as it is"
+        None,
+        description="compression of the tensors sent; it saves bytes and protects nothing; "
+        "null: none",
     )
     alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)

@@ -42,7 +42,9 @@ class Compression:
     def __post_init__(self) -> None:
         integer("compression.bits", self.bits, 1, 8)
         if not self.forward and not self.backward:
-            raise InvalidValue("compression has forward = false and backward = false: no way is")
+            raise InvalidValue(
+                "compression.forward and compression.backward are both false: set one to true"
+            )
 
 
 def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
@@ -60,11 +62,11 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
     """Decode the values. Raises InvalidValue if codes or ranges do not fit the other arguments."""
     codes = np.empty(math.prod(shape), np.int64)
     if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
-        raise InvalidValue("its ranges do not go from a number to one that is no less")
+        raise InvalidValue("its ranges are not minima and maxima")
     if data.shape != (packed_size(len(codes), bits),) or not unpack(
         data, 0, (1 << bits) - 1, bits, codes
     ):
-        raise InvalidValue(f"its codes are not {len(codes)} of {bits} bits")
+        raise InvalidValue(f"its codes are not {len(codes)} numbers of {bits} bits")
     low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
     levels = codes.reshape(shape[0], -1) / ((1 << bits) - 1)
     values: Float32s = (low + levels * (high - low)).astype(np.float32).reshape(shape)

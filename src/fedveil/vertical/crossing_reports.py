@@ -69,8 +69,8 @@ class Reports:
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
             self._note(
-                f"{np.count_nonzero(lost)} of {len(values)} examples are reported as zeros: what "
-                f"{crossing.part} gives for them is not a number"
+                f"{np.count_nonzero(lost)} of {len(values)} examples are reported as "
+                f"zeros: the output of {crossing.part} for them is NaN"
             )
             values = values.copy()
             values[lost] = 0
@@ -85,7 +85,9 @@ class Reports:
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
         if size < examples * (_KEY_BYTES + packed_size(math.prod(crossing.output), 1)):
-            raise RunFolderError(f"{path} is missing or cut short: it holds what was sent")
+            raise RunFolderError(
+                f"{path} is missing or cut short: it contains the reports that were sent"
+            )
 
     def close(self) -> None:
         for memory in self._memories.values():

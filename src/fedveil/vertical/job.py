@@ -49,7 +49,5 @@ def job_of_run(path: FilePath) -> VerticalJob:
     except JobError:
         from fedveil.federated.job import Job
 
-        refuse_other_kind(
-            path, VerticalJob, Job, "it is `fedveil run --resume` that goes on with such a run"
-        )
+        refuse_other_kind(path, VerticalJob, Job, "resume such a run with `fedveil run --resume`")
         raise

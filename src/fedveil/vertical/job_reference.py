@@ -12,13 +12,13 @@ from fedveil.vertical.rules import RULES
 _INTRODUCTION = """\
 # The vertical job
 
-A [vertical run](vertical.md) is described by one YAML file, the same for every party. What it
-leaves out has the default below; `fedveil vertical show` prints them all, and `fedveil vertical
-run` without a file runs them. It is read as [the job of a federation](job.md) is. NAME below is a
-part's name, or a party's: `--set parts.left.optimizer.lr=0.05`.
+A [vertical run](vertical.md) is described by one YAML file, the same for every party. A key that
+it omits has the default below. `fedveil vertical show` prints all defaults, and `fedveil vertical
+run` without a file uses them. The file is read like [the job of a federation](job.md). NAME below
+is the name of a part or of a party: `--set parts.left.optimizer.lr=0.05`.
 
-Parties compare their copies when they meet: all keys must be equal but {own}, and those by which
-a task finds a party's own data.
+The parties compare their copies when they connect. All keys must be equal except {own}, and those
+by which a task finds a party's own data.
 
 ## Keys
 """

@@ -31,15 +31,15 @@ def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None
     task = build(job.task.name, job.task.settings, seed, folder)
     if job.privacy.label_dp is not None and task.classes is None:
         raise JobError(
-            [f"privacy.label_dp needs labels that are classes, and task.name = {job.task.name} "
-             f"has others"]
+            [f"privacy.label_dp needs labels that are classes, but those of task.name = "
+             f"{job.task.name} are not"]
         )  # fmt: skip
     defence = job.privacy.label_protection
     if defence is not None and defence.name == "marvell" and task.classes != 2:
-        has = "others" if task.classes is None else f"{task.classes} classes"
+        has = "labels that are not classes" if task.classes is None else f"{task.classes} classes"
         raise JobError(
-            [f"privacy.label_protection.name = marvell needs labels of two classes, and task.name "
-             f"= {job.task.name} has {has}; max_norm takes any"]
+            [f"privacy.label_protection.name = marvell needs labels of two classes, but "
+             f"task.name = {job.task.name} has {has}; use max_norm"]
         )  # fmt: skip
     return task
 
@@ -65,13 +65,13 @@ def make_split(
         if part.owner not in parties:
             raise JobError(
                 [f"parts.{part.name}.owner = {part.owner} is not a party of the task "
-                 f"{job.task.name}: {', '.join(parties)}"]
+                 f"{job.task.name}; its parties are {', '.join(parties)}"]
             )  # fmt: skip
     split = SplitModel(parts, leader=task.leader)
     if job.privacy.embedding_dp is not None and not any(c.privacy for c in split.crossings):
         raise JobError(
-            ["privacy.embedding_dp protects nothing: no part that reads data gives to another "
-             "party"]
+            ["privacy.embedding_dp protects nothing: no part that reads data sends its "
+             "output to another party"]
         )  # fmt: skip
     return split
 
@@ -113,8 +113,8 @@ def _part(
         for key in ("owner", "inputs", "output", "module"):
             if getattr(settings, key) is None:
                 raise JobError(
-                    [f"parts.{name}.{key} is missing: the task has no part of that name to take "
-                     f"it from, only {', '.join(base.by_name)}"]
+                    [f"parts.{name}.{key} is missing, and the task has no part of that "
+                     f"name to take it from, only {', '.join(base.by_name)}"]
                 )  # fmt: skip
     given["optimizer"] = _optimizer(
         given.get("optimizer", Optimizer()), job.optimizer, settings.optimizer, f"parts.{name}"
@@ -149,7 +149,10 @@ def _optimizer(
     if not isinstance(base, Optimizer):
         if said:
             raise JobError(
-                [f"{place}.optimizer is a function of the task's: {', '.join(said)} is set there"]
+                [
+                    f"{place}.optimizer is a function of the task, so {', '.join(said)} "
+                    f"cannot be set there"
+                ]
             )
         return base
     merged = replace(base, **said)
@@ -170,5 +173,5 @@ def _own_module(name: str, part: str, seed: int) -> nn.Module:
     with told(place, InvalidValue):
         made = initial(seed, part, lambda: make(seed))
     if not isinstance(made, nn.Module):
-        raise InvalidValue(f"{place} gave {type(made).__name__}, an nn.Module is needed")
+        raise InvalidValue(f"{place} returned {type(made).__name__}; it must return an nn.Module")
     return made

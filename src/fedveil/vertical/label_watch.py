@@ -40,7 +40,7 @@ from fedveil.vertical.step import Occasion, Returned
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
 #: The number of tokens used, if the examples are sequences.
 _TOKENS = 4096
-_READ = "lets them be read"
+_READ = "reveal them"
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
 
 
@@ -66,7 +66,7 @@ class LabelWatch:
                 self._cuts[crossing.sender].append(crossing.part)
         for follower in split.followers:
             if follower not in self._cuts:
-                tell(f"labels: no gradient comes back to {follower}, which reads none")
+                tell(f"labels: no gradient is returned to {follower}, so it can read none")
         self._seen: dict[str, list[Array]] = defaultdict(list)
         self._labels: dict[str, list[Array]] = defaultdict(list)
         self._values = self._steps = 0
@@ -142,7 +142,7 @@ class LabelWatch:
         """Yield each cut of a follower, and all its cuts together, with a description."""
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
-                yield f"what comes back to {follower} for {', '.join(group)}", group
+                yield f"the gradients of {', '.join(group)} returned to {follower}", group
 
     def _read(self, where: str, looks: Sequence[Float64s], labels: Array) -> str:
         if self._classes is not None:
@@ -150,10 +150,10 @@ class LabelWatch:
         if labels.ndim == 1:
             scores = by_sign(np.concatenate(looks, axis=1))
             followed = abs(_correlation(scores, labels.astype(float)))
-            return f"{where} follows them with a correlation of {followed:.2f}"
+            return f"{where} have a correlation of {followed:.2f} with them"
         if labels.dtype.kind in "iu" and all(look.size % labels.size == 0 for look in looks):
             return _tokens_read(where, looks, labels.reshape(-1))
-        return f"{where} is of labels that are no classes, and nothing here reads them"
+        return f"{where}: the labels are not classes, and no attack here reads them"
 
 
 def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes: int) -> str:
@@ -162,7 +162,7 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     groups = partition([Window.of(rows)], len(labels), classes)
     told = named(groups, naming, labels[naming], classes)
     if not len(judged):
-        return f"{where} is too little to say"
+        return f"{where}: too few examples to test"
     counts = np.bincount(labels, minlength=classes)
     guess = float((labels[judged] == counts.argmax()).mean())
     ranked = _scores(rows, looks, labels, naming, classes)
@@ -184,7 +184,7 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     if any(one.low > one.guess for one in (found, recall, *areas)):
         return f"{where} {_READ}: {figures}"
     unseen = max(measured.high for measured in areas)
-    return f"{where}: nothing was read: {figures}; an AUC of up to {unseen:.2f} is not excluded"
+    return f"{where}: no label was read: {figures}; an AUC of up to {unseen:.2f} is not excluded"
 
 
 def _scores(
@@ -211,7 +211,7 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     """Return the recall of the rarest class. Its chance level is the false positive rate."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
-        return Measured("no example of the rarest class to judge by", 0.0, 0.0, 1.0, 1.0, 0)
+        return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
     others = share("", int((named_rare & ~is_rare).sum()), max(1, int((~is_rare).sum())),
                    confidence=confidence)  # fmt: skip
     measured = share("", hits, many, confidence=confidence)
@@ -241,7 +241,7 @@ def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
 
 
 def _reads(found: Measured, guess: float) -> str:
-    return _READ if found.low > guess else "was not read"
+    return _READ if found.low > guess else "do not reveal them"
 
 
 def _correlation(left: Float64s, right: Float64s) -> float:

@@ -35,7 +35,7 @@ def kept(path: Path, rows: Rows, classes: int) -> Rows:
         only_fields(fields, "labels")
         told = take_array(fields, "labels", np.int64, (rows.count,))
         if (told < 0).any() or (told >= classes).any():
-            raise InvalidValue(f"field labels holds others than {classes} classes")
+            raise InvalidValue(f"field labels has a class outside 0 to {classes - 1}")
     return _with(rows, told)
 
 

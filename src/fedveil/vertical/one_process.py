@@ -36,7 +36,9 @@ COMMAND = "fedveil vertical run"
 
 T = TypeVar("T")
 
-_SEEDED = "first weights are drawn from the job's seed, which all parties know: for simulation only"
+_SEEDED = (
+    "initial weights are drawn from the job's seed, which all parties know: for simulation only"
+)
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ class _Parties:
             left_out = len(columns) - len(positions[name])
             if left_out > 0:
                 self._notes.append(
-                    f"{left_out} of {len(columns)} {subset} examples of {name} are left out: not "
-                    f"all parties hold them"
+                    f"{left_out} of {len(columns)} {subset} examples of {name} are left "
+                    f"out: not all parties have them"
                 )
         return positions

@@ -85,8 +85,8 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
     if needed(parts) > free:
         owners = " and ".join(dict.fromkeys(part.owner for part in parts))
         raise ModelInvalid(
-            f"device = {job.device} has {shown_bytes(free)} of memory free, and to train the parts "
-            f"of {owners} takes {told(parts)}"
+            f"device = {job.device} has {shown_bytes(free)} of memory free, but training "
+            f"the parts of {owners} needs {told(parts)}"
         )
 
 
@@ -98,8 +98,8 @@ def told(parts: Sequence[PartMemory]) -> str:
     )
     stepping = shown_bytes(max((part.stepping for part in parts), default=0))
     return (
-        f"{shown_bytes(needed(parts))}: weights {weights}, gradients {gradients}, optimiser "
-        f"{optimizer} and {stepping} while it steps, of "
+        f"{shown_bytes(needed(parts))}: weights {weights}, gradients {gradients}, "
+        f"optimiser {optimizer} and {stepping} while it steps, of "
         f"{sum(part.parameters for part in parts):,} parameters"
     )
 

@@ -55,7 +55,7 @@ class PartOptimizers:
             for number, values in numbered.items():
                 shape = made.own[number].shape if 0 <= number < len(made.own) else None
                 if not made.can_hold(values, shape):
-                    raise InvalidValue(f"it does not hold what the optimiser of {part} holds")
+                    raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
         """Restore the state. A schedule continues at the number of the next step."""

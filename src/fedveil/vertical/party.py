@@ -78,7 +78,10 @@ class Party:
         if name not in split.parties:
             raise InvalidValue(f"name = {name!r} is not one of {', '.join(split.parties)}")
         if (loss is not None) != (name == split.leader):
-            raise InvalidValue(f"loss is the leader's alone: {split.leader} has one, {name} is it")
+            raise InvalidValue(
+                f"loss must be given to the leader, {split.leader}, and to no other party; "
+                f"name = {name}"
+            )
         self.name = name
         self.split = split
         self.in_flight = integer("in_flight", in_flight, 1)
@@ -207,10 +210,10 @@ class Party:
     ) -> None:
         """Raise `InvalidValue` unless these are weights and optimisers of this party's parts."""
         if set(weights) - set(self.modules) or any(part not in self._optimizers for part in held):
-            raise InvalidValue(f"it holds parts that are not {self.name}'s")
+            raise InvalidValue(f"it contains parts that are not {self.name}'s")
         for part, module in self.modules.items():
             if _described(weights.get(part, {})) != _described(module.state_dict()):
-                raise InvalidValue(f"it does not hold the tensors of {part}, and no others")
+                raise InvalidValue(f"it does not contain exactly the tensors of {part}")
         self._optimizers.check(held)
 
     def _check_left_out(self, left_out: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -225,11 +228,13 @@ class Party:
             for direction, tensor in directions.items():
                 shape = feeds.get((part, direction))
                 if tensor.dtype != torch.float32 or tensor.shape[1:] != shape:
-                    raise InvalidValue(f"{part}///{direction} is nothing that was left out here")
+                    raise InvalidValue(
+                        f"{part}///{direction} is not a compression error of this party"
+                    )
 
     def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
         if not batch.rows:
-            raise InvalidValue("a step needs at least one example, batch has none")
+            raise InvalidValue("a step needs at least one example; the batch has none")
         sizes = micro_sizes(batch.rows, self.in_flight)
         program, tells = self._program(len(sizes), training)
         # Messages have equal sizes in all steps with this key: step numbers of equal bit length are

@@ -139,9 +139,7 @@ class PartyRun:
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
         if saved.fingerprint != self._fingerprint:
-            raise RunFolderError(
-                f"{folder.path} was made with another job, model or other data than are here now"
-            )
+            raise RunFolderError(f"{folder.path} was made with another job, model or data")
         metrics = Metrics.vouched(folder, saved.metrics_bytes, saved.metrics_digest)
         with intact(folder.path / METRICS):
             for record in metrics.records:
@@ -240,7 +238,9 @@ class PartyRun:
         delta, split = self.setting.job.privacy.delta, self.setting.split
         found = account.figures(split, self.name, self._releases, delta, self._label_loss)
         if found and (self.setting.folder.path / TRACEBACK).exists():
-            found.append(Line(math.inf, 0.0, "that a part failed, which the others were told"))
+            found.append(
+                Line(math.inf, 0.0, "the failure of a part, which the other parties were told")
+            )
         return found
 
     def ledger(self) -> Ledger:
@@ -287,7 +287,7 @@ class PartyRun:
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
         """Run all held-out examples. The leader calls `take` with each batch's outputs."""
         looks = self._releases.looks + 1
-        self._limit.check(f"look {looks} at the held-out examples", looks, labelled=False)
+        self._limit.check(f"evaluation {looks} of the held-out examples", looks, labelled=False)
         self._releases.begin_look()
         order = replace(self._order, count=self._rows["test"].count)
         for number, positions in enumerate(order.in_turn(), start=1):
@@ -370,7 +370,9 @@ class PartyRun:
         if path.exists():
             told = noisy_labels.kept(path, rows, classes)
         elif any(held(self.setting.folder)):
-            raise RunFolderError(f"{path} is missing: the run is trained on what it holds")
+            raise RunFolderError(
+                f"{path} is missing: it contains the labels that the run trains on"
+            )
         else:
             told = noisy_labels.drawn(rows, mechanism, classes, self.setting.entropy)
             self.setting.folder.write_atomically(noisy_labels.LABELS, noisy_labels.file_of(told))

@@ -44,9 +44,9 @@ class PredictionFile:
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in (TABLE, ARRAYS):
-            raise InvalidValue(f"--out {path} ends in neither {TABLE} nor {ARRAYS}")
+            raise InvalidValue(f"--out {path} must end in {TABLE} or {ARRAYS}")
         if path.exists():
-            raise RunFolderError(f"{path} is there already: nothing is overwritten")
+            raise RunFolderError(f"{path} already exists; it is not overwritten")
         if not path.parent.is_dir():
             raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
         self._path = path
@@ -58,8 +58,8 @@ class PredictionFile:
         fits_a_line = predictions_of(task) is not None or output in ((1,), (task.classes,))
         if is_table and not fits_a_line:
             raise InvalidValue(
-                f"an output of shape {output} fits no line of {self._path}: --out NAME{ARRAYS} "
-                f"takes it"
+                f"outputs of shape {output} do not fit the lines of {self._path}; use "
+                f"--out NAME{ARRAYS}"
             )
         outputs = yield from run.predict()
         if outputs is None:

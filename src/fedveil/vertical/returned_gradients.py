@@ -82,12 +82,12 @@ def projection(
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
-        f"An example keeps its noise in all {epochs} epochs: a gradient that is repeated tells "
-        f"nothing new, one that changes does. Only privacy.label_dp bounds that"
+        f"An example has the same noise in all {epochs} epochs: an unchanged gradient "
+        f"reveals nothing new, a changed one does. Only privacy.label_dp bounds that"
     )
     for follower in dict.fromkeys(cut.sender for cut in cuts):
         if settings.name == "max_norm":
-            yield f"labels: max_norm hides from {follower} how long gradients are. {repeated}"
+            yield f"labels: max_norm hides the length of gradients from {follower}. {repeated}"
             continue
         divergence = sum(
             NoiseLaw.optimal(settings.power, math.prod(cut.output), rare_share, 0, 0).divergence
@@ -96,8 +96,8 @@ def projection(
         )
         auc = math.ceil(100 * most_auc(divergence)) / 100
         yield (
-            f"labels: marvell with power {settings.power:g} holds {follower} to an AUC of "
-            f"{auc:.2f} from one step, if gradients of a class are Gaussian. {repeated}"
+            f"labels: marvell with power {settings.power:g} limits {follower} to an AUC "
+            f"of {auc:.2f} from one step, if gradients of a class are Gaussian. {repeated}"
         )
 
 

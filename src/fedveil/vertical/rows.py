@@ -32,7 +32,7 @@ def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
-        raise DataInvalid("no party holds any example")
+        raise DataInvalid("no party has any example")
     kinds = {ids[party].dtype.kind == "U" for party in parties}
     if len(kinds) > 1:
         raise DataInvalid("some parties' ids are texts and others' are whole numbers")
@@ -40,7 +40,7 @@ def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     for party in parties[1:]:
         common = common[np.isin(common, ids[party])]
     if not len(common):
-        raise DataInvalid(f"no example is held by all of {', '.join(dict.fromkeys(parties))}")
+        raise DataInvalid(f"no example is common to all of {', '.join(dict.fromkeys(parties))}")
     found = dict.fromkeys(ids, np.arange(len(common)))
     for party in parties:
         order = np.argsort(ids[party], kind="stable")
@@ -69,7 +69,7 @@ class Rows:
         missing = [name for name in wanted if name not in owned.columns]
         if missing:
             known = ", ".join(owned.columns) or "none"
-            raise DataInvalid(f"the column {missing[0]} is read, and the columns are {known}")
+            raise DataInvalid(f"a part reads the column {missing[0]}, but the columns are {known}")
         if not len(owned):
             return cls(len(positions), {}, None, owned.ids)
         columns, labels = {name: owned.columns[name] for name in wanted}, owned.labels

@@ -38,7 +38,7 @@ def _some_way_is_compressed(job: VerticalFields) -> str | None:
     held = job.compression
     if held is None or held.forward or held.backward:
         return None
-    return "compression.forward = false needs compression.backward = true: else nothing is"
+    return "compression.forward and compression.backward are both false: set one to true"
 
 
 @RULES.rule("privacy", "parts")

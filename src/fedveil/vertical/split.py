@@ -308,13 +308,13 @@ def _blocks(source: Part, consumer: Part) -> bool:
 
 def _check_parts(parts: Sequence[Part]) -> None:
     if not parts:
-        raise SplitInvalid("a split model has at least one part, and this one has none")
+        raise SplitInvalid("a split model needs at least one part; this one has none")
     earlier: set[str] = set()
     for part in parts:
         check_name("the part", part.name)
         check_name(f"the owner of the part {part.name},", part.owner)
         if part.name in earlier:
-            raise SplitInvalid(f"the part {part.name} is there twice")
+            raise SplitInvalid(f"the part {part.name} occurs twice")
         _check_inputs(part, earlier)
         _check_output(part)
         earlier.add(part.name)
@@ -322,13 +322,14 @@ def _check_parts(parts: Sequence[Part]) -> None:
     for part in parts[:-1]:
         if part.name not in read:
             raise SplitInvalid(
-                f"the part {part.name} gives to no later part; only the last, {parts[-1].name}, may"
+                f"no later part reads the part {part.name}; this is allowed only for the "
+                f"last, {parts[-1].name}"
             )
 
 
 def _check_inputs(part: Part, earlier: set[str]) -> None:
     if not part.inputs:
-        raise SplitInvalid(f"the part {part.name} has no inputs: at least one is needed")
+        raise SplitInvalid(f"the part {part.name} has no inputs; at least one is needed")
     for name in part.inputs:
         if not (name.startswith(DATA) and len(name) > len(DATA)) and name not in earlier:
             known = ", ".join(sorted(earlier)) or "none"
@@ -346,7 +347,7 @@ def _check_output(part: Part) -> None:
         integer(f"output of the part {part.name}", size, 1)
     if part.dtype not in DTYPES:
         raise SplitInvalid(
-            f"the part {part.name} has dtype {part.dtype!r}, only {', '.join(DTYPES)} can cross"
+            f"the part {part.name} has dtype {part.dtype!r}; only {', '.join(DTYPES)} can be sent"
         )
 
 
@@ -363,9 +364,9 @@ def _check_star(crossings: Sequence[Crossing], leader: str) -> None:
     for crossing in crossings:
         if leader not in (crossing.sender, crossing.receiver):
             raise SplitInvalid(
-                f"the part {crossing.part} of {crossing.sender} gives to "
-                f"{crossing.consumers[0]} of {crossing.receiver}: a crossing has the leader, "
-                f"{leader}, at one end"
+                f"the part {crossing.part} of {crossing.sender} is read by "
+                f"{crossing.consumers[0]} of {crossing.receiver}: one of the two parties "
+                f"must be the leader, {leader}"
             )
 
 
@@ -376,16 +377,17 @@ def _check_privacy(split: SplitModel) -> None:
             continue
         if part.name not in crossing:
             raise SplitInvalid(
-                f"the privacy of the part {part.name} protects nothing: what it gives stays "
+                f"the privacy of the part {part.name} protects nothing: its output stays "
                 f"with {part.owner}"
             )
         if part.dtype != "float32":
             raise SplitInvalid(
-                f"the part {part.name} has dtype {part.dtype}: under embedding_dp it is float32"
+                f"the part {part.name} has dtype {part.dtype}; under embedding_dp it must "
+                f"be float32"
             )
         if part.privacy.reuse and not split.settled.is_constant(part.name):
             raise SplitInvalid(
-                f"embedding_dp.reuse of the part {part.name} needs weights that stay as they are "
-                f"after the first epoch, its own and those behind it, and other parts go on "
-                f"training them: frozen: true"
+                f"embedding_dp.reuse of the part {part.name} needs weights, its own and "
+                f"those of earlier parts, that do not change after the first epoch, but "
+                f"other parts train them: set frozen: true"
             )

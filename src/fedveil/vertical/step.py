@@ -225,10 +225,11 @@ class Step:
             output = module(*(self._input(name, micro) for name in part.inputs))
         shape = (self._micros[micro].rows, *part.output)
         if not isinstance(output, torch.Tensor) or output.shape != shape:
-            found = getattr(output, "shape", type(output).__name__)
-            raise ModelInvalid(f"it gives {tuple(found)!r} where its shape is to be {shape}")
+            is_tensor = isinstance(output, torch.Tensor)
+            found = tuple(output.shape) if is_tensor else type(output).__name__
+            raise ModelInvalid(f"it returned {found}, not a tensor of shape {shape}")
         if output.dtype != DTYPES[part.dtype]:
-            raise ModelInvalid(f"it gives {output.dtype} where {part.dtype} is stated")
+            raise ModelInvalid(f"it returned {output.dtype}; the part states {part.dtype}")
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
@@ -317,7 +318,7 @@ class Step:
         }
         sources = ", ".join(f"{part} of {sender}" for sender, part in heard.items())
         raise ExchangeError(
-            f"{what} {owner} has NaN or infinity in it"
+            f"{what} {owner} contains NaN or infinity"
             + (f", computed from {sources}" if sources else "")
         )
 

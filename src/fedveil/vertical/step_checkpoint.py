@@ -60,7 +60,7 @@ class Checkpoint:
             only_fields(held, *(field.name for field in fields(cls) if field.name != "tensors"))
             found = take(held, "step", int)
             if found != step:
-                raise MessageInvalid(f"it is that of step {found}")
+                raise MessageInvalid(f"it is of step {found}")
             return cls(
                 step=step,
                 fingerprint=take(held, "fingerprint", str),
@@ -89,15 +89,18 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
     if not common:
         missing = ", ".join(name for name, own in steps.items() if not own)
         raise RunFolderError(
-            f"{path} has no step that all parties hold"
-            + (f": nothing of {missing} is in it" if missing else "")
+            f"{path} has no step that all parties have saved"
+            + (f": it contains nothing of {missing}" if missing else "")
         )
     return max(common)
 
 
 def from_last_step(command: str, path: Path) -> str:
     """Return a sentence that says how to resume a run that ended early."""
-    return f"`{command} --resume {path}` goes on from the last step that all hold"
+    return (
+        f"resume it with `{command} --resume {path}`, from the last step that all parties "
+        f"have saved"
+    )
 
 
 def forget_after(folder: RunFolder, step: int) -> None:

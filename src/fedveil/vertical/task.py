@@ -50,20 +50,18 @@ class Columns:
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype.kind not in "iuU":
             raise DataInvalid(
-                f"ids has dtype {self.ids.dtype} and shape {self.ids.shape}, one row of whole "
-                f"numbers or texts is needed"
+                f"ids has dtype {self.ids.dtype} and shape {self.ids.shape}; one row of "
+                f"whole numbers or texts is needed"
             )
         values, counts = np.unique(self.ids, return_counts=True)
         if (counts > 1).any():
-            raise DataInvalid(f"the id {values[counts.argmax()]} is there {counts.max()} times")
+            raise DataInvalid(f"the id {values[counts.argmax()]} occurs {counts.max()} times")
         named = dict(self.columns)
         if self.labels is not None:
             named["labels"] = self.labels
         for name, column in named.items():
             if len(column) != len(self.ids):
-                raise DataInvalid(
-                    f"{name} has {len(column)} rows and ids has {len(self.ids)}, as many are needed"
-                )
+                raise DataInvalid(f"{name} has {len(column)} rows, but ids has {len(self.ids)}")
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -24,9 +24,11 @@ class HalvesSettings(Settings):
     """`mnist_halves`: each of two followers has one half of every image."""
 
     data: Literal["digits", "mnist", "fashion_mnist"] = Field(
-        "digits", description="the images; all but digits must lie on this machine already"
+        "digits", description="the images; all but digits must be on this machine already"
     )
-    width: int = Field(512, ge=2, description="numbers of a half that cross to the leader")
+    width: int = Field(
+        512, ge=2, description="the number of values that a half sends to the leader"
+    )
 
 
 class TabularSettings(Settings):
@@ -35,13 +37,20 @@ class TabularSettings(Settings):
     table: Literal["breast_cancer", "wine", "diabetes"] = Field(
         "breast_cancer", description="one of scikit-learn's tables; diabetes is a regression"
     )
-    width: int = Field(32, ge=2, description="numbers of the deep part that cross to the leader")
-    scores: int = Field(8, ge=1, description="numbers of the wide part that cross to the leader")
-    bins: int = Field(8, ge=2, description="intervals that the wide part cuts a feature into")
+    width: int = Field(
+        32, ge=2, description="the number of values that a deep part sends to the leader"
+    )
+    scores: int = Field(
+        8, ge=1, description="the number of values that a wide part sends to the leader"
+    )
+    bins: int = Field(
+        8, ge=2, description="the number of intervals into which the wide part divides a feature"
+    )
     wide: Literal["hidden", "linear"] = Field(
         "hidden",
-        description="followers' wide parts: `hidden` behind a layer of the leader's, or `linear` "
-        "into the outputs, which tells a follower every label of two classes",
+        description="followers' wide parts: `hidden` feeds them to a hidden layer of the "
+        "leader, `linear` directly to the outputs, which reveals every label of "
+        "two classes to a follower",
     )
 
 
@@ -50,33 +59,34 @@ class TableSettings(Settings):
 
     path: FilePath | None = Field(
         None,
-        description="a .parquet file, or CSV in UTF-8 with a header, as seen from where the "
-        "command is given",
+        description="a .parquet file, or CSV in UTF-8 with a header; relative to the working "
+        "directory",
     )
     test: FilePath | None = Field(
-        None, description="a file of the held-out examples, where `test_fraction` is null"
+        None, description="a file of the held-out examples, if `test_fraction` is null"
     )
     id: str = Field("id", description="the column of ids; they are compared as text")
-    label: str | None = Field(None, description="the column of labels, of the leader's table alone")
+    label: str | None = Field(None, description="the column of labels, in the leader's table only")
     class_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
-        description="how much an example of a class counts in training, by the class's name in the "
-        "leader's table; 1 for those that are not named",
+        description="the weight of each class in training, by the class's name in the leader's "
+        "table; 1 for classes that are not named",
     )
     features: list[str] | None = Field(
-        None, description="the columns that are trained on; null: all but id and label"
+        None, description="the columns to train on; null: all but id and label"
     )
     without: list[str] = Field(
-        default_factory=list, description="columns to leave out where `features` is null"
+        default_factory=list, description="columns to leave out if `features` is null"
     )
     categories: dict[str, Annotated[int, Field(ge=2)]] = Field(
         default_factory=dict,
-        description="the columns of words, and how many places each has: one for each of the most "
-        "frequent words, the last for all others",
+        description="the columns of words, and the number of places of each: one for each of "
+        "the most frequent words, the last for all others",
     )
     missing: Literal["refuse", "mean"] = Field(
         "refuse",
-        description="an empty cell is an error; or the column's mean, and of words the last place",
+        description="`refuse`: an empty cell is an error; `mean`: it becomes the column's "
+        "mean, or the last place if it is a word",
     )
 
 
@@ -89,11 +99,11 @@ class TablesSettings(Settings):
     leader: str = Field("leader", description="the party with the labels")
     owners: list[str] = Field(
         default_factory=lambda: ["leader", "bank"],
-        description="the parties with features, in the order in which the last part reads them; "
-        "the leader need not be one",
+        description="the parties with features, in the order in which the last part reads "
+        "them; the leader may be missing",
     )
     classes: int | None = Field(
-        2, ge=2, description="how many classes the labels have; null: they are numbers"
+        2, ge=2, description="the number of classes of the labels; null: the labels are numbers"
     )
     test_fraction: float | None = Field(
         0.2,
@@ -102,14 +112,21 @@ class TablesSettings(Settings):
         description="the share of ids held out, chosen by a digest of each; null: every party "
         "names a file, `test`",
     )
-    width: int = Field(32, ge=2, description="numbers of a deep part that cross to the leader")
-    scores: int = Field(8, ge=1, description="numbers of a wide part that cross to the leader")
-    bins: int = Field(8, ge=2, description="intervals that a wide part cuts a number into")
-    vector: int = Field(8, ge=1, description="numbers that a word has in a deep part")
+    width: int = Field(
+        32, ge=2, description="the number of values that a deep part sends to the leader"
+    )
+    scores: int = Field(
+        8, ge=1, description="the number of values that a wide part sends to the leader"
+    )
+    bins: int = Field(
+        8, ge=2, description="the number of intervals into which a wide part divides a number"
+    )
+    vector: int = Field(8, ge=1, description="the size of a word's vector in a deep part")
     wide: Literal["hidden", "linear"] = Field(
         "hidden",
-        description="followers' wide parts: `hidden` behind a layer of the leader's, or `linear` "
-        "into the outputs, which tells a follower every label of two classes",
+        description="followers' wide parts: `hidden` feeds them to a hidden layer of the "
+        "leader, `linear` directly to the outputs, which reveals every label of "
+        "two classes to a follower",
     )
     files: dict[str, TableSettings] = Field(
         default_factory=dict, description="each party's table, by the party's name"
@@ -124,28 +141,29 @@ class PanguSettings(Settings):
 
     preset: Literal["tiny", "small", "350M", "1.3B", "2.6B"] = Field(
         "tiny",
-        description="the model's sizes: tiny takes minutes on a CPU, and `fedveil vertical parts` "
-        "says what each takes of memory",
+        description="the model's sizes: tiny trains in minutes on a CPU, and `fedveil vertical "
+        "parts` shows the memory that each needs",
     )
     layers: int | None = Field(
-        None, ge=1, description="transformer layers, the query layer included; null: the preset's"
+        None, ge=1, description="transformer layers, including the query layer; null: the preset's"
     )
     width: int | None = Field(
         None,
         ge=1,
-        description="numbers in a token's vector, a multiple of heads; null: the preset's",
+        description="the size of a token's vector, a multiple of heads; null: the preset's",
     )
-    heads: int | None = Field(None, ge=1, description="heads of attention; null: the preset's")
+    heads: int | None = Field(None, ge=1, description="attention heads; null: the preset's")
     context: int | None = Field(None, ge=1, description="tokens in an example; null: the preset's")
     tokenizer: Literal["pairs", "bytes"] = Field(
         "pairs",
-        description="byte-pair encoding learnt from the leader's training text, or a token a byte",
+        description="`pairs`: byte-pair encoding trained on the leader's training text; "
+        "`bytes`: one token for each byte",
     )
     vocabulary: int | None = Field(
         None,
         ge=257,
-        description="tokens of `tokenizer: pairs`, the 256 bytes and the end of a document "
-        "included; null: the preset's",
+        description="the number of tokens of `tokenizer: pairs`, including the 256 bytes and "
+        "the end of a document; null: the preset's",
     )
     text: TextPath | None = Field(
         None,
@@ -153,8 +171,11 @@ class PanguSettings(Settings):
         "that come with Python",
     )
     test_text: TextPath | None = Field(
-        None, description="held-out text, likewise; null: the end of `text`"
+        None, description="held-out text, in the same form; null: the end of `text`"
     )
     test_fraction: float = Field(
-        0.1, gt=0, lt=1, description="the share of `text` that is held out without `test_text`"
+        0.1,
+        gt=0,
+        lt=1,
+        description="the share of `text` that is held out if there is no `test_text`",
     )

@@ -62,7 +62,7 @@ def taken(
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}
     layout = json.loads(take(message, _LAYOUT, str))
     if not isinstance(layout, dict) or {_TENSOR + name for name in layout} != set(names):
-        raise MessageInvalid("its layout is that of other tensors")
+        raise MessageInvalid("its layout does not match its tensors")
     described = {name: _described(name, entry) for name, entry in layout.items()}
     raw = {
         name: take_array(message, _TENSOR + name, np.uint8, (math.prod(shape) * dtype.itemsize,))
@@ -94,4 +94,4 @@ def _described(name: str, entry: Any) -> tuple[torch.dtype, list[int]]:
             dtype = getattr(torch, kind, None)
             if isinstance(dtype, torch.dtype):
                 return dtype, shape
-    raise MessageInvalid(f"its layout says nothing of {name}")
+    raise MessageInvalid(f"its layout does not describe {name}")

@@ -42,13 +42,13 @@ class Scale(Settings):
         values = _present(table, column)
         if np.ptp(values) == 0:
             raise DataInvalid(
-                f"{table.path}: {plain(column)} is {values[0]:g} in every training row, which "
-                f"tells nothing; `without` leaves it out"
+                f"{table.path}: {plain(column)} is {values[0]:g} in every training row, "
+                f"so nothing can be learnt from it; leave it out with `without`"
             )
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = float(values.mean()), float(values.std())
         if not (np.isfinite(mean) and np.isfinite(deviation) and deviation > 0):
-            raise DataInvalid(f"{table.path}: {plain(column)} holds numbers that cannot be scaled")
+            raise DataInvalid(f"{table.path}: {plain(column)} has numbers that cannot be scaled")
         return cls(mean=mean, deviation=deviation)
 
     def applied(self, table: Table, column: str) -> Float32s:
@@ -132,7 +132,7 @@ class Classes(Settings):
             few = ", ".join(map(shown, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
             said = f"{len(found)} classes, {few}" if len(found) > 1 else f"one class only, {few}"
             raise DataInvalid(
-                f"{table.path}: {plain(column)} holds {said}, in the training rows, and "
+                f"{table.path}: {plain(column)} has {said}, in the training rows, but "
                 f"task.tables.classes = {count}"
             )
         return cls(classes=tuple(found))
@@ -144,8 +144,8 @@ class Classes(Settings):
         if (found < 0).any():
             row = int((found < 0).argmax())
             raise DataInvalid(
-                f"{table.place(row)}: {plain(column)} = {shown(known[codes[row]])} is a class of "
-                f"no training row"
+                f"{table.place(row)}: {plain(column)} = {shown(known[codes[row]])} is a "
+                f"class that no training row has"
             )
         return found
 
@@ -161,7 +161,7 @@ class Encoding(Settings):
         try:
             return cls.model_validate_json(data)
         except ValidationError:
-            raise DataInvalid(f"{source} is damaged: it is no encoding of a table") from None
+            raise DataInvalid(f"{source} is damaged: it is not an encoding of a table") from None
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if words have these places, and numbers have `bins` intervals."""

@@ -66,7 +66,7 @@ def _opened(path: str) -> Iterator[Any]:
     except UnicodeDecodeError:
         raise DataInvalid(f"{path} is not UTF-8 text") from None
     except csv.Error as error:
-        raise DataInvalid(f"{path}, line {reader.line_num}: {error}, this is not CSV") from None
+        raise DataInvalid(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
 
 
 def _lines(path: str, file: TextIO) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _lines(path: str, file: TextIO) -> Iterator[str]:
     except UnicodeDecodeError:
         raise
     except ValueError as error:
-        raise DataInvalid(f"{path}: {error}, and a row of a table has fewer") from None
+        raise DataInvalid(f"{path}: {error}; a row of a table must have fewer") from None
 
 
 def _header(path: str, reader: Any) -> list[str]:
@@ -85,8 +85,8 @@ def _header(path: str, reader: Any) -> list[str]:
         raise DataInvalid(f"{path} has no header: its first line names the columns")
     if len(columns) > MOST_COLUMNS:
         raise DataInvalid(
-            f"{path} has {len(columns):,} columns; the limit is {MOST_COLUMNS:,}: leave out those "
-            f"that no party trains on"
+            f"{path} has {len(columns):,} columns; the limit is {MOST_COLUMNS:,}: leave "
+            f"out those that no party trains on"
         )
     known = set[str]()
     for number, name in enumerate(columns):
@@ -105,7 +105,7 @@ def _records(path: str, reader: Any, width: int) -> Iterator[Record]:
         if cells:
             if len(cells) != width:
                 raise DataInvalid(
-                    f"{path}, line {line} has {len(cells)} cells, and the header has {width}"
+                    f"{path}, line {line} has {len(cells)} cells, but the header has {width}"
                 )
             yield line, cells
         line = reader.line_num + 1

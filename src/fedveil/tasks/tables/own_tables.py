@@ -107,8 +107,8 @@ class Tables(ByLabel):
         for name in weights:
             if name not in self.class_names:
                 raise DataInvalid(
-                    f"{_PLACE}.files.{self.leader}.class_weights.{name} is none of the classes: "
-                    f"{', '.join(map(shown, self.class_names))}"
+                    f"{_PLACE}.files.{self.leader}.class_weights.{name} is not a class; "
+                    f"the classes are {', '.join(map(shown, self.class_names))}"
                 )
         return [weights.get(name, 1.0) for name in self.class_names]
 
@@ -132,7 +132,7 @@ class _Chosen:
         self.place = f"{_PLACE}.files.{party}"
         self.table = settings.files.get(party, TableSettings())
         if self.table.path is None:
-            raise JobError([f"{self.place}.path is missing: the file of {party}'s table"])
+            raise JobError([f"{self.place}.path is missing: set it to the file of {party}'s table"])
         self.path, self._bins = self.table.path, settings.bins
         self.label = self.table.label if party == leader else None
         columns = self._checked()
@@ -177,7 +177,7 @@ class _Chosen:
             if name not in chosen:
                 raise JobError([f"{self.place}.categories.{name} is not one of the features"])
         if not chosen:
-            raise DataInvalid(f"{self.path} has no features: {', '.join(columns)} are its columns")
+            raise DataInvalid(f"{self.path} has no features: its columns are {', '.join(columns)}")
         return chosen
 
 
@@ -205,11 +205,11 @@ class _Held:
             encoding = Encoding.read(read_bytes(kept, MOST_DATA_BYTES), str(kept))
         if list(encoding.columns) != features:
             raise DataInvalid(
-                f"{self._path} has other features than when this run began: "
-                f"{shown(list(encoding.columns))} are in {kept}"
+                f"{self._path} does not have the features with which this run began: "
+                f"{shown(list(encoding.columns))}, as in {kept}"
             )
         if not encoding.fits(self._table.categories, self._settings.bins):
-            raise DataInvalid(f"{kept} is damaged: it is no encoding of {self._path}")
+            raise DataInvalid(f"{kept} is damaged: it is not an encoding of {self._path}")
         return encoding
 
     def _columns(self, table: Table) -> Columns:
@@ -233,8 +233,8 @@ class _Held:
             if both.any():
                 row = int(both.argmax())
                 raise DataInvalid(
-                    f"{test.place(row)}: the id {shown(str(test.ids[row]))} is in {whole.path} "
-                    f"too, and what is held out is not trained on"
+                    f"{test.place(row)}: the id {shown(str(test.ids[row]))} is also in "
+                    f"{whole.path}, but held-out examples must not be trained on"
                 )
             return {"train": whole, "test": test}
         fraction = self._settings.test_fraction
@@ -242,8 +242,9 @@ class _Held:
         out = held_out(whole.ids, fraction)
         if out.all() or not out.any():
             raise DataInvalid(
-                f"{_PLACE}.test_fraction = {fraction} holds out {out.sum()} of the {len(whole)} "
-                f"examples of {self._path}, at least one must be trained on and one held out"
+                f"{_PLACE}.test_fraction = {fraction} holds out {out.sum()} of the "
+                f"{len(whole)} examples of {self._path}; at least one must be trained on "
+                f"and one held out"
             )
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
@@ -285,8 +286,8 @@ def _problems(settings: TablesSettings) -> Iterator[str]:
             check_name(f"{key}:", name)
     if len(set(owners)) < len(owners) or set(owners) <= {leader}:
         yield (
-            f"{_PLACE}.owners = {shown(owners)} is not a list of parties, none twice and one at "
-            f"least that is not the leader"
+            f"{_PLACE}.owners = {shown(owners)} is invalid: list distinct parties, at "
+            f"least one of them not the leader"
         )
     for party, table in settings.files.items():
         place = f"{_PLACE}.files.{party}"
@@ -301,9 +302,9 @@ def _problems_of(
     table: TableSettings, place: str, settings: TablesSettings, party: str
 ) -> Iterator[str]:
     if party == settings.leader and table.label is None:
-        yield f"{place}.label is missing: the column with the labels"
+        yield f"{place}.label is missing: set it to the column of labels"
     if party != settings.leader and table.label is not None:
-        yield f"{place}.label = {shown(table.label)} belongs to the leader, {settings.leader}"
+        yield f"{place}.label = {shown(table.label)} is only for the leader, {settings.leader}"
     if settings.test_fraction is None and table.test is None:
         yield (
             f"{place}.test is missing: with {_PLACE}.test_fraction = null every party names a "
@@ -312,13 +313,13 @@ def _problems_of(
     if settings.test_fraction is not None and table.test is not None:
         yield f"{place}.test = {shown(table.test)} needs {_PLACE}.test_fraction = null"
     if table.features is not None and table.without:
-        yield f"{place}.without = {shown(table.without)} goes with features = null alone"
+        yield f"{place}.without = {shown(table.without)} is only for features = null"
     if table.features is not None and len(set(table.features)) < len(table.features):
         yield f"{place}.features = {shown(table.features)} names a column twice"
     for name in table.features or ():
         if name in (table.id, table.label):
             yield f"{place}.features names {shown(name)}, the column of ids or labels"
     if table.class_weights and (party != settings.leader or settings.classes is None):
-        yield f"{place}.class_weights belongs to the leader, {settings.leader}, and to classes"
+        yield f"{place}.class_weights is only for the leader, {settings.leader}, and for classes"
     if table.id == table.label:
-        yield f"{place}.label = {shown(table.label)} is the column of ids"
+        yield f"{place}.label = {shown(table.label)} is also the column of ids"

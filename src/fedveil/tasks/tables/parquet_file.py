@@ -70,7 +70,7 @@ class _Batch(Piece):
 
     def _refuse_type(self, column: str, needed: str) -> None:
         kind = self._kind(column)
-        raise DataInvalid(f"{self.path}: {plain(column)} is of type {kind}, and {needed} is needed")
+        raise DataInvalid(f"{self.path}: {plain(column)} is of type {kind}, but {needed} is needed")
 
 
 def _texts(values: Any) -> list[str]:
@@ -88,7 +88,7 @@ def header(path: str) -> list[str]:
     known = set[str]()
     for name in columns:
         if name in known:
-            raise DataInvalid(f"{path}: the column {shown(name)} is there twice")
+            raise DataInvalid(f"{path}: the column {shown(name)} occurs twice")
         known.add(name)
     return columns
 

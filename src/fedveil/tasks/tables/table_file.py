@@ -111,7 +111,7 @@ def read(path: str, wanted: Wanted) -> Table:
             codes = [code.setdefault(cell, len(code)) for cell in cells]
             spool.append(name, np.array(codes, np.int32))
     if not ids:
-        raise DataInvalid(f"{path} has a header and no rows")
+        raise DataInvalid(f"{path} has a header but no rows")
     words = {name: list(code) for name, code in known.items()}
     table = Table(path, unit, np.concatenate(ids), np.concatenate(places), words, spool)
     _check_ids(table, wanted.id)
@@ -133,6 +133,6 @@ def _check_ids(table: Table, column: str) -> None:
         second = order[again + 1].min()
         first = int((table.ids == table.ids[second]).argmax())
         raise DataInvalid(
-            f"{table.place(second)}: the {column} {shown(str(table.ids[second]))} is that of "
-            f"{table.unit} {table.places[first]} too, an id stands for one row"
+            f"{table.place(second)}: the {column} {shown(str(table.ids[second]))} is also "
+            f"in {table.unit} {table.places[first]}, but ids must be distinct"
         )

@@ -47,9 +47,9 @@ class Piece(ABC):
         for row, cell in enumerate(found):
             problem = ""
             if len(cell) > MOST_ID_LETTERS:
-                problem = f"has {len(cell):,} letters, and an id has at most {MOST_ID_LETTERS}"
+                problem = f"has {len(cell):,} letters; an id has at most {MOST_ID_LETTERS}"
             elif "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
-                problem = "holds a NUL character, and an id has none"
+                problem = "contains a NUL character, which an id must not"
             if problem:
                 where = f"{self.path}, {self.unit} {self.places[row]}"
                 raise DataInvalid(f"{where}: {plain(column)} = {shown(cell)} {problem}")

@@ -54,16 +54,16 @@ def align_found(
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
-        raise DataInvalid("no party holds any example")
+        raise DataInvalid("no party has any example")
     if not sizes[leader] and len(having) > 1:
         raise DataInvalid(
-            f"{leader} has no {subset} ids to find in those of {', '.join(having)}: a leader "
-            f"without ids aligns several followers by alignment.by = digests alone"
+            f"{leader} has no {subset} ids, so it can align {', '.join(having)} only by "
+            f"alignment.by = digests"
         )
     held = [places >= 0 for places in found.values()]
     used = np.flatnonzero(np.all(held, axis=0)) if held else np.arange(sizes[having[0]])
     if not len(used):
-        raise DataInvalid(f"no example is held by all of {', '.join(having)}")
+        raise DataInvalid(f"no example is common to all of {', '.join(having)}")
     positions = dict.fromkeys(sizes, np.arange(len(used)))
     positions.update({party: places[used] for party, places in found.items()})
     if sizes[leader]:
@@ -86,8 +86,9 @@ def _lacking(
         lacks, others = sizes[leader] - shared[party], size - shared[party]
         if lacks or others:
             notes.append(
-                f"{subset}: {party} lacks {lacks:,} of the {sizes[leader]:,} examples of {leader} "
-                f"and has {others:,} others; the {used:,} that all hold are used, and no others"
+                f"{subset}: {party} lacks {lacks:,} of the {sizes[leader]:,} examples of "
+                f"{leader} and has {others:,} others; only the {used:,} that all parties "
+                f"have are used"
             )
     return notes
 

@@ -78,7 +78,9 @@ class Blinding:
         try:
             joined = b"".join(_threads().map(piece, starts))
         except RuntimeError as error:
-            raise MessageInvalid("it holds 32 bytes that are no point of the group") from error
+            raise MessageInvalid(
+                "it contains 32 bytes that are not a point of the group"
+            ) from error
         return np.frombuffer(joined, np.uint8).reshape(-1, POINT_BYTES)
 
 
@@ -116,7 +118,7 @@ def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
     try:
         return reduce(add, _threads().map(piece, range(0, len(points), _PIECE)))
     except RuntimeError as error:
-        raise MessageInvalid("it holds 32 bytes that are no point of the group") from error
+        raise MessageInvalid("it contains 32 bytes that are not a point of the group") from error
 
 
 def texts(ids: Ids) -> Iterable[bytes]:

@@ -54,9 +54,11 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
         one = add(group.crypto_scalarmult_ristretto255_base(response), times(challenge, commitment))
         other = add(times(response, weighted), times(challenge, raised))
     except (RuntimeError, ValueError, TypeError):
-        raise MessageInvalid("its proof holds 32 bytes that are no point of the group") from None
+        raise MessageInvalid(
+            "its proof contains 32 bytes that are not a point of the group"
+        ) from None
     if _challenge(group, commitment, weighted, raised, one, other) != challenge:
-        raise MessageInvalid("its proof of the examples that both hold is wrong")
+        raise MessageInvalid("its proof of the common examples is wrong")
 
 
 def weights(commitment: Point, points: list[bytes], domain: bytes) -> list[Scalar]:

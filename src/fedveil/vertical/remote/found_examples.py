@@ -43,9 +43,9 @@ class FoundExamples:
         for subset, rows in positions.items():
             held = len(ids[subset])
             if rows.dtype != np.int64 or rows.ndim != 1:
-                raise MessageInvalid(f"its {subset} rows are not a row of positions")
+                raise MessageInvalid(f"its {subset} rows are not an array of positions")
             if held and len(rows) and not 0 <= rows.min() <= rows.max() < held:
-                raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
+                raise MessageInvalid(f"its {subset} rows are not positions among the {held} here")
         return cls(take(kept, "name", bytes), {s: rows.copy() for s, rows in positions.items()})
 
 

@@ -93,7 +93,7 @@ def lead(
         applications[follower] = message
     steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))
     if not steps:
-        raise ExchangeError("there is no step that all parties hold: start every party anew")
+        raise ExchangeError("the parties have no saved step in common: start every party anew")
     if own.examples is not None and all(
         message["examples"] == own.examples.name for message in applications.values()
     ):
@@ -148,7 +148,7 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
                 assert begin is not None, "nothing else is due before"
                 return _understood(own, begin, message, exchanged)
     except MessageInvalid as error:
-        raise ExchangeError(f"{leader} does not agree as a leader does: {error}") from None
+        raise ExchangeError(f"{leader} broke the handshake: {error}") from None
 
 
 # --- the leader's checks of an application
@@ -166,13 +166,12 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
                 shape = (count, alignment.DIGEST_BYTES)
                 take_array(message, f"digests_{subset}", "uint8", shape)
     except (MessageInvalid, ValueError) as error:
-        raise Unfit(follower, f"{follower} does not apply as a follower does: {error}") from None
+        raise Unfit(follower, f"{follower} sent an invalid application: {error}") from None
     for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
         for key, their, my in differences(theirs, json.loads(json.dumps(mine))):
             raise Unfit(
                 follower,
-                f"the {what} of {follower} is another one: {key} = {their} where {own.party} has "
-                f"{my}",
+                f"the {what} of {follower} differs: {key} = {their}, but {own.party} has {my}",
             )
     if (many := sum(counts.values())) > own.most_ids:
         raise Unfit(follower, f"{follower} {_too_many(many, own)}")
@@ -183,21 +182,21 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
     if run not in (b"", own.run):
         raise Unfit(
             follower,
-            f"{follower} goes on with another run than {own.party}: start all parties with "
+            f"{follower} resumes another run than {own.party}: start all parties with "
             f"--resume and the folders of one run, or all without",
         )
     if not run and (max(own.steps) > 0 or purpose != TRAIN):
         raise Unfit(
             follower,
-            f"{follower} has nothing of this run, which is at step {max(own.steps)}: start it "
-            f"with --resume and the folder that it trained in",
+            f"{follower} does not have this run, which is at step {max(own.steps)}: start "
+            f"it with --resume and the folder that it trained in",
         )
 
 
 def _steps(message: Message) -> set[int]:
     steps = take(message, "steps", np.ndarray)
     if steps.dtype != np.int64 or steps.ndim != 1:
-        raise MessageInvalid("its steps are not a row of whole numbers")
+        raise MessageInvalid("its steps are not an array of whole numbers")
     return set(steps.tolist())
 
 
@@ -205,14 +204,14 @@ def _counts(message: Message) -> dict[Subset, int]:
     """Return the number of ids of every subset that a party says that it has."""
     counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
     if min(counts.values()) < 0:
-        raise MessageInvalid("its ids are fewer than none")
+        raise MessageInvalid("its number of ids is negative")
     return counts
 
 
 def _too_many(many: int, own: Standing) -> str:
     return (
-        f"brings {many:,} ids, each of which it learns whether {own.party} has: alignment.most_ids "
-        f"= {own.most_ids:,}"
+        f"brings {many:,} ids, and would learn of each whether {own.party} has it, but "
+        f"alignment.most_ids = {own.most_ids:,}"
     )
 
 
@@ -264,7 +263,7 @@ def _aligned_by_digests(
 
 def _application(own: Standing, begin: Message) -> dict[str, Value]:
     if (align_by := take(begin, "align_by", str)) != own.align_by:
-        raise MessageInvalid(f"it aligns by {align_by!r} where this job has {own.align_by!r}")
+        raise MessageInvalid(f"it aligns by {align_by!r}, but this job by {own.align_by!r}")
     by_digests = own.align_by == "digests"
     key = take(begin, "key", bytes) if by_digests else b""
     if by_digests and len(key) != alignment.KEY_BYTES:
@@ -294,14 +293,14 @@ def _understood(
 ) -> Agreement:
     step, run = take(agreed, "step", int), take(begin, "run", bytes)
     if step not in own.steps:
-        raise MessageInvalid(f"it goes on from step {step}, which {own.party} does not hold")
+        raise MessageInvalid(f"it resumes from step {step}, which {own.party} has not saved")
     if len(run) != RUN_BYTES:
-        raise MessageInvalid(f"its run is named in {len(run)} bytes")
+        raise MessageInvalid(f"its run has a name of {len(run)} bytes")
     if own.run not in (b"", run):
-        raise MessageInvalid(f"it resumes another run than {own.party} holds")
+        raise MessageInvalid(f"it resumes another run than {own.party} has")
     name = take(agreed, "examples", bytes)
     if len(name) != NAME_BYTES:
-        raise MessageInvalid(f"its examples are named in {len(name)} bytes")
+        raise MessageInvalid(f"its examples have a name of {len(name)} bytes")
     examples = own.known_by(name)
     known = examples is not None
     if examples is None:
@@ -310,8 +309,8 @@ def _understood(
         for subset in exchanged:
             if (many := len(rows[subset])) < own.least_common:
                 raise MessageInvalid(
-                    f"{many} {subset} examples are held by all, fewer than {own.party}'s "
-                    f"alignment.least_common = {own.least_common}"
+                    f"only {many} {subset} examples are common to all parties, fewer than "
+                    f"{own.party}'s alignment.least_common = {own.least_common}"
                 )
         examples = FoundExamples(name, rows)
     return Agreement(
@@ -337,8 +336,8 @@ def _left_out(own: Standing, examples: FoundExamples) -> Iterator[str]:
     for subset, rows in examples.positions.items():
         if 0 < len(own.ids[subset]) != len(rows):
             yield (
-                f"{subset}: {len(rows):,} of {len(own.ids[subset]):,} examples are held by all "
-                f"parties, and no others are used"
+                f"{subset}: only the {len(rows):,} of {len(own.ids[subset]):,} examples "
+                f"that all parties have are used"
             )
 
 
@@ -357,9 +356,9 @@ def _checked_rows(
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])
     if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
-        raise MessageInvalid(f"its {subset} rows are not a row of positions")
+        raise MessageInvalid(f"its {subset} rows are not an array of positions")
     if held and (rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) != len(rows)):
-        raise MessageInvalid(f"its {subset} rows are not some of the {held} that are here")
+        raise MessageInvalid(f"its {subset} rows are not distinct positions among the {held} here")
     if not held or own.align_by == "digests":
         return rows.copy()  # the array received is read-only
     if exchanged is not None:

@@ -87,7 +87,7 @@ class Exchanged:
         """Raise `MessageInvalid` unless the leader has sent each of the ids at these places."""
         if len(rows) > len(self.raised):
             raise MessageInvalid(
-                f"it claims {len(rows)} {subset} examples, and has brought {len(self.raised)} ids"
+                f"it claims {len(rows)} {subset} examples, but has brought {len(self.raised)} ids"
             )
         shown = _points(agreed, f"shown_{subset}", len(rows))
         values = _as_values(shown)
@@ -206,7 +206,7 @@ class _Table:
             raise self._unfit(follower, error) from None
 
     def _unfit(self, follower: str, error: MessageInvalid) -> Unfit:
-        return Unfit(follower, f"{follower} does not align as a follower does: {error}")
+        return Unfit(follower, f"{follower} broke the alignment: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
         """Return the position in `theirs` of each of `own`, or -1."""

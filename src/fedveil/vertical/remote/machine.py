@@ -126,16 +126,18 @@ class Machine:
         machine = cls(job, here, stack, path)
         machine.root = root
         if not (path / machine.party).is_dir():
-            raise RunFolderError(f"{path} holds no party {machine.party}")
+            raise RunFolderError(f"{path} has no folder of the party {machine.party}")
         machine._take_up_brought(path / GUESSES)
         own = path / machine.party
         has_begun = (own / RUN).exists() and any((own / CHECKPOINT).glob("*"))
         if has_begun and not (path / OWN_SEED).exists():
-            raise RunFolderError(f"{path / OWN_SEED} is missing: this party draws from it")
+            raise RunFolderError(
+                f"{path / OWN_SEED} is missing: this party's randomness is drawn from it"
+            )
         machine._write()
         if not machine._run and machine.folder is not None and held(machine.folder):
             raise RunFolderError(
-                f"{path} holds a run in which all parties were in one process: it goes on by "
+                f"{path} contains a run of all parties in one process: resume it with "
                 f"`fedveil vertical run --resume {path}`"
             )
         machine._name_run()  # it may have been killed before it had saved the run's identity
@@ -177,7 +179,7 @@ class Machine:
         with intact(path):
             counts = json.loads(take(unsealed(read_bytes(path, MOST_STATE_BYTES)), "brought", str))
             if not all(type(many) is int and many >= 0 for many in counts.values()):
-                raise InvalidValue("it holds counts that are none")
+                raise InvalidValue("it contains invalid counts")
             self._brought = counts
 
     @property
@@ -218,7 +220,7 @@ class Machine:
             return PURPOSES[purpose]
         assist = assists_of(self.task).get(purpose)
         if assist is None:
-            raise ExchangeError(f"the leader asks for {purpose!r}, which is not known here")
+            raise ExchangeError(f"the leader asks for {purpose!r}, which this party does not know")
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
@@ -232,7 +234,7 @@ class Machine:
             with intact(named):
                 self._run = read_bytes(named, MOST_KEY_BYTES)
                 if len(self._run) != handshake.RUN_BYTES:
-                    raise InvalidValue(f"it holds {len(self._run)} bytes")
+                    raise InvalidValue(f"it has {len(self._run)} bytes")
         if (found := self.folder.path / EXAMPLES).exists():
             with intact(found):
                 self._examples = FoundExamples.from_bytes(
@@ -260,9 +262,7 @@ class Machine:
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
-                raise RunFolderError(
-                    "the examples that all parties hold are others than when this run began"
-                )
+                raise RunFolderError("the common examples are not those with which this run began")
             return run
         self._run = agreement.run
         self.keep_run()
@@ -316,7 +316,7 @@ def _kept_seed(path: Path) -> int | None:
     with intact(path):
         raw = read_bytes(path, MOST_KEY_BYTES)
         if len(raw) != SEED_BYTES:
-            raise InvalidValue(f"it holds {len(raw)} bytes")
+            raise InvalidValue(f"it has {len(raw)} bytes")
     return int.from_bytes(raw, "little")
 
 
@@ -338,7 +338,9 @@ def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:
-            raise InvalidValue(f"--party {named!r} is not a follower of the job: {choices}")
+            raise InvalidValue(
+                f"--party {named!r} is not a follower of the job; its followers are {choices}"
+            )
         return named
     if len(task.followers) == 1:
         return task.followers[0]

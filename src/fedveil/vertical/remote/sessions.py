@@ -96,7 +96,7 @@ def lead(
                 links[unfit.follower].refuse(str(unfit))
                 links[unfit.follower].await_another()
             except PeerRestarted as restart:
-                meeting.report(f"{restart}: back to the last step that all hold")
+                meeting.report(f"{restart}: back to the last step that all parties have saved")
 
 
 # --- a follower
@@ -153,7 +153,8 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                 if looks == (agreement.purpose == TRAIN):
                     here = "serve" if looks else TRAIN
                     raise ExchangeError(
-                        f"{machine.party} is here to {here}, and {leader} to {agreement.purpose}"
+                        f"{machine.party} was started to {here}, but {leader} to "
+                        f"{agreement.purpose}"
                     )
                 _tell(meeting, agreement)
                 attentive = {leader: _Attentive(link)}
@@ -161,14 +162,14 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                 return _noting({leader: link}, session)
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, _StartOver) else None
-                meeting.report(f"{restart}: back to the last step that all hold")
+                meeting.report(f"{restart}: back to the last step that all parties have saved")
 
 
 def _noting(links: Mapping[str, Link], session: Session) -> Session:
     for peer, link in links.items():
         if link.reconnections:
             session.run.event(
-                f"the link to {peer} was opened again {link.reconnections} times, after "
+                f"the link to {peer} was reopened {link.reconnections} times, after "
                 f"{link.away_s:.1f} s in all"
             )
     return session
