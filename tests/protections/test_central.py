@@ -1,4 +1,4 @@
-"""pw_encrypt with central noise: what comes of a round, what it costs, and what it asks for."""
+"""pw_encrypt with central noise: the outcome of a round, its cost and its requirements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def protection(**options: Any) -> PWEncrypt:
 def play(
     made: PWEncrypt, updates: dict[int, np.ndarray], gone: int | None = None, liar: Any = None
 ) -> Any:
-    """One round over the wire; the client `gone` answers nothing from the masked phase on."""
+    """Play one round over the wire. The client `gone` stops answering in the masked phase."""
     model = np.zeros(DIMENSION)
     server = server_half(made, sorted(updates), model)
     halves = {c: client_half(made, c, model, examples=c + 1) for c in updates}
@@ -55,7 +55,7 @@ def play(
 
 
 def updates() -> dict[int, np.ndarray]:
-    """Two that are within the norm, and three that are far beyond it."""
+    """Return two updates within the norm, and three far beyond it."""
     draw = Seeded(3, "updates").generator()
     scales = dict(enumerate((0.1, 0.4, 3.0, 50.0, 1e6)))
     rows = {c: draw.normal(size=DIMENSION) for c in scales}
@@ -75,7 +75,7 @@ def test_the_mean_is_that_of_clipped_updates_plus_the_stated_noise(gone: int | N
 
 
 def test_one_client_moves_the_sum_by_at_most_twice_the_norm() -> None:
-    """With the noise of one seed in both, what is left is the difference of the sums."""
+    """With the noise of one seed in both, only the difference of the sums remains."""
     made, data = protection(seeded=True, seed=1), updates()
     before = play(made, data).update * 5
     after = play(made, {**data, 4: -data[4]}).update * 5
@@ -85,7 +85,7 @@ def test_one_client_moves_the_sum_by_at_most_twice_the_norm() -> None:
 
 
 def test_a_lying_client_cannot_put_the_ring_s_edge_where_it_tells_of_another() -> None:
-    """The sum is known up to whole turns of the ring, and a step across its edge turns it over."""
+    """The sum is known up to whole turns of the ring, and a step across its edge flips its sign."""
     made = protection(seeded=True, seed=1)
     edge = np.full(DIMENSION + 1, (1 << made.ring.bits - 1) - 1, np.int64)
     edge[-1] = 1

@@ -1,4 +1,4 @@
-"""distributed_dp: real rounds with and without masks, what they cost, and who can break them."""
+"""distributed_dp: real rounds with and without masks, their costs, and who can break them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def updates(clients: int = CLIENTS) -> dict[int, np.ndarray]:
 
 
 def play(made: DistributedDP, data: dict[int, Any], silent: Any = (), lying: Any = None) -> Any:
-    """A round whose messages travel as bytes; `silent` send no vector, `lying` another one."""
+    """Play a round whose messages travel as bytes. `silent` send no vector, `lying` a false one."""
     model = np.zeros(DIMENSION, np.float32)
     server = made.server_round(RoundContext(sorted(data), ROUND, model, made.initial_state()))
     halves = {
@@ -116,7 +116,7 @@ def test_it_costs_what_is_asked_for_and_less_where_more_survive() -> None:
 
 def test_noise_that_may_be_missing_or_known_is_made_up_for() -> None:
     wide = protection(noise_multiplier=2.0, dropout_tolerance=0.3, assume_honest=0.8)
-    # 7 of 10 survive, and 2 of them may have subtracted their noise.
+    # 7 of 10 survive, and 2 of those may have subtracted their noise.
     assert wide.least_survivors == 7
     assert wide.noise.least_shares == 5
     assert wide.noise.ratio(5) >= 2.0
@@ -136,7 +136,7 @@ def test_with_fewer_survivors_than_have_enough_noise_nothing_is_shown(masks: boo
 
 
 def test_no_client_helps_to_unmask_a_sum_with_too_little_noise() -> None:
-    """A server that says more have dropped out than may: in the complete graph all see it."""
+    """If a server claims more dropouts than allowed, all clients of a complete graph notice."""
     made = protection(dropout_tolerance=0.2)
     model, data = np.zeros(DIMENSION, np.float32), updates()
     server = made.server_round(RoundContext(sorted(data), ROUND, model))
@@ -181,7 +181,7 @@ def test_a_sum_that_no_honest_clients_can_have_is_told(masks: bool) -> None:
 
 
 def test_how_far_a_liar_moves_an_entry() -> None:
-    """A sum at the edge of what is taken, turned so that all of it falls on one entry."""
+    """Rotate a sum at the edge of the accepted range so that all of it falls on one entry."""
     made = protection(noise_multiplier=1.0)
     noise, signs = made.noise, made.signs(ROUND)
     assert signs is not None
@@ -263,7 +263,7 @@ def test_who_must_be_trusted_is_said() -> None:
 
 
 def drawn(made: DistributedDP, update: Any, rounds: int, client: int = 0) -> np.ndarray:
-    """In which of the rounds a client's vector has its update in it."""
+    """Return which of the rounds have the client's update in its vector."""
     model, taken = np.zeros(DIMENSION, np.float32), np.zeros(rounds, bool)
     for round in range(rounds):
         context = ClientContext(client, round, model, 5, Seeded(7, round, client))
@@ -357,7 +357,8 @@ def test_a_run_records_what_its_survivors_released(tmp_path: Path) -> None:
 
 
 def test_an_audit_sees_the_sum_before_it_is_decoded() -> None:
-    """Rotated, with the entries that no update reaches; and nothing is kept for nobody."""
+    """The sum is rotated, with the entries that no update reaches. Without an audit nothing is
+    saved."""
     made = protection(masks=False)
     assert play(made, updates()).released is None
     made.audited = True

@@ -1,4 +1,4 @@
-"""Plain averaging, and the checks that every one-report protection shares."""
+"""Plain averaging, and the checks that all one-report protections share."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_wrong_report_is_refused_and_changes_nothing(
     message = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     with pytest.raises(ReportRejected, match=reason):
         half.receive(client, message)
-    half.receive(1, GOOD)  # a refused report does not use up the client's turn
+    half.receive(1, GOOD)  # after a refused report, the client may still send another
     spared.receive(1, GOOD)
     assert half.aggregate().update.tobytes() == spared.aggregate().update.tobytes()
 

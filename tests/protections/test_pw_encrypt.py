@@ -1,4 +1,4 @@
-"""The switch position pw_encrypt: what it computes in whole runs, and what it refuses."""
+"""The protection pw_encrypt: its results in whole runs, and its refusals."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def protection(clients: int = 4, **options: Any) -> PWEncrypt:
 def agreements(
     monkeypatch: pytest.MonkeyPatch, *, worth: float = math.inf, **options: Any
 ) -> tuple[int, list[bytes]]:
-    """How many secrets four clients' keys agree on in a round, and all that the clients send.
+    """Return how many secrets four clients' keys agree on in a round, and all messages of the
+    clients.
 
-    `worth`: after how many of them native code works them out, and none is counted.
+    `worth`: from this number of secrets on, native code computes them, and none is counted.
     """
     count = 0
     real = keys.KeyPair.agree
@@ -65,7 +66,7 @@ def agreements(
 
     monkeypatch.setattr(keys.KeyPair, "agree", counted)
     monkeypatch.setattr(keys, "_WORTH_COMPILING", worth)
-    keys.both_ends.cache_clear()  # another test's round may have left secrets of clients that left
+    keys.both_ends.cache_clear()  # another test may have left secrets of lost clients
     sent = Round(protection(**options), updates()).play().sent
     return count, sent
 
@@ -73,13 +74,13 @@ def agreements(
 def test_a_simulation_agrees_once_for_both_ends_of_a_pair_and_nobody_else_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two keys of each client agree with those of three others; not a byte is another."""
+    """Two keys of each client agree with those of three others. The messages are unchanged."""
     together, sent = agreements(monkeypatch)
     apart, also_sent = agreements(monkeypatch, simulated=False)
     assert (together, apart) == (2 * 6, 2 * 12)
     assert sent == also_sent
     assert not keys.both_ends(0, 2)._kept  # every secret was taken by its second end
-    monkeypatch.setattr(keys, "_MOST_KEPT", 1)  # ... and there is room for so many alone
+    monkeypatch.setattr(keys, "_MOST_KEPT", 1)  # now there is room for only one secret
     assert agreements(monkeypatch)[0] > together
 
 
@@ -116,14 +117,14 @@ def test_both_sides_of_a_simulation_mask_in_native_code_and_nobody_else(
     monkeypatch.setattr(wide_aes, "add_keystreams", counted)
     monkeypatch.setattr(masking, "_WORTH_COMPILING", 0)
     played = Round(protection(simulated=simulated), updates()).play({"masked": {0}})
-    # Each of three survivors has a mask of its own and three with others; all of what is left of
-    # them comes off: three of their own, and three of the client that is silent.
+    # Each of three survivors has one mask of its own and three shared ones. The remaining masks are
+    # removed: three of the survivors' own, and three of the silent client.
     assert wide == ([4, 4, 4, 3 + 3] if simulated else [])
     assert played.server.aggregate().reports == 3
 
 
 class Round:
-    """One round of a protection, with clients that may be silent from a phase on."""
+    """One round of a protection, with clients that may stop answering in some phase."""
 
     def __init__(self, made: PWEncrypt, updates: dict[int, np.ndarray], sizes: Any = None) -> None:
         model = np.zeros(DIMENSION, np.float32)
@@ -304,7 +305,7 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
     (first,) = {made.origin(context, {}) for context in contexts}
     assert made.origin(RoundContext([0, 1], 2, model), {}) == first
     assert lengths.count(model.nbytes) == 1
-    model[0] = 7  # the simulator writes a round's weights where the last one's were
+    model[0] = 7  # the simulator reuses the memory of the last round's weights
     later = ClientContext(0, 3, model, 1, Seeded(0))
     assert made.origin(later, {}) != first
     assert made.origin(later, {"clip": 1.0}) != made.origin(later, {"clip": 2.0})
@@ -312,7 +313,7 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
 
 
 def test_another_model_for_one_client_leaves_noise() -> None:
-    """What is hidden is hidden in the mean too; a sum of weights that cannot be ends the round."""
+    """Masked vectors stay masked in the mean too. An impossible sum of weights ends the round."""
     made, data = protection(), updates()
     lone = Round(made, data)
     context = lone.clients[0]._context
@@ -332,7 +333,7 @@ def test_an_update_leaves_once_a_round() -> None:
             client._context = replace(client._context, answered=answered[c])
         return lone
 
-    attempt().play({"masked": {3}})  # client 3's has not left
+    attempt().play({"masked": {3}})  # client 3 has not sent its vector
     assert {c: a.last for c, a in answered.items()} == {0: 2, 1: 2, 2: 2, 3: -1}
     with pytest.raises(RoundVoid) as void:
         attempt().play()
@@ -383,7 +384,7 @@ def test_a_run_ends_where_plain_averaging_of_the_same_survivors_ends(tmp_path: P
 
 
 def test_void_rounds_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
-    """With half of the clients silent every round is void, and the model is the one it began as."""
+    """With half of the clients silent, every round is void, and the model does not change."""
     for phase, text in (
         ("share", "4 clients answered in phase share, 5 are needed"),
         ("masked", "4 clients answered in phase masked, 5 are needed"),
@@ -454,7 +455,7 @@ def test_mnist_ends_within_0_3_points_of_plain_averaging_with_the_same_survivors
 def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_worked_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever counts them: a job, or a server that a client of an app is told the number by."""
+    """A job or the server of an app may state the number. Both are checked."""
     monkeypatch.setattr(masking_graph, "automatic", lambda *_: pytest.fail("worked out"))
     settings = PWEncryptSettings()
     with pytest.raises(InvalidValue, match=r"sharing = 1048577 is outside \[1, 1048576\]"):

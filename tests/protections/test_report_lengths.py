@@ -1,4 +1,4 @@
-"""How long an honest answer can be, and that a longer one is refused before it is decoded."""
+"""The longest honest answers, and the refusal of longer ones before they are decoded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(overrides: tuple[str, ...]) -> Protection:
 
 
 class Wire(Carrier):
-    """Carries real answers, some of them longer by a few bytes of another field."""
+    """Carries real answers, and makes some of them longer by another field of a few bytes."""
 
     def __init__(self, protection: Protection, server: Any, lengthened: tuple[int, ...]) -> None:
         self.server, self.lengthened = server, lengthened
@@ -101,7 +101,7 @@ def test_each_phase_of_secure_aggregation_has_its_length(overrides: tuple[str, .
     assert outcome.void is None
     assert outcome.reported == set(COHORT)
     for phase, sizes in wire.sizes.items():
-        # Nobody refuses a box here: eight bytes for each that could be.
+        # No box is refused here: eight bytes for each possible one.
         spare = 8 * len(COHORT) if phase == "masked" else 0
         assert max(sizes) <= wire.longest[phase] <= max(sizes) + spare
 
@@ -131,10 +131,10 @@ def test_a_longer_answer_is_refused_unread_and_counted(
 
 
 class OwnRound(PhasedRound):
-    """A half of one's own that says nothing of lengths, and one that does."""
+    """A half of a user's own that states no length, and one that does."""
 
     def _fold(self, client: int, message: Message) -> None:
-        """Anything will do."""
+        """Accept any message."""
 
     def _aggregate(self) -> Aggregate:
         return Aggregate(np.zeros(DIMENSION), self.reports)
@@ -167,7 +167,7 @@ def test_decoding_looks_at_no_byte_of_a_message_that_is_too_long() -> None:
 
 
 class Talkers(Carrier):
-    """Clients that have a lot to say for themselves."""
+    """Clients that send very long messages."""
 
     def ask(self, phase: str, asked: Mapping[int, Message]) -> Iterator[Answer]:
         words = "line\n" * 100_000, "\x1b[2J" + "'" * 300, "x" * 201, "y" * 200
