@@ -1,4 +1,4 @@
-"""The Flower app that a job is written as."""
+"""The Flower app that a job is written to."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_fault_plan_is_refused():
 
 def test_an_existing_file_is_never_overwritten(tmp_path: Path):
     folder, _ = app_of(tmp_path / "app", job())
-    app_of(tmp_path / "app", job())  # the same again is no change
+    app_of(tmp_path / "app", job())  # writing the same app again changes nothing
     with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
         app_of(tmp_path / "app", job(seed=1))
     assert read_job(folder).seed == 0

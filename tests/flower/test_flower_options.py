@@ -1,4 +1,4 @@
-"""The settings of a protected Flower app, and what a client insists on."""
+"""The settings of a protected Flower app, and the demands of a client."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_a_pin_of_the_threshold_alone_is_more_than_half_of_any_number():
 
 
 def test_weights_are_made_of_a_metric_that_the_client_gives():
-    """Their sum is what a server learns, so that the key would reveal any metric's."""
+    """The server learns the sum of the weights, so the key would reveal any metric."""
     sick = replace(offer(protection="pw_encrypt"), weight_key="sick")
     for sources in (
         {},
@@ -270,7 +270,7 @@ def test_terms_that_differ_in_anything_are_another_job():
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=lambda position: position.name)
 def test_every_setting_declares_which_way_it_weakens(position):
-    """A setting without a direction would be one that a pin does not hold."""
+    """A pin could not enforce a setting without a direction."""
     fields = position.settings_type.model_fields
     assert directions(position.settings_type).keys() == fields.keys()
 

@@ -1,4 +1,4 @@
-"""Which node is which client: what a node says of itself is bounded, and so is the work on it."""
+"""The mapping from nodes to clients: a node's introduction is bounded, and so is the work on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.flower.records import encoded_records
 
 
 class Introductions:
-    """A grid whose nodes answer the question who they are, and nothing else."""
+    """A grid whose nodes only answer the question who they are."""
 
     def __init__(self, words: dict[int, bytes]) -> None:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1

@@ -145,7 +145,7 @@ def test_spending() -> None:
         assert spending[0].loss.epsilon == per_parameter
 
 
-# What a server must refuse
+# The refusals of a server
 
 
 @pytest.mark.parametrize("sent", ["sum", "bits"])
@@ -205,7 +205,7 @@ def test_a_round_without_reports_is_void() -> None:
         room.aggregate()
 
 
-# What a client must refuse
+# The refusals of a client
 
 
 @pytest.mark.parametrize("target", ["weights", "update"])
