@@ -58,7 +58,7 @@ def test_the_model_moves_by_the_clipped_mean_and_the_noise_and_the_ledger_says_w
     assert strategy.rounds[0].reports == 5
     assert strategy.ledger.epsilon("run", 1e-5) == pytest.approx(2.0, rel=1e-6)
     assert strategy.options.weighs == "equal"
-    assert "and not against the server" in caplog.text
+    assert "against everyone except the server" in caplog.text
 
 
 def test_a_limit_ends_the_rounds() -> None:
@@ -120,7 +120,7 @@ def test_clear_updates_and_the_servers_noise_in_an_app(caplog: pytest.LogCapture
     assert 1e-9 < stats.chi2.cdf(square, SIZE) < 1 - 1e-9
     assert strategy.ledger.epsilon("run", 1e-5) == pytest.approx(epsilon_for(2.0, 1e-5), rel=1e-6)
     assert strategy.options.weighs == "equal"
-    assert "and not against the server" in caplog.text
+    assert "against everyone except the server" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,7 @@ def test_a_limit_is_held_against_a_server_that_is_not_trusted() -> None:
 
 
 def test_an_app_has_no_target_of_a_run() -> None:
-    with pytest.raises(InvalidValue, match=r"target_epsilon = 2\.0 is of a whole run, and an app "):
+    with pytest.raises(
+        InvalidValue, match=r"target_epsilon = 2\.0 is for a whole run, and an app "
+    ):
         ProtectedStrategy(FedAvg(), protection="central_gaussian", target_epsilon=2.0)

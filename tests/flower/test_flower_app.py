@@ -480,7 +480,7 @@ def test_a_report_that_promises_next_to_none_is_warned_of_once(eps, thin, caplog
 
 def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
     strategy = ProtectedStrategy(flower.FedAvg(), **PW)
-    said = ("how many examples clients have, each or in sum (weighting = by_size)",)
+    said = ("the clients' numbers of examples, each or in total (weighting = by_size)",)
     assert strategy.ledger.in_clear == said
     assert ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal").ledger.in_clear == ()
 
@@ -489,7 +489,7 @@ def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
 def test_so_they_are_in_every_clients_own_account(weighting, tmp_path):
     run(federation(), ProtectedStrategy(flower.FedAvg(), **PW, weighting=weighting))
     accounts = [decode(path.read_bytes()) for path in tmp_path.glob("home/fedveil/*.account")]
-    said = "how many examples clients have, each or in sum (weighting = by_size)"
+    said = "the clients' numbers of examples, each or in total (weighting = by_size)"
     assert len(accounts) == 6
     assert {account["alike.in_clear"] for account in accounts} == {
         said if weighting == "by_size" else ""

@@ -197,10 +197,10 @@ def test_what_is_weaker_than_what(demanded, stronger, weaker):
     [
         (10, 7, None),
         (10, 9, None),
-        (12, 8, "8 of 12 clients reconstruct a secret, 7 of 10 are demanded"),
+        (12, 8, "8 of 12 clients reconstruct a secret, but 7 of 10 are required"),
         (20, 14, None),
-        (2000, 7, "7 of 2000 clients reconstruct a secret, 7 of 10 are demanded"),
-        (8, 6, "6 clients reconstruct a secret, at least 7 are demanded"),
+        (2000, 7, "7 of 2000 clients reconstruct a secret, but 7 of 10 are required"),
+        (8, 6, "6 clients reconstruct a secret, but at least 7 are required"),
     ],
 )
 def test_a_pin_of_the_threshold_is_of_so_many_clients(clients, threshold, weaker):
@@ -220,7 +220,7 @@ def test_a_pin_of_the_threshold_alone_is_more_than_half_of_any_number():
     pin = {"fedveil.protection": "pw_encrypt", "fedveil.reconstruct_secrets_threshold": 7}
     asked = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 7}
     refuse(offer(13, **asked), node_config=pin)
-    with pytest.raises(MessageInvalid, match="7 of 14 clients reconstruct a secret, more than"):
+    with pytest.raises(MessageInvalid, match="7 of 14 clients reconstruct a secret, but more than"):
         refuse(offer(14, **asked), node_config=pin)
     refuse(offer(14, **asked, share_secrets_ratio=0.9), node_config=pin)
 

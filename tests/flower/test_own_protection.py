@@ -121,7 +121,7 @@ def test_an_attacker_reads_it_as_the_page_says() -> None:
     context = JobContext("equal", 3, clients_per_round=2, rounds=1)
     made = module.Ready(module.ReadySettings(eps=4.0), context)
     updates = [np.array([0.5, 0.0, -0.5], np.float32), np.array([-0.5, 0.0, 0.5], np.float32)]
-    with pytest.raises(InvalidValue, match="has several phases: its class must say in `reading`"):
+    with pytest.raises(InvalidValue, match="has several phases: its class must define `reading`"):
         seen(made, np.zeros(3, np.float32), updates, Seeded(0))
     exec(READING, vars(module))
     module.Ready.reading = module.reading

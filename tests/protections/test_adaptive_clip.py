@@ -198,7 +198,7 @@ def test_a_trusted_server_refuses_more_than_a_bit() -> None:
         if fits:
             assert made.read(report)[-1] == bit
             continue
-        with pytest.raises(ReportRejected, match="says more than a bit of the clip"):
+        with pytest.raises(ReportRejected, match="holds a clip bit beyond its range"):
             server.receive(0, report)
 
 
@@ -311,11 +311,11 @@ def test_a_target_is_solved_for_with_it(name: str) -> None:
     [
         (
             {"clip_quantile": None, "clip_bit_noise": None, "clip_rate": 0.5},
-            "clip_rate = 0.5 needs clip_quantile: without it the clip stays where it is",
+            "clip_rate = 0.5 needs clip_quantile: without it the clip is fixed",
         ),
         (
             {"clip_quantile": None, "clip_rate": None, "clip_bit_noise": 9.0},
-            "clip_bit_noise = 9.0 needs clip_quantile: without it the clip stays where it is",
+            "clip_bit_noise = 9.0 needs clip_quantile: without it the clip is fixed",
         ),
         ({"clip_quantile": 1.0}, r"clip_quantile = 1.0 is outside (0, 1)"),
         ({"clip_rate": 0.0}, r"clip_rate = 0.0 is outside (0, 10]"),

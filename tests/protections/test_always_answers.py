@@ -82,7 +82,7 @@ def test_where_nothing_is_promised_there_is_no_report(update: Any) -> None:
 
 def test_what_the_message_alone_decides_is_refused() -> None:
     for update in (MODEL, BAD[0]):
-        with pytest.raises(ClientWithheld, match=r"eps = 9\.0 is not what the job allows"):
+        with pytest.raises(ClientWithheld, match=r"eps = 9\.0 is not allowed by the job"):
             answered(protection("rr"), update, eps=9.0)
 
 

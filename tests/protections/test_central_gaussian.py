@@ -232,7 +232,7 @@ def test_a_run_costs_its_target_and_says_whom_it_trusts(tmp_path: Path) -> None:
     assert 0 < costs[0] < costs[1] < costs[2] <= 4.0
     assert costs[2] == pytest.approx(4.0, rel=1e-6)
     events = (run.folder / "events.log").read_text()
-    assert "epsilon holds against everybody else, and not against the server" in events
+    assert "epsilon holds against everyone except the server" in events
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_against_the_server_nothing_is_promised() -> None:
         (
             {"noise_multiplier": 1.0, "target_epsilon": 2.0},
             r"protection\.central_gaussian\.noise_multiplier = 1\.0 and target_epsilon = 2\.0 both "
-            r"say how much noise there is: set one of them",
+            r"both determine the noise: set only one of them",
         ),
         ({"noise_multiplier": 0.0}, r"noise_multiplier = 0\.0 is outside \(0, inf\)"),
         ({"target_epsilon": -1.0}, r"target_epsilon = -1\.0 is outside \(0, inf\)"),
@@ -286,7 +286,7 @@ def test_settings_that_do_not_fit_get_one_sentence(settings: Any, sentence: str)
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"weighting": "by_size"}, "central_gaussian needs clients that count equally"),
+        ({"weighting": "by_size"}, "central_gaussian needs server.weighting = equal"),
         ({"delta": 0.0}, "privacy.delta = 0 leaves central_gaussian without an epsilon"),
         ({"noise_multiplier": 1e-6}, r"ratio = 1e-06 is outside \[1\.52588e-05, "),
         ({"clip": 1e30}, r"clip = 1e\+30 is outside"),

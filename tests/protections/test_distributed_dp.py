@@ -176,7 +176,7 @@ def test_an_update_that_cannot_be_used_is_noise_around_zero(bad: float, tmp_path
 def test_a_sum_that_no_honest_clients_can_have_is_told(masks: bool) -> None:
     made = protection(noise_multiplier=1.0, masks=masks)
     edge = np.full(made.length, made.noise.reach + made.noise.reach // 8)
-    with pytest.raises(RoundVoid, match="beyond what clipped updates and their noise reach"):
+    with pytest.raises(RoundVoid, match="exceeds the range of clipped updates and their noise"):
         play(made, updates(), lying=edge)
 
 
@@ -209,8 +209,8 @@ def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:
     [
         (
             {"noise_multiplier": 1.0, "target_epsilon": 2.0},
-            "noise_multiplier = 1.0 and target_epsilon = 2.0 both say how much noise there is: "
-            "set one of them",
+            "noise_multiplier = 1.0 and target_epsilon = 2.0 both determine the noise: "
+            "set only one of them",
         ),
         (
             {"dropout_tolerance": 0.5, "assume_honest": 0.5},
@@ -232,14 +232,14 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str
 
 
 def test_without_masks_all_take_part_and_nothing_leaves_a_machine() -> None:
-    with pytest.raises(InvalidValue, match="only a simulation can do without masks"):
+    with pytest.raises(InvalidValue, match="masks can be left out only in a simulation"):
         protection(masks=False, simulated=False)
-    with pytest.raises(InvalidValue, match=r"share_secrets_ratio = 0\.9 only some of them take"):
+    with pytest.raises(InvalidValue, match=r"share_secrets_ratio = 0\.9 only some clients take"):
         protection(masks=False, share_secrets_ratio=0.9)
 
 
 def test_weights_would_break_the_sensitivity() -> None:
-    with pytest.raises(InvalidValue, match="distributed_dp needs clients that count equally"):
+    with pytest.raises(InvalidValue, match=r"distributed_dp needs server\.weighting = equal"):
         protection(weighting="by_size")
     with pytest.raises(JobError, match=r"server\.weighting = by_size tells"):
         Job(protection="distributed_dp", server={"weighting": "by_size"})

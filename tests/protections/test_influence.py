@@ -351,7 +351,7 @@ def test_a_sum_beyond_the_clip_ends_the_round(excess: int, monkeypatch: pytest.M
     def lie(vector: npt.NDArray[np.int64]) -> Any:
         return np.append(np.full(DIMENSION, int(beyond)), vector[-1])
 
-    with pytest.raises(RoundVoid, match="an entry of the sum of 20 clients is beyond their clip"):
+    with pytest.raises(RoundVoid, match="an entry of the sum of 20 clients exceeds their clip"):
         masked_round(monkeypatch, lie)
 
 

@@ -130,7 +130,7 @@ def test_what_comes_after_the_aggregate_is_refused() -> None:
     with pytest.raises(ReportRejected, match="wrong phase"):
         half.receive(2, GOOD)
     for one, other in ((half, server()), (server(), half)):
-        with pytest.raises(ValueError, match="has told its aggregate"):
+        with pytest.raises(ValueError, match="has returned its aggregate"):
             one.merge(other)
     assert half.aggregate() is told
 
@@ -183,7 +183,7 @@ def test_every_switch_position_is_found_by_name() -> None:
         ("later", "is neither one of not_encrypt, .* nor package.module:function"),
         ("no_such_module:Name", "there is no module no_such_module"),
         ("json:Name", "the module json has no Name"),
-        ("json:dumps", "is not a class that is derived from fedveil.protections.base.Protection"),
+        ("json:dumps", "is not a class derived from fedveil.protections.base.Protection"),
     ],
 )
 def test_a_position_that_cannot_be_found(name: str, sentence: str) -> None:

@@ -265,7 +265,7 @@ def test_one_server_only() -> None:
 
 
 def test_a_cohort_larger_than_the_terms_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="a cohort of 5, the terms are for 4"):
+    with pytest.raises(InvalidValue, match="the cohort has 5 clients, but the terms are for 4"):
         Round(protection(), updates(5))
 
 

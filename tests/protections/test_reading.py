@@ -313,7 +313,7 @@ def test_ones_own_is_read_as_its_server_reads_it() -> None:
 
 def test_ones_own_with_several_phases_must_say_it_itself() -> None:
     protection = TwoPhases(TwoPhases.settings_type(), JobContext("equal", 3, 5, 1))
-    with pytest.raises(InvalidValue, match="must say in `reading` what one of its reports tells"):
+    with pytest.raises(InvalidValue, match="must define `reading` for one of its reports"):
         protection.reading(opened(protection), {})
 
 

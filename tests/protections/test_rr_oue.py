@@ -116,7 +116,7 @@ def test_order_and_trees_change_nothing() -> None:
             left.merge(right)
         left.advance()
         assert left.aggregate().update.tobytes() == straight.update.tobytes()
-        with pytest.raises(ValueError, match="has told its aggregate"):
+        with pytest.raises(ValueError, match="has returned its aggregate"):
             left.merge(server(half, model, COHORT[:2]))
 
 
@@ -248,14 +248,14 @@ def test_saturation_is_counted_and_stays_with_the_client() -> None:
 @pytest.mark.parametrize(
     ("settings", "opening", "sentence"),
     [
-        ({}, {"round": 7, "eps": 4.9}, "eps = 4.9 is not what the job allows"),
-        ({}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not what the job allows"),
+        ({}, {"round": 7, "eps": 4.9}, "eps = 4.9 is not allowed by the job"),
+        ({}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not allowed by the job"),
         ({}, {"round": 6, "eps": 4.8}, "not the opening of this round"),
         ({}, {"round": 7}, "malformed"),
         ({}, {"round": 7, "eps": 5}, "malformed"),
         ({}, {"round": 7, "eps": 4.8, "clip": 9.0}, "malformed"),
-        ({"adaptive": True}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not what the job allows"),
-        ({"adaptive": True}, {"round": 7, "eps": math.nan}, "not what the job allows"),
+        ({"adaptive": True}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not allowed by the job"),
+        ({"adaptive": True}, {"round": 7, "eps": math.nan}, "not allowed by the job"),
         ({"adaptive": True}, {"round": 7, "eps": math.inf}, "eps = inf is not finite"),
         ({"adaptive": True}, {"round": 7, "eps": 1e9}, "outside"),
         (

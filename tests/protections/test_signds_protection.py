@@ -255,7 +255,7 @@ def test_a_client_withholds_from_a_wrong_opening(change: dict[str, object]) -> N
 
 def test_a_client_withholds_an_update_of_another_model() -> None:
     made = small()
-    with pytest.raises(ClientWithheld, match="not of the length of the model"):
+    with pytest.raises(ClientWithheld, match="does not have the length of the model"):
         respond(made, server_round(made, [1]).opening(), np.zeros(9, np.float32))
 
 
@@ -266,7 +266,7 @@ def test_a_small_topk_set_warns_on_the_client(dimension: int, warns: bool) -> No
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         respond(made, opening, np.arange(dimension, dtype=np.float32))
-    sentence = "protection.signds.sign_k = 0.2 of 250 dimensions makes a top-k set of 50"
+    sentence = "protection.signds.sign_k = 0.2 of 250 dimensions gives a top-k set of 50"
     texts = [str(w.message) for w in caught if w.category is FedveilWarning]
     assert [text.startswith(sentence) for text in texts] == [True] * warns
 

@@ -48,7 +48,7 @@ def test_the_default_threshold_has_a_sparse_graph_for_any_number_of_clients(clie
 def test_two_clients_have_no_sum_that_hides_one(clients: int) -> None:
     said = threshold_reachable(PWEncryptSettings(), Cohort(clients, clients))
     assert said is not None
-    assert said.startswith("secure aggregation needs at least 3 clients")
+    assert said.startswith("reconstruct_secrets_threshold needs at least 3 clients")
 
 
 def test_a_pin_is_for_the_clients_that_it_was_made_for() -> None:
@@ -56,4 +56,4 @@ def test_a_pin_is_for_the_clients_that_it_was_made_for() -> None:
     asked, pinned = PWEncryptSettings(), PWEncryptSettings()
     assert shared_weaker(asked, pinned, 100, 100) is None
     said = shared_weaker(asked, pinned, 10, 100)
-    assert said == "7 clients reconstruct a secret, at least 67 are demanded"
+    assert said == "7 clients reconstruct a secret, but at least 67 are required"

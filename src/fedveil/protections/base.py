@@ -48,9 +48,9 @@ Weighting: TypeAlias = Literal["by_size", "equal"]
 #: The unit that a loss protects: all data of a client, or one of its examples.
 Whose: TypeAlias = Literal["client", "example"]
 #: The ledger's sentence about weights: no epsilon covers them.
-BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
+BY_SIZE = "the clients' numbers of examples, each or in total (weighting = by_size)"
 #: The ledger's sentence about answer times, if a client answers as soon as it is ready.
-TIMING = "how long a client takes to answer (answer_after_s is not set)"
+TIMING = "the time that a client takes to answer (answer_after_s is not set)"
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ class Protection(Audited):
         if len(self.flow) > 1:
             raise InvalidValue(
                 f"protection.name = {self.name or type(self).__name__} has several phases: its "
-                f"class must say in `reading` what one of its reports tells"
+                "class must define `reading` for one of its reports"
             )
         (client,) = context.cohort[:1]
         server = self.server_round(replace(context, cohort=[client]))
