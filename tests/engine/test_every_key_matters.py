@@ -230,7 +230,7 @@ CASES: dict[str, Case] = {
     "privacy.randomness": Case("secure", DP),
     "privacy.max_epsilon": Case(30.0, DP | {"protection.dp_encrypt.dp_eps": 10.0, "rounds": 6}),
     "privacy.delta": Case(1e-6, DP),
-    "privacy.unit": Case("client", EXAMPLE, refused="belongs to privacy.unit = example"),
+    "privacy.unit": Case("client", EXAMPLE, refused="needs privacy.unit = example"),
     "audit.canaries": Case(2, DP),
     "audit.norm": Case(0.1, DP | {"audit.canaries": 2}),
     "simulation.dropouts": Case({"masked": 0.3}, PW),

@@ -58,8 +58,8 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
     ("protection", "sentence"),
     [
         ({"name": "central_gaussian", "central_gaussian": {"target_epsilon": 2.0}},
-         "rounds = 4 would cost more than target_epsilon = 2 of protection central_gaussian, whose "
-         "noise was made for 3 rounds: begin a new run"),
+         "rounds = 4 would exceed target_epsilon = 2 of protection central_gaussian, whose "
+         "noise was made for 3 rounds: start a new run"),
         ({"name": "distributed_dp", "distributed_dp": {"reconstruct_secrets_threshold": 5}},
          "rounds = 4 would cost more than target_epsilon = 8 of"),
         ({"name": "distributed_dp",

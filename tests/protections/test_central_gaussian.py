@@ -271,7 +271,7 @@ def test_against_the_server_nothing_is_promised() -> None:
         (
             {"noise_multiplier": 1.0, "target_epsilon": 2.0},
             r"protection\.central_gaussian\.noise_multiplier = 1\.0 and target_epsilon = 2\.0 both "
-            r"both determine the noise: set only one of them",
+            r"determine the noise: set only one of them",
         ),
         ({"noise_multiplier": 0.0}, r"noise_multiplier = 0\.0 is outside \(0, inf\)"),
         ({"target_epsilon": -1.0}, r"target_epsilon = -1\.0 is outside \(0, inf\)"),

@@ -95,12 +95,12 @@ def test_where_they_count_equally_and_where_they_are_refused() -> None:
     assert Job(server={"aggregation": "median"}).server.weighting == "equal"
     assert Job(server={"aggregation": "norm_bound"}).server.weighting == "by_size"
     assert problems("server: {aggregation: trimmed_mean, weighting: by_size}") == [
-        "server.weighting = by_size has no meaning under server.aggregation = trimmed_mean: only "
+        "server.weighting = by_size is not defined under server.aggregation = trimmed_mean: only "
         "equal is allowed"
     ]
     assert problems("{server: {aggregation: median}, protection: pw_encrypt}") == [
         "server.aggregation = median is refused under protection.name = pw_encrypt, whose server "
-        "has the sum of reports alone, or reports that are clipped already: take not_encrypt or "
+        "sees only the sum of reports, or reports that are already clipped: use not_encrypt or "
         "dp_encrypt, or mean"
     ]
     for name, position in POSITIONS.items():

@@ -233,7 +233,7 @@ def test_weights_beyond_floats_are_clipped_as_others_are() -> None:
 def test_a_model_that_has_no_code_is_withheld() -> None:
     half = protection()
     model = np.full(6, np.nan, np.float32)
-    with pytest.raises(ClientWithheld, match="this cannot be coded"):
+    with pytest.raises(ClientWithheld, match="the update cannot be coded"):
         client(half, model).respond({"round": 7, "eps": 4.8}, np.zeros(6, np.float32))
 
 
@@ -346,7 +346,7 @@ def test_total_epsilon_ends_the_run_before_it_would_be_passed() -> None:
     assert rounds_until_stopped(protection(eps=0.1, total_eps=6.0)) == 5
     assert rounds_until_stopped(protection(eps=0.1, total_eps=5.999999999999999)) == 4
     assert rounds_until_stopped(protection("oue", eps=0.1, total_eps=6.0)) == 10
-    with pytest.raises(RunStopped, match=r"total_eps = 1\.1: round 7 would bring .* to 1\.2$"):
+    with pytest.raises(RunStopped, match=r"total_eps = 1\.1: round 7 would raise .* to 1\.2$"):
         server(protection(eps=0.1, total_eps=1.1), np.zeros(6))
 
 

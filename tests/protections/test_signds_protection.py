@@ -255,7 +255,7 @@ def test_a_client_withholds_from_a_wrong_opening(change: dict[str, object]) -> N
 
 def test_a_client_withholds_an_update_of_another_model() -> None:
     made = small()
-    with pytest.raises(ClientWithheld, match="does not have the length of the model"):
+    with pytest.raises(ClientWithheld, match="not of the model's length"):
         respond(made, server_round(made, [1]).opening(), np.zeros(9, np.float32))
 
 

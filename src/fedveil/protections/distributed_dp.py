@@ -311,7 +311,7 @@ class DistributedDP(Clipped, SecureSum):
             others = (moving.share(law.joint(zero, 0.5), four, entropy) for _ in range(3))
             return sum(others, moving.share(law.joint(update, 0.5), four, entropy))
 
-        at_clip, beyond, name = update / 2, -update, "noise in shares, an update and its clip bit"
+        at_clip, beyond, name = update / 2, -update, "noise in shares, an update and if shortened"
         yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
 
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:

@@ -40,7 +40,7 @@ class OneReportRound(PhasedRound):
         twice = self._answered & other._answered
         if twice or other._context.round != self._context.round or type(other) is not type(self):
             raise ValueError(
-                f"these two halves do not belong to one round, or share the clients {twice}"
+                f"these two halves do not belong to one round, or share clients {twice}"
             )
         self._merge_sums(other)
         self._answered |= other._answered
@@ -72,7 +72,7 @@ class OneReportClient(ABC):
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:
-            raise ClientWithheld("the update does not have the length of the model")
+            raise ClientWithheld("the update is not of the model's length")
         return self._report(message, update)
 
     def keep(self) -> State:
