@@ -395,7 +395,9 @@ def test_parameters_of_a_position_that_is_not_picked_are_told_of():
 
 
 def test_a_dotted_key_in_a_file_is_told_where_it_stands():
-    with pytest.raises(JobError, match=r"is a key of the block protection, and stands within it$"):
+    with pytest.raises(
+        JobError, match=r"is a key of the block protection: write it inside that block$"
+    ):
         Job(**{"protection.dp_encrypt.dp_eps": 3})
     with pytest.raises(JobError, match=r"^a\.b = 3 is not a known key; the keys are name"):
         Job(**{"a.b": 3})

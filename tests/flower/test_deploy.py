@@ -101,11 +101,11 @@ def test_the_command(tmp_path: Path):
     result = fedveil_command("deploy", str(target), "--set", "rounds=2")
     assert result.exit_code == 0
     assert "next: flwr run" in result.stdout
-    assert "a report says how many examples its client has" in result.stderr
+    assert "a report reveals its client's number of examples" in result.stderr
     assert read_job(target) == deployable(Job(rounds=2))
     result = fedveil_command("deploy", str(tmp_path / "b"), "--seeded", "--set", "protection=rr")
-    assert "whoever reads the job can take the protection off" in result.stderr
-    assert "how many examples" not in result.stderr
+    assert "anyone who can read the job can remove the protection" in result.stderr
+    assert "number of examples" not in result.stderr
 
 
 def test_active_security_comes_with_a_roster_to_fill_in(tmp_path: Path):

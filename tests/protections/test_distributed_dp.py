@@ -214,8 +214,8 @@ def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:
         ),
         (
             {"dropout_tolerance": 0.5, "assume_honest": 0.5},
-            "dropout_tolerance = 0.5 and assume_honest = 0.5 leave none of 10 clients with noise to "
-            "rely on: lower dropout_tolerance or raise assume_honest",
+            "dropout_tolerance = 0.5 and assume_honest = 0.5 leave none of 10 clients with noise "
+            "to rely on: lower dropout_tolerance or raise assume_honest",
         ),
     ],
 )

@@ -463,6 +463,6 @@ def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_work
     with pytest.raises(JobError) as refused:
         Job.load(None, ["protection=pw_encrypt", "clients.number=2000000", "clients.fraction=1"])
     assert refused.value.problems[0] == (
-        "protection.pw_encrypt.share_secrets_ratio = 1 lets 2000000 of 2000000 clients a round "
+        "protection.pw_encrypt.share_secrets_ratio = 1 lets 2000000 of 2000000 clients in a round "
         "share secrets; at most 1048576 can"
     )
