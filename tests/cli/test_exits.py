@@ -347,7 +347,7 @@ def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         code, _, err = command("vertical", *words, "federated")
         assert code == Exit.WRONG
         assert err.startswith("error: federated/job.yaml is a job of another kind")
-        assert err.endswith(f"it is `fedveil run --resume` {goes_on}")
+        assert err.endswith("it is `fedveil run --resume` that goes on with such a run\n")
         assert len(err.splitlines()) == 1
 
 

@@ -201,7 +201,7 @@ def test_rounds_that_are_void_because_clients_fall_silent_say_so(tmp_path: Path)
         fedveil.simulate(settings, tmp_path / "run")
     assert str(failure.value).startswith(
         "no report was usable in any of 3 rounds: the client fell silent (6x), the round is void: "
-        "2 clients answered in phase masked, 3 are needed (3x); the record is in "
+        "2 clients answered in phase masked, but 3 are needed (3x); the record is in "
     )
 
 

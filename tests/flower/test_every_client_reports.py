@@ -222,7 +222,7 @@ def test_a_deployed_client_s_invalid_record_is_in_its_own_log_alone(
         run = serve(app, grid, tmp_path / "run")
     assert not first_reply(grid).has_error()
     assert run.metrics[0]["reports"] == 6
-    assert "1 of 40 training examples count for nothing, example 17 first" in caplog.text
+    assert "1 of 40 training examples have no effect, starting with example 17" in caplog.text
     assert "an update of zero is reported" not in caplog.text
 
 

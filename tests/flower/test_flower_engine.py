@@ -243,7 +243,7 @@ def test_below_the_threshold_the_round_is_void_and_the_run_goes_on(tmp_path: Pat
 
     grid.tamper = tamper
     result = serve(app, grid, tmp_path / "run")
-    void = "the round is void: 3 clients answered in phase masked, 4 are needed"
+    void = "the round is void: 3 clients answered in phase masked, but 4 are needed"
     assert [record["void"] for record in result.metrics] == [None, void, void]
     # No client still has keys: those that did not finish had to forget them.
     assert kinds(grid.sent)[-1] == "query.forget"
@@ -280,8 +280,8 @@ def test_replies_that_are_no_reports_are_refused_by_name(tmp_path: Path):
         "a message holds the records 'fedveil', 'metrics', a message of fedveil holds 'fedveil' "
         "alone",
         "fields are missing or unknown",
-        "the bytes do not begin as a message of this version does",
-        f"the message has {too_long} bytes, {most} are the most here",
+        "the bytes do not start like a message of this version",
+        f"the message has {too_long} bytes, but at most {most} are allowed here",
     ]
 
 

@@ -164,7 +164,7 @@ def test_where_all_updates_have_left_the_round_is_void_and_the_next_one_is_not(t
         serve(app, grid, tmp_path / "run")
     records = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics
     assert [r["reports"] for r in records] == [CLIENTS, 0, CLIENTS]
-    assert records[1]["void"].endswith("0 clients answered in phase advertise, 4 are needed")
+    assert records[1]["void"].endswith("0 clients answered in phase advertise, but 4 are needed")
     assert records[1]["withheld"] == {BEFORE: CLIENTS}
     assert records[1]["loss"] == records[0]["loss"]
 

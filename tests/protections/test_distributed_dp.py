@@ -131,7 +131,7 @@ def test_noise_that_may_be_missing_or_known_is_made_up_for() -> None:
 def test_with_fewer_survivors_than_have_enough_noise_nothing_is_shown(masks: bool) -> None:
     made = protection(dropout_tolerance=0.2, masks=masks)
     assert play(made, updates(), silent=[1, 5]).reports == 8
-    with pytest.raises(RoundVoid, match="7 clients answered in phase masked, 8 are needed"):
+    with pytest.raises(RoundVoid, match="7 clients answered in phase masked, but 8 are needed"):
         play(made, updates(), silent=[1, 5, 6])
 
 

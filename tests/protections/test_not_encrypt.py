@@ -147,7 +147,7 @@ def test_repeated_sender_and_wrong_phase_are_refused() -> None:
 
 
 def test_a_round_without_reports_is_void() -> None:
-    with pytest.raises(RoundVoid, match="0 clients answered in phase report, 1 are needed"):
+    with pytest.raises(RoundVoid, match="0 clients answered in phase report, but 1 are needed"):
         server().aggregate()
 
 

@@ -386,9 +386,9 @@ def test_a_run_ends_where_plain_averaging_of_the_same_survivors_ends(tmp_path: P
 def test_void_rounds_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
     """With half of the clients silent, every round is void, and the model does not change."""
     for phase, text in (
-        ("share", "4 clients answered in phase share, 5 are needed"),
-        ("masked", "4 clients answered in phase masked, 5 are needed"),
-        ("unmask", "4 clients answered in phase unmask, 5 are needed"),
+        ("share", "4 clients answered in phase share, but 5 are needed"),
+        ("masked", "4 clients answered in phase masked, but 5 are needed"),
+        ("unmask", "4 clients answered in phase unmask, but 5 are needed"),
     ):
         silent = {"workers": 0, "dropouts": {phase: 0.5}}
         with pytest.raises(RunFailed, match=text):

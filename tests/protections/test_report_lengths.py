@@ -123,7 +123,7 @@ def test_a_longer_answer_is_refused_unread_and_counted(
     too_long = [size for size in wire.sent[: len(COHORT)] if size > wire.longest[first]]
     assert len(too_long) == 2
     assert outcome.rejected == {
-        f"the message has {too_long[0]} bytes, {wire.longest[first]} are the most here": 2
+        f"the message has {too_long[0]} bytes, but at most {wire.longest[first]} are allowed here": 2
     }
     assert outcome.reported == set(COHORT) - {11, 13}
     assert not set(read) & set(too_long)
@@ -161,7 +161,9 @@ def test_a_half_of_ones_own_has_room_and_can_say_how_much() -> None:
 
 
 def test_decoding_looks_at_no_byte_of_a_message_that_is_too_long() -> None:
-    with pytest.raises(MessageInvalid, match=r"^the message has 12 bytes, 11 are the most here$"):
+    with pytest.raises(
+        MessageInvalid, match=r"^the message has 12 bytes, but at most 11 are allowed here$"
+    ):
         decode(bytes(12), 11)
     assert decode(encode({"a": 1}), len(encode({"a": 1}))) == {"a": 1}
 
