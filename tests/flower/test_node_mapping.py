@@ -61,7 +61,8 @@ def test_an_introduction_of_any_length_is_one_short_line() -> None:
     assert here.node_of == {2: 9}
     events.sort()
     assert events[1] == (
-        "node 7 does not say which client it is: the message has 1019 bytes, but at most 256 are allowed here"
+        "node 7 does not say which client it is: the message has 1019 bytes, "
+        "but at most 256 are allowed here"
     )
     said = events[2].removeprefix("node 8 does not say which client it is: ")
     assert said.startswith("the field '\\n\\n")

@@ -123,7 +123,8 @@ def test_a_longer_answer_is_refused_unread_and_counted(
     too_long = [size for size in wire.sent[: len(COHORT)] if size > wire.longest[first]]
     assert len(too_long) == 2
     assert outcome.rejected == {
-        f"the message has {too_long[0]} bytes, but at most {wire.longest[first]} are allowed here": 2
+        f"the message has {too_long[0]} bytes, but at most {wire.longest[first]} are allowed "
+        "here": 2
     }
     assert outcome.reported == set(COHORT) - {11, 13}
     assert not set(read) & set(too_long)
