@@ -170,7 +170,7 @@ class AuditSettings(Block):
 
 
 class SimulationSettings(Block):
-    """How one machine simulates clients and server."""
+    """Simulation of clients and server on one machine."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto", description="worker processes; auto: one per core; 0: train in the calling process"

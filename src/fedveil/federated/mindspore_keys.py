@@ -1,4 +1,4 @@
-"""How each key of a MindSpore Federated server's YAML file is translated.
+"""The translation of every key in a MindSpore Federated server's YAML file.
 
 A key is in one of four tables, and a key in none of them is an error. `CONVERTED` becomes one key
 of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change the result

@@ -65,16 +65,17 @@ class Spending:
 class JobContext:
     """The part of a job that a protection needs.
 
-    `job`: a digest of the whole job, equal for all participants. `simulated`: in a simulation, keys
-    that outlive a round are derived from `seed`. Elsewhere `roster` holds every client's public
-    key, and `identity` is this client's own private key. `seeded`: the server's noise is derived
-    from `seed` too, like the reports of the job. `delta`: the delta at which the run's epsilon is
-    stated. `masks`: secure aggregation masks the vectors; if False, a simulation adds them
-    unmasked. `unit`: whose data is protected. With "example", one example changes an update by at
-    most the protection's `norm_clip`, and it is in a round with probability `sampling_rate`.
-    `combining`: how the server combines reports. `poisson`: cohorts are secret, and
-    `clients_per_round` is their expected size, or the number of all clients if there is a
-    `turn_rate`.
+    `job`: a digest of the whole job, equal for all participants.
+    `simulated`: in a simulation, keys that outlive a round are derived from `seed`. Otherwise
+    `roster` has every client's public key, and `identity` is this client's own private key.
+    `seeded`: the server's noise is derived from `seed` too, like the job's reports.
+    `delta`: the delta at which the run's epsilon is stated.
+    `masks`: secure aggregation masks the vectors. If False, a simulation adds them unmasked.
+    `unit`: whose data is protected. With "example", one example changes an update by at most the
+    protection's `norm_clip`, and it is in a round with probability `sampling_rate`.
+    `combining`: the combination of reports on the server.
+    `poisson`: cohorts are secret, and `clients_per_round` is their expected size, or the number of
+    all clients if there is a `turn_rate`.
     """
 
     weighting: Weighting

@@ -136,7 +136,7 @@ class CentralGaussian(Clipped):
 
     @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
-        """Return that an app lacks the number of rounds, if a target epsilon is set."""
+        """Return why an app cannot have a target epsilon: its number of rounds is unknown."""
         if settings.target_epsilon is None:
             return None
         return (

@@ -267,7 +267,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return that an app lacks the number of rounds, if no multiplier is set."""
+        """Return why an app needs a multiplier: its number of rounds is unknown."""
         assert isinstance(settings, DistributedDPSettings)
         if settings.noise_multiplier is None:
             return (

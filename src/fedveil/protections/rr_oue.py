@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return that reports of bits are weaker than sums: bits reveal more than their sum."""
+        """Return why bits are weaker than sums (bits reveal more than their sum), or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
