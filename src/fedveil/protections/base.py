@@ -6,7 +6,7 @@ A protection sends nothing: an engine carries messages between two state machine
     message = server.opening()               the same for all
     report = client.respond(message, update)                          trains, protects
     server.receive(client, report)           folds, or raises
-    messages = server.advance()              None: complete; else the next phase's, one a client
+    messages = server.advance()              None: complete; else the next phase's, one per client
     server.aggregate()                       the update
 """
 
@@ -276,7 +276,10 @@ class Protection(Audited):
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
-        """Return the key that `budget --target-epsilon` solves for. By default, less costs less."""
+        """Return the key that `fedveil budget --target-epsilon` solves for.
+
+        By default, a smaller value costs less.
+        """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
 
@@ -353,7 +356,7 @@ class Protection(Audited):
         """Return the cost to a client of each report in a round that opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return each report's cost once `reports` were summed. It never exceeds `spending`."""
+        """Return each report's cost after `reports` of them were summed: at most `spending`."""
         return self.spending(state)
 
     def longest_report(self) -> int:

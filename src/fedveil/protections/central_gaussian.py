@@ -207,7 +207,7 @@ class CentralGaussianServerRound(OneReportRound):
         super().__init__(context)
         self._protection = protection
         self._sum = np.zeros(protection.clipping.length, np.int64)
-        # With secret cohorts, it is also a secret if anybody reported.
+        # With secret cohorts, even the existence of a report is a secret.
         self.may_be_empty = protection.context.poisson
 
     def opening(self) -> Message:

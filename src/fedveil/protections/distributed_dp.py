@@ -188,9 +188,9 @@ class DistributedDP(Clipped, SecureSum):
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. It uses their discrete Gaussian rather than Skellam
-    noise, which adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to
-    within e^±η, η = 1e-61, so that its statement is the Gaussian's own and composes exactly. The
-    sampler is the one that the other protections use.
+    noise, which adds up exactly. The sum of shares of variance 16 or more is a discrete Gaussian to
+    within e^±η, η = 1e-61, so its statement is the Gaussian's own and composes exactly. The sampler
+    is the one that the other protections use.
     """
 
     name = block = "distributed_dp"
