@@ -217,7 +217,7 @@ class Secure(Entropy):
         return Secure()
 
     def __reduce__(self) -> Any:
-        raise TypeError("Secure randomness cannot be copied: make a new one where it is needed")
+        raise TypeError("Secure randomness cannot be copied: create a new one instead")
 
 
 class Seeded(Entropy):
@@ -233,7 +233,7 @@ class Seeded(Entropy):
         self.seed = integer("seed", seed, 0)
         for word in path:
             if isinstance(word, bool) or not isinstance(word, int | str):
-                raise InvalidValue(f"path holds {word!r}, only whole numbers and words can be")
+                raise InvalidValue(f"path holds {word!r}; only whole numbers and words are allowed")
         self.path = path
         super().__init__()
 

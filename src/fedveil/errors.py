@@ -104,8 +104,8 @@ class AnsweredBefore(ClientWithheld):
 
     def __init__(self, round: int) -> None:
         super().__init__(
-            f"this client's update of round {round} has left it, and it answers no round up to "
-            f"that again: a run from the start needs another job, in its name at least"
+            f"this client has already sent its update for round {round}, and it answers no round "
+            "up to that one again: to start from the beginning, give the job another name"
         )
 
 
@@ -116,7 +116,7 @@ class RoundVoid(FedveilError):
         self.phase = phase
         self.got = got
         self.needed = needed
-        what = reason or f"{got} clients answered in phase {phase}, {needed} are needed"
+        what = reason or f"{got} clients answered in phase {phase}, but {needed} are needed"
         super().__init__(f"the round is void: {what}")
 
 

@@ -35,9 +35,9 @@ def test_a_file_grows_at_its_end_and_never_through_a_link(tmp_path: Path) -> Non
         with open_to_append(file) as stream:
             stream.write(data)
     link.symlink_to(file)
-    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+    with pytest.raises(OSError, match="it is a link, and fedveil writes nothing through links"):
         open_to_append(link)
-    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+    with pytest.raises(OSError, match="it is a link, and fedveil writes nothing through links"):
         open_in_place(link, os.O_WRONLY | os.O_TRUNC)
     assert file.read_bytes() == b"oldnew"
 

@@ -41,7 +41,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (
             "own_works.py:f",
             "key: there is no module own_works.py, neither in the current folder nor installed: a "
-            "file is named without .py, own_works:f",
+            "write the file without .py, as own_works:f",
         ),
         (
             "own_raises:f",

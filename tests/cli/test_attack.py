@@ -58,12 +58,12 @@ def test_a_run_is_attacked_in_its_own_folder(command: Command, tmp_path: Path) -
     code, _, err = command("attack", "membership", "mine", "--protection", "rr")
     assert code == Exit.WRONG
     assert err == (
-        "error: `fedveil attack membership` attacks the model of a run as the run made it: "
-        "--protection and --set are for a job file\n"
+        "error: `fedveil attack membership` attacks the final model of a run: "
+        "--protection and --set are only for a job file\n"
     )
     code, _, err = command("attack", "repetition", "mine", "--out", "other")
     assert (code, err) == (
-        Exit.WRONG, "error: --out is for a job file: what is found of a run is written to mine\n"
+        Exit.WRONG, "error: --out is for a job file: the findings of a run are written to mine\n"
     )  # fmt: skip
     assert not (tmp_path / "other").exists()
 

@@ -113,21 +113,20 @@ def test_it_fails_where_every_cell_fails(
     assert command("compare", "--resume", "c")[0] == Exit.DONE
     for more in (("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1")):
         code, _, err = command("compare", "--resume", "c", *more)
-        assert (code, err.startswith("error: --resume goes on with")) == (Exit.WRONG, True)
+        assert (code, err.startswith("error: --resume uses the comparison")) == (Exit.WRONG, True)
 
 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
         (("--protections", "rr,,oue"), "--protections rr,,oue has nothing between two commas"),
-        (("--epsilons", "1,two"), "--epsilons 1,two holds something else than positive numbers"),
-        (("--epsilons", "0"), "--epsilons 0 holds something else than positive numbers"),
+        (("--epsilons", "1,two"), "--epsilons 1,two must contain only positive numbers"),
+        (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers"),
         (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
-        (("--attack", "steal"), "--attack steal: what is attacked here is membership"),
+        (("--attack", "steal"), "--attack steal is not available here: only membership is"),
         (
             ("--resume", "c"),
-            "--resume goes on with a comparison as it was asked: no JOB and no other option "
-            "beside it",
+            "--resume uses the comparison's own options: remove JOB and all other options",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_an_option_that_is_not_there_is_wrong_usage(
     code, out, err = command(*name, "--zzz")
     assert (code, out) == (Exit.WRONG, "")
     assert err == (
-        f"error: there is no option --zzz; `fedveil {' '.join(name)} --help` says what there is\n"
+        f"error: there is no option --zzz; `fedveil {' '.join(name)} --help` lists what there is\n"
     )
 
 
@@ -209,11 +209,15 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "there is no data set mnits (did you mean mnist?)",
         ),
-        (("run", "--set", "rounds", "3"), Exit.WRONG, "--set rounds 3 is written --set rounds=3"),
+        (
+            ("run", "--set", "rounds", "3"),
+            Exit.WRONG,
+            "--set rounds 3 must be written --set rounds=3",
+        ),
         (
             ("vertical", "show", "--set", "epochs", "3"),
             Exit.WRONG,
-            "--set epochs 3 is written --se",
+            "--set epochs 3 must be written --se",
         ),
         (("init", "x", "--template", "imag"), Exit.WRONG, "--template imag is not one of image, "),
         (("run", "--set", "data=mnist"), Exit.WRONG, "data = 'mnist' is not a block of keys; its "),
@@ -285,7 +289,7 @@ def test_a_folder_in_place_of_a_jobs_file_is_told_so(
     command: Command, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "folder").mkdir()
-    said = "error: folder is a folder, and a job's file is wanted"
+    said = "error: folder is a folder, not a job file"
     assert command(*words, "folder") == (Exit.WRONG, "", f"{said}\n")
     (tmp_path / "folder" / "job.yaml").write_text("name: x\n")
     assert command(*words, "folder")[2] == f"{said}: its job is folder/job.yaml\n"
@@ -334,11 +338,10 @@ def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
     for folder, job in (("split", VerticalJob()), ("federated", Job())):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "job.yaml").write_text(job.to_yaml())
-    goes_on = "that goes on with such a run\n"
     code, _, err = command("run", "--resume", "split")
     assert code == Exit.WRONG
     assert err.startswith("error: split/job.yaml is a job of another kind")
-    assert err.endswith(f"it is `fedveil vertical run --resume` {goes_on}")
+    assert err.endswith("resume this run with `fedveil vertical run --resume`\n")
     assert len(err.splitlines()) == 1
     for words in (("run", "--resume"), ("evaluate",), ("predict",), ("generate",)):
         code, _, err = command("vertical", *words, "federated")

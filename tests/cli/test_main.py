@@ -49,7 +49,7 @@ def test_every_problem_of_a_job_is_told_at_once(command: Command, tmp_path: Path
     [
         (("run", "missing.yaml"), 2, "missing.yaml"),
         (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: there is no such fold"),
-        (("run", "--resume", "x", "--set", "seed=2"), 2, "--resume takes the run's own job"),
+        (("run", "--resume", "x", "--set", "seed=2"), 2, "--resume uses the run's own job"),
         (("run", "--set", "data.name=mnist", "--set", "protection=not_encrypt"), 1, "mnist"),
         (("data", "fetch", "digits"), 1, "digits has no download"),
         (("job", "convert", "missing.yaml"), 2, "missing.yaml"),
@@ -139,7 +139,7 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     assert [" next to none " in line for line in out.splitlines()] == [False, *[True] * 4]
     code, out, _ = command("budget", "--set", "protection=not_encrypt")
     assert out.count("inf") == out.count(" none ") == 5
-    assert "how many examples clients have, each or in sum (weighting = by_size)" in out
+    assert "the clients' numbers of examples, each or in total (weighting = by_size)" in out
 
 
 def test_budget_solves_for_the_parameter_that_keeps_a_run_to_an_epsilon(command: Command) -> None:
@@ -229,7 +229,7 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
     assert code == 1
     assert out.endswith(", 0.5 below the closest bound: refuted\n")
     assert err == (
-        "error: 1 of 1 findings refute what the run promised: epsilon at least 2.5 where 2 is "
+        "error: 1 of 1 findings refute the run's guarantee: epsilon at least 2.5 where 2 is "
         "claimed\n"
     )
 
@@ -250,14 +250,14 @@ def test_a_refuted_run_exits_1_when_it_ends_and_when_it_is_shown(
         code, out, err = command("run", "job.yaml", *given, "--out", "run", "--json")
     refuted = "epsilon at least, a bit of the code told true in two rounds"
     assert code == 1
-    assert f"error: the audit refutes what the run promised: {refuted} " in err
+    assert f"error: the audit refutes the run's guarantee: {refuted} " in err
     (finding,) = json.loads(out)["findings"]
     assert (finding["refutes"], finding["excesses"]) == (True, [refuted])
     assert any("misses every epsilon" in text for text in finding["not_seen"])
     for more in ((), ("--json",)):
         code, out, err = command("audit", "run", *more)
         assert code == 1
-        assert f"findings refute what the run promised: {refuted} " in err
+        assert f"findings refute the run's guarantee: {refuted} " in err
     assert json.loads(out)[0]["refutes"] is True
     assert command("audit", "sound")[0] == 0
 
@@ -268,7 +268,7 @@ def test_audit_of_a_folder_without_findings_says_how_to_get_some(
     (tmp_path / "job.yaml").touch()
     code, _, err = command("audit", str(tmp_path))
     assert code == 1
-    assert "holds no findings: a run with audit.canaries has one" in err
+    assert "holds no findings: run with audit.canaries" in err
 
 
 @pytest.mark.parametrize("load", [job_arguments.load, job_file.load])

@@ -98,8 +98,8 @@ def test_a_run_that_has_stopped_growing_is_given_up_unless_it_is_written(
     with pytest.raises(RunFolderError) as gone:
         watched(copy, iter([None]), patience=0)
     assert str(gone.value) == (
-        f"{copy} has not grown for 0 s and nobody on this machine writes it: the run was cut off, "
-        f"or this is a copy that nobody brings up to date"
+        f"{copy} has not grown for 0 s and no process on this machine is writing it: the run was "
+        f"interrupted, or this is a copy that is not updated"
     )
     writer = RunFolder.reopen(copy)
     closed = []

@@ -43,7 +43,7 @@ def test_without_a_home_folder_the_variable_is_asked_for(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    with refused("there is no home folder to cache data in: name a folder in F", DataUnavailable):
+    with refused("there is no home folder for the data cache: set F", DataUnavailable):
         data_folders.cache_folder()
 
 

@@ -222,7 +222,9 @@ def test_a_mirror_that_cuts_for_ever_is_left(tmp_path, mirrors):
 
 def test_a_mirror_that_cuts_at_once_is_left(tmp_path, mirrors):
     mirrors[0].cuts = [0] * 100
-    with pytest.raises(DataUnavailable, match=r"127\.0\.0\.1 cut the connection; the four files"):
+    with pytest.raises(
+        DataUnavailable, match=r"127\.0\.0\.1 cut the connection; you can also place"
+    ):
         fetch_images(tmp_path, mirrors[0])
     assert len(mirrors[0].asked) == 1
 
@@ -391,7 +393,7 @@ def test_a_download_is_not_written_through_a_link(tmp_path, mirrors, left):
     other = write(tmp_path / "other", left)
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / f"{IMAGES}.gz.part").symlink_to(other)
-    with pytest.raises(DataUnavailable, match="cannot be written: it is a link, and nothing is wr"):
+    with pytest.raises(DataUnavailable, match="cannot be written: it is a link, and fedveil"):
         fetch_images(tmp_path / "tiny", mirrors[0])
     assert other.read_bytes() == left
 

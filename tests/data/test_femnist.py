@@ -57,7 +57,7 @@ def test_femnist_elsewhere_says_how_it_is_got(folder):
     with refused("data femnist: train/ is not on this machine: make it with LEAF", DataUnavailable):
         datasets.load("femnist")
     place_leaf(folder, "train", leaf(a=writer(1, 0)))
-    with refused("femnist/test holds no writer's examples, LEAF's .json files are needed"):
+    with refused("femnist/test holds no writer's examples, but LEAF's .json files are needed"):
         datasets.load("femnist")
 
 
@@ -68,8 +68,8 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        (changed(users=["b"]), "names other writers in users than in user_data"),
-        (changed(num_samples=[]), "names other writers in users than in user_data"),
+        (changed(users=["b"]), "names different writers in users and in user_data"),
+        (changed(num_samples=[]), "names different writers in users and in user_data"),
         (changed(num_samples=[2]), r"writer a: x has shape \(1, 784\) and y \(1,\), \(2, 784\)"),
         (changed(num_samples=[0]), r"writer a: x has shape \(1, 784\) and y \(1,\), \(0, 784\)"),
         (changed(user_data={"a": {"x": [[0.0] * 783], "y": [1]}}), "x has shape"),
@@ -82,7 +82,7 @@ def changed(**changes):
         (changed(user_data={"a": {"x": [[0.0] * 784], "y": [62]}}), r"label 62 is outside \[0, 62"),
         (changed(user_data={"a": {"x": [[0.0] * 784], "y": [0.5]}}), "y_train holds 0.5 at exam"),
         (changed(user_data={"a": {"x": [[0.0] * 784]}}), "is not in LEAF's layout: KeyError"),
-        (changed(user_data=[]), "names other writers"),
+        (changed(user_data=[]), "names different writers"),
         (changed(users=7), "is not in LEAF's layout"),
         ([], "is not in LEAF's layout"),
         ({}, "is not in LEAF's layout: KeyError"),
@@ -98,7 +98,7 @@ def test_what_is_not_leafs_layout_is_told(folder, document, sentence):
 def test_a_writer_in_two_files_is_told(folder):
     place_leaf(folder, "train", leaf(a=writer(1, 0)), leaf(a=writer(1, 1)))
     place_leaf(folder, "test", leaf(a=writer(1, 0)))
-    with refused("part_1.json holds the writer a, whom an earlier file held"):
+    with refused("part_1.json holds the writer a, who is already in an earlier file"):
         datasets.load("femnist")
 
 

@@ -75,10 +75,13 @@ def test_any_bytes_are_an_array_or_refused(content):
         (b"\x00\x00\x0d\x01\x00\x00\x00\x00", "bytes is not an IDX file of unsigned bytes"),
         (b"\x00\x00\x08", "bytes is not an IDX file of unsigned bytes"),
         (b"\x00\x00\x08\x02\x00\x00\x00\x01", "bytes ends inside its IDX header"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x02\x07", "bytes holds 1 bytes of data, its IDX header a"),
+        (
+            b"\x00\x00\x08\x01\x00\x00\x00\x02\x07",
+            "bytes holds 1 bytes of data, but its IDX header a",
+        ),
         (
             b"\x00\x00\x08\x01\x00\x00\x00\x01\x07\x08",
-            "bytes holds 2 bytes of data, its IDX header",
+            "bytes holds 2 bytes of data, but its IDX header",
         ),
     ],
 )

@@ -38,9 +38,12 @@ def test_location30_is_unpacked(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"n_features": np.int64(447)}, "has n_features = 447, 446 is needed"),
-        ({"n_features": np.array([446])}, r"has n_features = \[446\], 446 is needed"),
-        ({"features": PLACES.astype(np.uint8)}, r"shape \(90, 446\), uint8 and \[examples, 56\]"),
+        ({"n_features": np.int64(447)}, "has n_features = 447, but 446 is needed"),
+        ({"n_features": np.array([446])}, r"has n_features = \[446\], but 446 is needed"),
+        (
+            {"features": PLACES.astype(np.uint8)},
+            r"shape \(90, 446\), but uint8 and \[examples, 56\]",
+        ),
         ({"features": np.zeros((90, 56), np.int64)}, "has features of dtype int64"),
         ({"labels": VISITORS[1:]}, r"has labels of shape \(89,\) and 90 examples"),
         ({"labels": VISITORS + 1}, r"the label 30 is outside \[0, 30\)"),

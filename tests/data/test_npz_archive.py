@@ -23,8 +23,8 @@ LABELS = np.arange(300) % 100
         (b"", "is not an .npz archive of plain arrays"),
         (b"PK\x03\x04 not really", "is not an .npz archive of plain arrays"),
         (npz(features=BITS, labels=LABELS)[:-300], "is not an .npz archive of plain arrays"),
-        (npz(x=BITS), "holds x, an array features is needed"),
-        (npz(features=BITS), "holds features, an array labels is needed"),
+        (npz(x=BITS), "holds x, but an array features is needed"),
+        (npz(features=BITS), "holds features, but an array labels is needed"),
         (npz(features=BITS, labels=np.array([{}] * 300)), "is not an .npz archive of plain arr"),
     ],
 )
@@ -38,7 +38,7 @@ def test_an_array_file_is_no_archive(tmp_path):
     stream = io.BytesIO()
     np.save(stream, BITS)
     path = write(tmp_path / "file.npz", stream.getvalue())
-    with refused("file.npz is one array, an .npz archive is needed"):
+    with refused("file.npz is one array, but an .npz archive is needed"):
         read_npz(path, "features", "labels")
 
 
@@ -70,7 +70,7 @@ def test_a_header_that_announces_more_than_there_is_is_refused(tmp_path, shape, 
     """Let nothing take memory for what is not there."""
     path = write(tmp_path / "file.npz", archive(header(shape=shape), bytes(24)))
     monkeypatch.setattr(npz_archive.np, "empty", None)
-    with bounded(), refused("x.npy has 24 bytes of data, and its header announces -?[0-9,]+$"):
+    with bounded(), refused("x.npy has 24 bytes of data, but its header announces -?[0-9,]+$"):
         read_npz(path, "x")
 
 

@@ -59,7 +59,7 @@ def test_purchase100_elsewhere_says_how_it_is_got(folder):
         ([0], BITS[:1], r"holds the label 0, which is outside \[1, 100\]"),
         ([101], BITS[:1], r"holds the label 101, which is outside \[1, 100\]"),
         ([1], BITS[:1] * 2, "holds features other than 0 and 1"),
-        ([1], BITS[:1, :599], r"has features of shape \(1, 599\), \[examples, 600\] is needed"),
+        ([1], BITS[:1, :599], r"has features of shape \(1, 599\), but \[examples, 600\] is needed"),
         ([], [], r"is needed"),
         ([1, 2], [BITS[0], BITS[0, :9]], "is not lines of a label and 0/1 features"),
         (["x"], BITS[:1], "is not lines of a label and 0/1 features"),

@@ -47,7 +47,9 @@ def test_every_client_trains_on_something() -> None:
     trained, tested = held_out(iid(5, 3, Seeded(1)), 0.9, Seeded(2))
     assert trained.sizes.tolist() == [1, 1, 1]
     assert sorted(tested.sizes) == [0, 1, 1]
-    with pytest.raises(InvalidValue, match=r"evaluation\.clients needs a client of two examples"):
+    with pytest.raises(
+        InvalidValue, match=r"evaluation\.clients needs a client with at least two examples"
+    ):
         held_out(iid(3, 3, Seeded(1)), 0.5, Seeded(2))
 
 

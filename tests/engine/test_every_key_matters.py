@@ -102,7 +102,7 @@ CASES: dict[str, Case] = {
     "data.shards_per_client": Case(3, SHARDS),
     "data.alpha": Case(1.0),
     "model": Case("parts:net"),
-    "task": Case("multilabel", refused="y_train holds something else than 0 and 1"),
+    "task": Case("multilabel", refused="y_train holds values other than 0 and 1"),
     "training.train": Case("head", {"model": "parts:backbone"}),
     "training.epochs": Case(3),
     "training.batch_size": Case(8),
@@ -155,7 +155,7 @@ CASES: dict[str, Case] = {
         1.0, PW | SILENT | {"protection.pw_encrypt.share_secrets_ratio": 0.5}
     ),
     "protection.pw_encrypt.reconstruct_secrets_threshold": Case(
-        5, PW | LEAVING, refused="4 clients answered in phase unmask, 5 are needed"
+        5, PW | LEAVING, refused="4 clients answered in phase unmask, but 5 are needed"
     ),
     "protection.pw_encrypt.cipher_time_window": Case(150, PW | SLOW),
     "protection.pw_encrypt.neighbours": Case(3, PW | {"clients.number": 12}),
@@ -173,7 +173,7 @@ CASES: dict[str, Case] = {
         1.0, DISTRIBUTED | SILENT | {"protection.distributed_dp.share_secrets_ratio": 0.5}
     ),
     "protection.distributed_dp.reconstruct_secrets_threshold": Case(
-        5, DISTRIBUTED | LEAVING, refused="4 clients answered in phase unmask, 5 are needed"
+        5, DISTRIBUTED | LEAVING, refused="4 clients answered in phase unmask, but 5 are needed"
     ),
     "protection.distributed_dp.cipher_time_window": Case(150, DISTRIBUTED | SLOW),
     "protection.distributed_dp.neighbours": Case(3, DISTRIBUTED | {"clients.number": 12}),
@@ -230,7 +230,7 @@ CASES: dict[str, Case] = {
     "privacy.randomness": Case("secure", DP),
     "privacy.max_epsilon": Case(30.0, DP | {"protection.dp_encrypt.dp_eps": 10.0, "rounds": 6}),
     "privacy.delta": Case(1e-6, DP),
-    "privacy.unit": Case("client", EXAMPLE, refused="belongs to privacy.unit = example"),
+    "privacy.unit": Case("client", EXAMPLE, refused="needs privacy.unit = example"),
     "audit.canaries": Case(2, DP),
     "audit.norm": Case(0.1, DP | {"audit.canaries": 2}),
     "simulation.dropouts": Case({"masked": 0.3}, PW),

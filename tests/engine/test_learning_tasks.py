@@ -138,8 +138,8 @@ SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
     (
         job("slope", "linear", "regression", data={"name": "digits"}),
         DataInvalid,
-        "data.name = digits has classes, which task = classification learns: for another task "
-        "name a function of yours",
+        "data.name = digits has classes, which only task = classification can learn: for "
+        "another task use a function of yours",
     ),
     (
         job("slope", "linear", "regression", evaluation={"metrics": ["accuracy"]}),

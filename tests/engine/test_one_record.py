@@ -300,7 +300,7 @@ def test_a_whole_simulation_says_how_many_count_for_nothing(tmp_path: Path) -> N
     pair.put(x=odd_x(pair.kind)["nan"], y=-1)
     run = fedveil.simulate(pair.settings, tmp_path / "run")
     assert [(r["reports"], r["unusable"], r["failed"]) for r in run.metrics] == [(1, {}, {})] * 2
-    said = f"1 of {EXAMPLES} training examples count for nothing, example {WHERE} first"
+    said = f"1 of {EXAMPLES} training examples have no effect, starting with example {WHERE}"
     assert said in (run.folder / "events.log").read_text()
 
 
@@ -308,7 +308,7 @@ def test_a_client_is_told_in_its_own_log(caplog: pytest.LogCaptureFixture) -> No
     pair = Pair(KINDS["fixed layers"])
     with caplog.at_level(logging.WARNING, "flwr"):
         pair.with_record(x=odd_x(pair.kind)["all huge"])  # which the fixed layers raise for
-    said = f"1 of {EXAMPLES} training examples count for nothing, example {WHERE} first"
+    said = f"1 of {EXAMPLES} training examples have no effect, starting with example {WHERE}"
     assert said in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, "flwr"):
@@ -351,7 +351,7 @@ def test_what_is_no_record_s_doing_is_refused_as_before() -> None:
     whole = record_parts.HELD["data"]
     refusals = {
         "has dtype float64 and shape": {"x_train": np.zeros((EXAMPLES, 2))},
-        "as many are needed": {"y_train": np.zeros(3, np.int64)},
+        "the numbers must be equal": {"y_train": np.zeros(3, np.int64)},
         "has several inputs": {"x_train": {"a": np.zeros((EXAMPLES, 5))}},
         "is not an array": {"x_train": 5.0, "y_train": None},
     }

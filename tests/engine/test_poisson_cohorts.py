@@ -184,5 +184,5 @@ def test_rounds_of_known_size_are_not_made_for_secret_ones() -> None:
     ):
         job(protection="pw_encrypt")
     by_example = {"privacy": {"unit": "example"}, "training": {"lr": 0.2, "sampling_rate": 0.1}}
-    with pytest.raises(JobError, match=r"poisson is refused under privacy\.unit = example: a"):
+    with pytest.raises(JobError, match=r"poisson is refused under privacy\.unit = example: it"):
         job(protection="distributed_dp", **by_example)

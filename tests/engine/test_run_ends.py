@@ -58,8 +58,8 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
     ("protection", "sentence"),
     [
         ({"name": "central_gaussian", "central_gaussian": {"target_epsilon": 2.0}},
-         "rounds = 4 would cost more than target_epsilon = 2 of protection central_gaussian, whose "
-         "noise was made for 3 rounds: begin a new run"),
+         "rounds = 4 would exceed target_epsilon = 2 of protection central_gaussian, whose "
+         "noise was made for 3 rounds: start a new run"),
         ({"name": "distributed_dp", "distributed_dp": {"reconstruct_secrets_threshold": 5}},
          "rounds = 4 would cost more than target_epsilon = 8 of"),
         ({"name": "distributed_dp",
@@ -103,7 +103,7 @@ def test_the_command_raises_rounds_and_takes_nothing_else(command: Command, tmp_
     for others in (("--set", "seed=1"), (file,), ("--out", "two"), (*ROUNDS, "--set", "seed=1")):
         code, _, err = command("run", "--resume", "one", *others)
         assert code == 2
-        assert "no --set but --set rounds=N" in err.replace("\n", " ")
+        assert "every --set except --set rounds=N" in err.replace("\n", " ")
     code, _, err = command("run", "--resume", "one", "--set", "rounds=4")
     assert code == 2
     assert "rounds = 4 is fewer than the 5 of the run" in err
@@ -201,7 +201,7 @@ def test_rounds_that_are_void_because_clients_fall_silent_say_so(tmp_path: Path)
         fedveil.simulate(settings, tmp_path / "run")
     assert str(failure.value).startswith(
         "no report was usable in any of 3 rounds: the client fell silent (6x), the round is void: "
-        "2 clients answered in phase masked, 3 are needed (3x); the record is in "
+        "2 clients answered in phase masked, but 3 are needed (3x); the record is in "
     )
 
 

@@ -282,10 +282,10 @@ def test_variates_travel_where_entries_need_not_be_alike() -> None:
     able = {name for name, position in POSITIONS.items() if position.takes_variates}
     assert able == set(POSITIONS) - {"signds", "rr", "oue"}
     assert problems("{training: {algorithm: scaffold}, protection: signds}") == [
-        "training.algorithm = scaffold is refused under protection.name = signds, which takes all "
-        "entries of a report to be alike, and control variates are not like updates: take "
-        "not_encrypt or dp_encrypt or pw_encrypt or distributed_dp or central_gaussian; feddyn and "
-        "training.proximal report updates alone"
+        "training.algorithm = scaffold is refused under protection.name = signds, which treats "
+        "all entries of a report alike, but control variates differ from updates: use "
+        "not_encrypt or dp_encrypt or pw_encrypt or distributed_dp or central_gaussian, or feddyn "
+        "or training.proximal, which report only updates"
     ]
 
 

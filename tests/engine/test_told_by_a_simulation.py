@@ -67,7 +67,7 @@ def test_weights_are_said_to_have_no_finite_epsilon(
     tmp_path: Path, weighting: str, lines: int
 ) -> None:
     run = fedveil.simulate(job(server={"weighting": weighting}), tmp_path / "run")
-    said = ["how many examples clients have, each or in sum (weighting = by_size)"][:lines]
+    said = ["the clients' numbers of examples, each or in total (weighting = by_size)"][:lines]
     assert [record["in_clear"] for record in run.metrics] == [said] * 3
     assert list(run.ledger.in_clear) == list(fedveil.resume(run.folder).ledger.in_clear) == said
     assert [line.what for line in project_job(run.job) if math.isinf(line.epsilon)][4:] == said

@@ -117,9 +117,9 @@ def test_weighting_follows_the_protection(position: str):
     if local:
         sentence = problems(f"protection: {position}\nserver: {{weighting: by_size}}")
         assert sentence == [
-            "server.weighting = by_size tells the server how much data each client has and breaks "
-            f"the sensitivity of local privacy; under protection.name = {position} only equal is "
-            "allowed"
+            "server.weighting = by_size reveals to the server how much data each client has and "
+            f"breaks the sensitivity of local privacy; under protection.name = {position} only "
+            "equal is allowed"
         ]
     elif noised:
         assert problems(f"protection: {position}\nserver: {{weighting: by_size}}") == [
@@ -160,7 +160,7 @@ def test_owners_decide_the_number_of_clients():
     job = load("data: {name: femnist, split: by_client}\nprotection: pw_encrypt")
     assert job.clients.number is None
     assert job.warnings == []
-    with pytest.raises(InvalidValue, match=r"^clients\.number = null is not known"):
+    with pytest.raises(InvalidValue, match=r"^clients\.number = null is unknown"):
         _ = job.clients_per_round
     assert load(job.to_yaml()) == job
     known = job.with_clients(80)
@@ -173,12 +173,12 @@ def test_owners_decide_the_number_of_clients():
 
 def test_owners_are_needed_where_they_decide():
     assert problems("data: {split: by_client}") == [
-        "data.split = by_client needs data that comes with owners; digits has none: femnist has, "
-        "and package.module:function may"
+        "data.split = by_client needs data with owners, and digits has none: use femnist, or "
+        "package.module:function"
     ]
     assert load("data: {name: 'mine:data', split: by_client}").clients.number is None
     assert problems("clients: {number: null}") == [
-        "clients.number = null is allowed under data.split = by_client only; under iid it is a "
+        "clients.number = null is allowed only under data.split = by_client; under iid use a "
         "whole number in [1, inf)"
     ]
 
@@ -343,7 +343,7 @@ def test_the_graph_fits_the_cohort():
     [warning] = pairwise(7, 40, neighbours=20).warnings
     assert "at most half of the 21 clients of a neighbourhood" in warning
     assert pairwise(8, 40, neighbours=10).warnings == []
-    with pytest.raises(JobError, match="active_security requires complete"):
+    with pytest.raises(JobError, match="active_security needs complete"):
         pairwise(7, 20, neighbours=10, active_security=True)
     assert pairwise(15, 20, neighbours="complete", active_security=True).warnings == []
 
@@ -387,14 +387,17 @@ def test_parameters_of_a_position_that_is_not_picked_are_told_of():
     """A file that says how much noise there is, and not that there is any."""
     (warning,) = Job(protection={"dp_encrypt": {"dp_eps": 3.0}}).warnings
     assert warning == (
-        "protection.dp_encrypt has no effect: protection.name is not set, and is not_encrypt"
+        "protection.dp_encrypt has no effect, because protection.name is not set and its default "
+        "is not_encrypt"
     )
     for name in ("not_encrypt", "dp_encrypt"):
         assert Job(protection={"name": name, "dp_encrypt": {"dp_eps": 3.0}}).warnings == []
 
 
 def test_a_dotted_key_in_a_file_is_told_where_it_stands():
-    with pytest.raises(JobError, match=r"is a key of the block protection, and stands within it$"):
+    with pytest.raises(
+        JobError, match=r"is a key of the block protection: write it inside that block$"
+    ):
         Job(**{"protection.dp_encrypt.dp_eps": 3})
     with pytest.raises(JobError, match=r"^a\.b = 3 is not a known key; the keys are name"):
         Job(**{"a.b": 3})

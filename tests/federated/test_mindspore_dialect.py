@@ -169,16 +169,16 @@ def test_everything_that_cannot_be_taken_over_is_named_at_once_in_their_words():
         "encrypt.dp_encrypt.dp_norm_clp = 1.0 is not a key of MindSpore Federated's server "
         "(did you mean encrypt.dp_encrypt.dp_norm_clip?)",
         "ssl = 1 is not a block of keys",
-        "server_mode = 'HYBRID_TRAINING' is not supported: there the server trains too, on data "
-        "of its own; FEDERATED_LEARNING and CLOUD_TRAINING are allowed",
+        "server_mode = 'HYBRID_TRAINING' is not supported: in it the server also trains, on "
+        "data of its own; FEDERATED_LEARNING and CLOUD_TRAINING are allowed",
         "aggregation.aggregation_type = 'FedSGD' is not supported: only FedAvg, FedProx and "
         "Scaffold are allowed",
         "compression.upload_compress_type = 'DIFF_SPARSE_QUANT' is not supported: "
-        "DIFF_SPARSE_QUANT changes what clients send; only NO_COMPRESS is allowed",
+        "DIFF_SPARSE_QUANT changes the clients' updates; only NO_COMPRESS is allowed",
         "compression.download_compress_type = 'QUANT' is not supported: QUANT changes the model "
-        "that clients start from; only NO_COMPRESS is allowed",
-        "aggregation.total_client_num = 4 is below round.start_fl_job_threshold = 10: the cohort "
-        "of a round is at most all clients",
+        "from which clients start; only NO_COMPRESS is allowed",
+        "aggregation.total_client_num = 4 is below round.start_fl_job_threshold = 10: a round's "
+        "cohort is at most all clients",
         "round.update_model_ratio = 1.5 is not a number in (0, 1]",
         "fl_iteration_num = 0 is outside [1, inf)",
         "encrypt.dp_encrypt.dp_delta = 1 is outside (0, 1)",
@@ -199,7 +199,7 @@ def test_fedprox_is_read_with_its_rate():
     )
     assert conversion.job.training.proximal == 0.25
     assert conversion.ignored == []
-    assert any("takes each tensor's mean of the squares" in note for note in conversion.notes)
+    assert any("uses the mean of the squares of each tensor" in note for note in conversion.notes)
     with pytest.raises(JobError, match=r"'FedProx' needs aggregation\.iid_rate, the weight"):
         translate(changed(("aggregation", {"aggregation_type": "FedProx"})))
 
@@ -208,7 +208,7 @@ def test_scaffold_is_read_and_fednova_is_refused():
     of_kind = translate(changed(("aggregation", {"aggregation_type": "Scaffold", "iid_rate": 1})))
     assert of_kind.job.training.algorithm == "scaffold"
     assert of_kind.ignored == ["aggregation.iid_rate"]
-    with pytest.raises(JobError, match="takes the clients' numbers of steps in clear"):
+    with pytest.raises(JobError, match="sends the clients' numbers of steps unprotected"):
         translate(changed(("aggregation", {"aggregation_type": "FedNova"})))
 
 
@@ -239,9 +239,9 @@ def test_the_two_names_must_agree():
     ("value", "why"),
     [
         ("STABLE_PW_ENCRYPT", "keeps one set of pairwise keys for all rounds and is not supported"),
-        ("SIGN_DS", "is no protection"),
-        (None, "is no protection"),
-        (3, "is no protection"),
+        ("SIGN_DS", "is not a protection"),
+        (None, "is not a protection"),
+        (3, "is not a protection"),
     ],
 )
 def test_a_switch_in_no_position(value: Any, why: str):
@@ -291,7 +291,7 @@ def test_the_threshold_is_below_the_cohort():
 def test_one_server_under_pairwise_masks():
     assert refusals(PW, THRESHOLD, ("server_num", 2)) == [
         "server_num = 2 is not supported under PW_ENCRYPT: one server holds the sum of masks, so "
-        "that only 1 is allowed"
+        "only 1 is allowed"
     ]
     assert translate(changed(PW, THRESHOLD, ("server_num", 1))).ignored == []
     assert translate(changed(("server_num", 2))).ignored == ["server_num"]
@@ -393,7 +393,7 @@ UNKNOWN = "is not a key of MindSpore Federated's server"
 @pytest.mark.parametrize(
     ("place", "value", "sentence"),
     [
-        ("seed", 3, f"seed = 3 {UNKNOWN}; a key of ours is given by --set, or in a file of ours"),
+        ("seed", 3, f"seed = 3 {UNKNOWN}; set a fedveil key with --set, or in a fedveil job file"),
         ("fl_nam", "x", f"fl_nam = 'x' {UNKNOWN} (did you mean fl_name?)"),
         ("summary", 3, "summary = 3 is not a block of keys"),
         ("extra", {}, f"extra = {{}} {UNKNOWN}"),

@@ -1,4 +1,4 @@
-"""What the tests of the two kinds of app share."""
+"""Fixtures for the tests of both kinds of app."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client's accounts and keys lie in folders of the test."""
+    """Put a client's accounts and keys into folders of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

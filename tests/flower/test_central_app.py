@@ -1,4 +1,4 @@
-"""Central noise in somebody's Flower app, and a client that does not take its epsilon on trust."""
+"""Central noise in a user's own Flower app, and a client that does not trust its epsilon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 
 def train(arrays: Arrays, node: int) -> tuple[Arrays, dict[str, Any]]:
-    """Every client moves far beyond the norm, and all in the same direction."""
+    """Move far beyond the norm, with every client in the same direction."""
     return {"w": arrays["w"] + np.float32(100.0)}, {"num-examples": 5 * node}
 
 
@@ -47,7 +47,7 @@ def start(strategy: ProtectedStrategy, grid: FakeGrid, rounds: int = 1, **more: 
 def test_the_model_moves_by_the_clipped_mean_and_the_noise_and_the_ledger_says_what_it_cost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What Flower's own server-side differential privacy around it would have let through: 4472."""
+    """Flower's own server-side differential privacy around it would have allowed 4472."""
     strategy = ProtectedStrategy(FedAvg(), **CENTRAL)
     with caplog.at_level(logging.WARNING, "flwr.fedveil"):
         result = start(strategy, federation())
@@ -58,7 +58,7 @@ def test_the_model_moves_by_the_clipped_mean_and_the_noise_and_the_ledger_says_w
     assert strategy.rounds[0].reports == 5
     assert strategy.ledger.epsilon("run", 1e-5) == pytest.approx(2.0, rel=1e-6)
     assert strategy.options.weighs == "equal"
-    assert "and not against the server" in caplog.text
+    assert "against everyone except the server" in caplog.text
 
 
 def test_a_limit_ends_the_rounds() -> None:
@@ -69,7 +69,7 @@ def test_a_limit_ends_the_rounds() -> None:
 
 
 def test_a_client_holds_its_limit_against_the_server_unless_it_trusts_it_itself() -> None:
-    """The epsilon of the offer is the server's word; the client's limit is not."""
+    """The epsilon of the offer is the server's word, but the client's limit is its own."""
     limit = {"fedveil.max_epsilon": 2.5}
     strategy = ProtectedStrategy(FedAvg(), **CENTRAL)
     start(strategy, federation(limit))
@@ -120,7 +120,7 @@ def test_clear_updates_and_the_servers_noise_in_an_app(caplog: pytest.LogCapture
     assert 1e-9 < stats.chi2.cdf(square, SIZE) < 1 - 1e-9
     assert strategy.ledger.epsilon("run", 1e-5) == pytest.approx(epsilon_for(2.0, 1e-5), rel=1e-6)
     assert strategy.options.weighs == "equal"
-    assert "and not against the server" in caplog.text
+    assert "against everyone except the server" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_clear_updates_and_the_servers_noise_in_an_app(caplog: pytest.LogCapture
     ids=lambda settings: settings["protection"],
 )  # fmt: skip
 def test_a_clip_that_moves_goes_from_round_to_round(settings: dict[str, Any]) -> None:
-    """Nobody is below it: it grows by exp(0.5 * 0.4) after each round, and the model with it."""
+    """Nobody is below it, so it grows by exp(0.5 * 0.4) after each round, and so does the model."""
     strategy = ProtectedStrategy(FedAvg(), **settings, clip_quantile=0.4, clip_rate=0.5)
     result = start(strategy, federation(), rounds=3)
     assert [r.reports for r in strategy.rounds] == [5, 5, 5]
@@ -163,5 +163,7 @@ def test_a_limit_is_held_against_a_server_that_is_not_trusted() -> None:
 
 
 def test_an_app_has_no_target_of_a_run() -> None:
-    with pytest.raises(InvalidValue, match=r"target_epsilon = 2\.0 is of a whole run, and an app "):
+    with pytest.raises(
+        InvalidValue, match=r"target_epsilon = 2\.0 is for a whole run, and an app "
+    ):
         ProtectedStrategy(FedAvg(), protection="central_gaussian", target_epsilon=2.0)

@@ -1,4 +1,4 @@
-"""The Flower app that a job is written as."""
+"""The Flower app that a job is written to."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_fault_plan_is_refused():
 
 def test_an_existing_file_is_never_overwritten(tmp_path: Path):
     folder, _ = app_of(tmp_path / "app", job())
-    app_of(tmp_path / "app", job())  # the same again is no change
+    app_of(tmp_path / "app", job())  # writing the same app again changes nothing
     with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
         app_of(tmp_path / "app", job(seed=1))
     assert read_job(folder).seed == 0
@@ -102,11 +102,11 @@ def test_the_command(tmp_path: Path):
     result = fedveil_command("deploy", str(target), str(tmp_path / "job.yaml"))
     assert result.exit_code == 0
     assert "next: flwr run" in result.stdout
-    assert "a report says how many examples its client has" in result.stderr
+    assert "a report reveals its client's number of examples" in result.stderr
     assert read_job(target) == deployable(Job(rounds=2))
     result = fedveil_command("deploy", str(tmp_path / "b"), "--seeded", "--set", "protection=rr")
-    assert "whoever reads the job can take the protection off" in result.stderr
-    assert "how many examples" not in result.stderr
+    assert "anyone who can read the job can remove the protection" in result.stderr
+    assert "number of examples" not in result.stderr
 
 
 def test_active_security_comes_with_a_roster_to_fill_in(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A deployed run whose files somebody edited: one sentence from the server, none from a client."""
+"""A deployed run with edited files: one sentence from the server, none from a client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ROUND, STATE = 3, {"last": 0, "secret": b"a key", "shares": np.arange(4)}
 
 @pytest.fixture
 def cut(tmp_path: Path) -> tuple[Path, Any]:
-    """A run that was cut off in its second round, and what goes on with a copy of its folder."""
+    """Return a run that was cut off in its second round, and a function that resumes a copy of
+    it."""
     app, _ = app_of(tmp_path / "app", job(rounds=3, protection=RR))
     grid = LocalGrid(app, tmp_path / "state")
     cut_off(grid, "2")
@@ -39,7 +40,7 @@ def test_rounds_that_were_begun_are_believed_in_good_form_alone(cut: tuple[Path,
     run, go_on = cut
     name = "checkpoint/begun"
     said = dict(on_copies(run, name, sealed_edits(run / name), go_on))
-    # Another round, or another cost of it, is in good form: no digest without a key can tell.
+    # Another round number or cost has a valid form: no digest without a key can reveal it.
     lies = {"rounds.huge", "loss.epsilon.huge", "release.1.masses.shorter"}
     assert {how for how, sentence in said.items() if sentence is None} <= lies
     assert all(
@@ -66,7 +67,7 @@ def state_of(folder: Path) -> tuple[SealedState, RecordDict]:
 
 
 def test_a_sealed_state_that_was_edited_is_no_state(tmp_path: Path) -> None:
-    """Its key is not in the record: nobody can make its tag again."""
+    """Its key is not in the record, so nobody can forge its tag."""
     state, records = state_of(tmp_path / "state")
     (name,) = records
     raw = bytes(records[name]["sealed"])  # type: ignore[arg-type, index]

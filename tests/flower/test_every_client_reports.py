@@ -1,7 +1,7 @@
-"""Under a promise a client that is asked reports whatever came of its training, and is charged.
+"""Under a guarantee, an invited client reports whatever its training produced, and is charged.
 
-A server that chooses the weights asks a question: is a certain example there? The same question is
-put to a client of a simulation, of a deployed job and of somebody's Flower app.
+A server that chooses the weights asks a question: does the client have a certain example? The same
+question is put to a client of a simulation, of a deployed job and of a user's own Flower app.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ ALL = pytest.mark.parametrize("protection", PROTECTIONS, ids=lambda p: p["name"]
 
 
 def crafted() -> np.ndarray:
-    """Finite weights under which the marked example alone overflows."""
+    """Return finite weights under which only the marked example overflows."""
     weights = np.zeros((parts.CLASSES, parts.FEATURES), np.float32)
     weights[:, 0] = 3e38
     return np.concatenate([weights.ravel(), np.zeros(parts.CLASSES, np.float32)])
 
 
 def form(report: Any) -> dict[str, Any]:
-    """What of a report may not depend on the data: all but what is drawn by a private law."""
+    """Return the part of a report that must not depend on the data: all but the private draws."""
     return {
         name: None if name == "indices" else (type(value), np.asarray(value).nbytes)
         for name, value in report.items()
@@ -85,7 +85,7 @@ def test_a_simulated_client_reports_either_way(protection: dict[str, Any]) -> No
 
 
 def test_the_report_is_the_one_of_an_update_of_zero() -> None:
-    """A fixed vector: what is drawn for it is what is drawn for a client that has not moved."""
+    """A fixed vector: its draws are those of a client that has not moved."""
     protection = {"name": "dp_encrypt"}
     settings = job(protection=protection, clients={"number": 1, "fraction": 1.0})
     overflowed = simulated(protection, marked=True).message
@@ -105,7 +105,7 @@ def test_the_report_is_the_one_of_an_update_of_zero() -> None:
 def deployed(
     tmp_path: Path, protection: dict[str, Any], data: str, model: str = "parts:linear"
 ) -> tuple[Any, LocalGrid]:
-    """A run whose server sends the crafted weights; client 0 has the data of that name."""
+    """Make a run whose server sends the crafted weights. Client 0 has the data called `data`."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=protection, model=model))
     grid = LocalGrid(app, tmp_path / "state")
     for context in grid.contexts.values():
@@ -146,7 +146,7 @@ def test_a_deployed_client_reports_either_way(
         forms.append(form(decode(reply.content[MESSAGE]["encoded"])))  # type: ignore[arg-type, index]
         record = run.metrics[0]
         assert (record["reports"], record["withheld"], record["failed"]) == (6, {}, {})
-        assert record["unusable"] == {}  # what only the client's own log knows
+        assert record["unusable"] == {}  # only the client's own log may say it
         said = "an update of zero is reported: the update is not finite" in caplog.text
         assert said == (data == "parts:marked_data")
         caplog.clear()
@@ -165,7 +165,8 @@ def test_a_deployed_client_reports_either_way(
 def test_whatever_goes_wrong_with_a_deployed_clients_data_is_in_its_own_log_alone(
     tmp_path: Path, model: str, data: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server chooses the number of classes too: a label beyond it is no question either."""
+    """The server also chooses the number of classes: a label beyond it must reveal nothing
+    either."""
     with caplog.at_level(logging.WARNING, "flwr"):
         run, grid = deployed(tmp_path, {"name": "rr"}, data, model)
     assert not first_reply(grid).has_error()
@@ -193,7 +194,7 @@ def test_a_deployed_client_is_charged_before_its_examples_are_read(
 def test_a_deployed_client_s_invalid_record_is_in_its_own_log_alone(
     tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under `privacy.unit: example` the others of its examples still count."""
+    """Under `privacy.unit: example` the client's other examples still count."""
     changes = {"nan": (float("nan"), 0), "label": (1.0, 3), "huge": (1e300, 1), "none": (None, 2)}
 
     def records() -> dict[str, Any]:
@@ -221,7 +222,7 @@ def test_a_deployed_client_s_invalid_record_is_in_its_own_log_alone(
         run = serve(app, grid, tmp_path / "run")
     assert not first_reply(grid).has_error()
     assert run.metrics[0]["reports"] == 6
-    assert "1 of 40 training examples count for nothing, example 17 first" in caplog.text
+    assert "1 of 40 training examples have no effect, starting with example 17" in caplog.text
     assert "an update of zero is reported" not in caplog.text
 
 
@@ -237,7 +238,7 @@ Training = Callable[[dict[str, np.ndarray], int], tuple[dict[str, np.ndarray], d
 
 
 def asked(protection: dict[str, Any], train: Training, /, **pins: Any) -> Message:
-    """A client's reply to a crafted training message."""
+    """Return a client's reply to a crafted training message."""
     reveal = {"reveal": pins["reveal"]} if "reveal" in pins else {}
     offer = Offer(parse(options_of(protection) | reveal), "num-examples", DIMENSION, 4)
     state = offer.protection(RUN).initial_state()
@@ -312,7 +313,7 @@ def test_a_client_of_an_app_is_charged_before_it_trains(tmp_path: Path) -> None:
 
 
 def test_a_killed_app_has_paid(tmp_path: Path) -> None:
-    """A context that is lost with the process takes nothing of the account with it."""
+    """A context that is lost with the process does not undo its charges."""
 
     class Killed(BaseException):
         pass
@@ -321,7 +322,7 @@ def test_a_killed_app_has_paid(tmp_path: Path) -> None:
         raise Killed
 
     pin = {"max_epsilon": 25.0, "delta": 0.0, "protection": "rr", "eps": 0.2}
-    rr = {"name": "rr", "unary": {"eps": 0.2}}  # 2 * 0.2 * 21 = 8.4 a report
+    rr = {"name": "rr", "unary": {"eps": 0.2}}  # 2 * 0.2 * 21 = 8.4 per report
     for _ in range(2):
         with pytest.raises(Killed):
             asked(rr, killed, **pin)

@@ -1,4 +1,5 @@
-"""A report leaves at a fixed time: how long a training took, or that it raised, is not told."""
+"""A report is sent at a fixed time, so it reveals neither how long training took nor if it
+raised."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ RR = {"name": "rr", "unary": {"eps": 0.1}}
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was slept, on a clock that moves by sleeping alone."""
+    """Record the sleeping times, on a clock that only sleeping advances."""
     waits: list[float] = []
     clock = SimpleNamespace(sleep=waits.append, monotonic=lambda: sum(waits))
     monkeypatch.setattr(fixed_time, "time", clock)
@@ -49,7 +50,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def never() -> Iterator[threading.Event]:
-    """What a training waits for that is not ready before the test is over."""
+    """Yield an event for which a training waits until the test is over."""
     event = threading.Event()
     yield event
     event.set()
@@ -100,7 +101,7 @@ def deployed(tmp_path: Path, after_s: float | None, **changes: Any) -> tuple[Any
 
 
 def test_every_client_of_a_job_answers_at_its_time(tmp_path: Path, slept: list[float]) -> None:
-    """One whose training raises as well: all but one are of that kind here."""
+    """This includes a client whose training raises. Here, all but one are of that kind."""
     run, _ = deployed(tmp_path, 60.0, model="parts:picky")
     assert slept == [60.0] * 6
     assert run.metrics[0]["reports"] == 6
@@ -131,7 +132,7 @@ def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
         return train(self, client, function)
 
     def patient(self: Any, timeout: float | None = None) -> None:
-        """All but the stuck one are in time, however slow this machine is."""
+        """Wait until all but the stuck client are ready, however slow this machine is."""
         while self.is_alive() and self not in stuck:
             join(self, 0.01)
 
@@ -179,7 +180,7 @@ def test_an_app_that_is_too_slow_gives_an_update_of_zero_and_no_metric(
 
 @pytest.mark.parametrize("asks", ["the client", "the server"])
 def test_every_client_of_an_app_evaluates_in_its_time(asks: str, slept: list[float]) -> None:
-    """Whether its evaluation works or not; a server asks for the time in each message."""
+    """It does so even if its evaluation fails. A server asks for the time in each message."""
     own = {"answer_after_s": 60.0} if asks == "the client" else {}
     theirs = {"answer_after_s": 60.0} if asks == "the server" else {}
 

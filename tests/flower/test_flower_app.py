@@ -1,4 +1,4 @@
-"""Two lines in an existing Flower app: what crosses, what it adds up to, what is refused."""
+"""Two lines in an existing Flower app: the messages, the aggregate and the refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL = pytest.mark.parametrize("settings", PROTECTIONS, ids=lambda s: s["protecti
 
 @pytest.fixture(autouse=True)
 def _own_place(monkeypatch, tmp_path):
-    """Repeatable reports, and a folder of its own for what clients keep."""
+    """Make reports repeatable, and put the clients' files into a folder of the test."""
     numbers = itertools.count()
     monkeypatch.setattr("fedveil.flower.app.mod.Secure", lambda: Seeded(11, next(numbers)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -48,7 +48,7 @@ def start_arrays(dtype=np.float32):
 
 
 def drift(node):
-    """What a client's training adds, the same in every round."""
+    """Return the change of a client's training, which is equal in every round."""
     generator = np.random.default_rng(node % 1000)
     return {name: 0.01 * generator.standard_normal(shape) for name, shape in SHAPES.items()}
 
@@ -60,7 +60,7 @@ def train(arrays, node):
 
 
 def federation(clients=6, mods=None, train=train, **kwargs):
-    """Clients whose numbers use all of Flower's 64 bits."""
+    """Make a federation of clients whose ids use all of Flower's 64 bits."""
     mods = [ProtectMod()] if mods is None else mods
     return FakeGrid(
         Node((1 << 63) + 7919 * i + 5, client_app(train, mods), **kwargs) for i in range(clients)
@@ -143,7 +143,7 @@ def test_unary_reports_are_unbiased_for_plain_averaging(kind, target):
     )
     _, arrays = run(grid, strategy)
     error = flat(arrays) - flat(start_arrays()) - mean_drift(grid)
-    # Flower draws the order of clients, and with it who has which noise.
+    # Flower draws the order of clients, and thereby which client has which noise.
     assert abs(error.mean()) < 6 * error.std() / np.sqrt(error.size)
     assert error.std() < 0.5
 
@@ -223,7 +223,7 @@ def test_replies_of_clients_without_the_mod_are_refused_counted_and_never_averag
 
 
 def _lenient(app):
-    """An app that takes any message for one to train on, and answers with arrays."""
+    """Make an app that treats any message as a training message and answers with arrays."""
 
     def answer(message, context):
         content = message.content
@@ -429,7 +429,7 @@ def test_clients_are_not_asked_to_evaluate_where_nothing_may_come_back():
 
 
 def test_an_apps_error_says_its_kind_and_not_its_text():
-    """Where nothing is promised; under a promise there is no error."""
+    """This is without a guarantee. Under a guarantee there is no error."""
 
     def failing(arrays, node):
         raise ValueError("patient 4711 has no label")
@@ -439,13 +439,13 @@ def test_an_apps_error_says_its_kind_and_not_its_text():
     run(grid, strategy)
     assert dict(strategy.rounds[0].failed) == {"the client's app failed with ValueError": 6}
     assert "patient" not in str(grid.replies)
-    assert strategy.ledger.epsilon("run") == 0  # none has left, and what was charged is taken back
+    assert strategy.ledger.epsilon("run") == 0  # no report was sent, and the charge is refunded
 
 
 @ALL
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_update_that_is_not_finite_is_never_averaged_and_the_server_is_not_told(settings, value):
-    """Under a promise an update of zero takes its place; elsewhere there is no report."""
+    """Under a guarantee an update of zero replaces it. Otherwise there is no report."""
     grid = federation()
     bad = next(iter(grid.nodes))
 
@@ -480,7 +480,7 @@ def test_a_report_that_promises_next_to_none_is_warned_of_once(eps, thin, caplog
 
 def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
     strategy = ProtectedStrategy(flower.FedAvg(), **PW)
-    said = ("how many examples clients have, each or in sum (weighting = by_size)",)
+    said = ("the clients' numbers of examples, each or in total (weighting = by_size)",)
     assert strategy.ledger.in_clear == said
     assert ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal").ledger.in_clear == ()
 
@@ -489,7 +489,7 @@ def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
 def test_so_they_are_in_every_clients_own_account(weighting, tmp_path):
     run(federation(), ProtectedStrategy(flower.FedAvg(), **PW, weighting=weighting))
     accounts = [decode(path.read_bytes()) for path in tmp_path.glob("home/fedveil/*.account")]
-    said = "how many examples clients have, each or in sum (weighting = by_size)"
+    said = "the clients' numbers of examples, each or in total (weighting = by_size)"
     assert len(accounts) == 6
     assert {account["alike.in_clear"] for account in accounts} == {
         said if weighting == "by_size" else ""

@@ -1,4 +1,4 @@
-"""The arrays of a Flower record as one vector: every shape, every type, by name."""
+"""The arrays of a Flower record as one vector: every shape and every type, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client keeps between messages, how it guards it, and what it refuses."""
+"""The state that a client saves between messages, its protection, and the client's refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_newer_state_takes_the_place_of_an_older_one(tmp_path: Path):
     state.put(3, {"seed": b"new"})
     assert sealed(tmp_path / "s", old).take(3) is None
     state = sealed(tmp_path / "s", records)
-    assert state.take(3) is None  # whoever tried the old one has burnt the key
+    assert state.take(3) is None  # trying the old state destroys the key
 
 
 @pytest.mark.parametrize("other", ["round", "client", "job", "bytes"])
@@ -103,7 +103,7 @@ def test_nothing_is_left_of_what_a_dead_process_was_reading(tmp_path: Path):
     (key,) = (tmp_path / "s").iterdir()
     key.rename(
         key.with_name(key.name + ".0123456789abcdef")
-    )  # claimed, and killed before it was erased
+    )  # claimed, and killed before the state was erased
     state.erase()
     assert not list((tmp_path / "s").iterdir())
     assert not records
@@ -121,7 +121,7 @@ def test_a_state_folder_that_others_can_read_is_refused(tmp_path: Path):
 def test_keys_lie_in_memory_where_they_can_and_accounts_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A restart of the machine may forget a key; it does not set an account back."""
+    """A restart of the machine may lose a key, but must not reset an account."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     assert StateFolder.for_keys().path == tmp_path / "fedveil"
@@ -136,7 +136,8 @@ def test_keys_lie_in_memory_where_they_can_and_accounts_on_the_disk(
 
 
 def captured(tmp_path: Path, kind: str, **changes: Any) -> tuple[LocalGrid, Any, Any]:
-    """A run up to that message to client 0: the grid, the message, the context it met."""
+    """Run up to a `kind` message to client 0. Return the grid, the message and the client's
+    context."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW, **changes))
     grid = LocalGrid(app, tmp_path / "state")
     found: list[Any] = []
@@ -156,7 +157,7 @@ def captured(tmp_path: Path, kind: str, **changes: Any) -> tuple[LocalGrid, Any,
 
 @pytest.mark.parametrize("kind", ["train.share", "train.masked", "train.unmask"])
 def test_no_phase_is_answered_twice_not_even_with_an_old_context(tmp_path: Path, kind: str):
-    """Two answers to one phase would give both kinds of share of one peer, or two masked sums."""
+    """Two answers to one phase would reveal both kinds of share of one peer, or two masked sums."""
     grid, message, old = captured(tmp_path, kind)
     for context in (old, grid.contexts[100]):
         reply = grid.app(copy.deepcopy(message), context)
@@ -165,7 +166,7 @@ def test_no_phase_is_answered_twice_not_even_with_an_old_context(tmp_path: Path,
 
 
 def test_secrets_of_a_round_are_in_no_record(tmp_path: Path):
-    """Everything that Flower holds for a client between two phases is one sealed record."""
+    """Everything that Flower stores for a client between two phases is one sealed record."""
     _, _, context = captured(tmp_path, "train.unmask")
     assert list(context.state) == ["fedveil.state"]
     assert list(context.state["fedveil.state"]) == ["sealed"]
@@ -235,7 +236,7 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     record = serve(app, grid, tmp_path / "run").metrics[0]
     assert (record["reports"], record["void"]) == (CLIENTS, None)
 
-    # A client that was given another roster by its own operator does not believe the app's.
+    # A client with another roster from its own operator does not trust the app's.
     false = roster.replace(publics[1], publics[2])
     (tmp_path / "false.yaml").write_text(false)
     grid = LocalGrid(app, tmp_path / "another state")
@@ -253,7 +254,7 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
 def test_a_client_without_a_roster_of_its_own_does_not_take_the_servers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """The server's own keys stand in the app's roster: it would open every update with them."""
+    """The app's roster has keys of the server's own, which would let it unmask every update."""
     active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
     keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
@@ -274,7 +275,7 @@ def test_a_client_without_a_roster_of_its_own_does_not_take_the_servers(
 def test_a_client_counts_its_private_reports_and_gives_no_more(
     tmp_path: Path, position: str, caplog: pytest.LogCaptureFixture
 ):
-    """A server that begins a round again and again gets `rounds + repeats` reports, ever."""
+    """A server that restarts a round again and again gets `rounds + repeats` reports in total."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=position, deployment={"repeats": 1}))
     counts = []
     for number in range(4):
@@ -294,7 +295,8 @@ def test_a_client_counts_its_private_reports_and_gives_no_more(
 def test_seeded_reports_leave_only_where_the_node_itself_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two of them under other weights have equal noise: their difference is that of the updates."""
+    """Two such reports under other weights have equal noise: their difference is that of the
+    updates."""
     from fedveil.flower.job import client_training
 
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection="dp_encrypt"), seeded=True)
@@ -318,7 +320,8 @@ def test_seeded_reports_leave_only_where_the_node_itself_says_so(
 def test_a_client_that_errs_after_its_vector_went_in_stays_charged(
     tmp_path: Path, charges: dict[int, set[int]]
 ):
-    """What it says of itself in the last phase takes nothing back; its own account neither."""
+    """A later error message refunds nothing, neither in the ledger nor in the client's own
+    account."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
     grid = LocalGrid(app, tmp_path / "state")
 
@@ -352,7 +355,7 @@ def test_partition_id_is_a_name_of_client(tmp_path: Path):
 
 
 def test_a_client_with_data_of_its_own(tmp_path: Path):
-    """Data that the node's operator names, and not the job's part."""
+    """The node's operator names the data, instead of the job's part."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, server={"weighting": "by_size"}))
     grid = LocalGrid(app, tmp_path / "state")
     grid.contexts[100].node_config["data"] = "parts:data"

@@ -1,4 +1,4 @@
-"""A deployed job over a grid in this process: the true ServerApp and ClientApp, no sockets."""
+"""A deployed job over a grid in this process: the real ServerApp and ClientApp, without sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOVING = {
 }
 BITS = {"name": "rr", "unary": {"report": "bits"}}
 RR = {"name": "rr", "unary": {"eps": 0.5}}
-#: Clients that do not answer are waited for in real time.
+#: The server waits in real time for clients that do not answer.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
 POSITIONS: list[Any] = [
     "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES, MOVING,
@@ -99,7 +99,7 @@ def test_a_task_is_deployed_as_it_is_simulated(tmp_path: Path, task: str):
 def test_a_head_is_trained_on_features_that_a_client_computes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In one process; and on its own examples alone, to the simulator's bytes."""
+    """It does so once per process, on its own examples only, and with the simulator's bytes."""
     monkeypatch.setattr(client_training, "_seen_before", {})
     settings = job(model="parts:backbone", training={"train": "head", "batch_size": 50})
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
@@ -107,13 +107,14 @@ def test_a_head_is_trained_on_features_that_a_client_computes_once(
     monkeypatch.setattr(parts.Backbone, "saw", calls.append)
     deployed, _ = run(tmp_path, settings, seeded=True)
     assert same(deployed, simulated)
-    # 240 training examples, 90 test examples, and one of each owner's to check the model with;
-    # and the batch of the test examples that the server tries: trained on, looked at and tested.
+    # 240 training examples, 90 test examples, one example of each owner to check the model, and the
+    # server's trial batch of test examples, which it trains on, inspects and tests.
     assert sum(calls) == 240 + 90 + 2 * (CLIENTS + 1) + 3 * 50
 
 
 def test_with_the_systems_randomness_it_ends_where_the_simulator_does(tmp_path: Path):
-    """The same bytes where a report draws nothing; else as near as what it draws."""
+    """If a report draws nothing, the bytes are equal. Otherwise they differ only by its
+    rounding."""
     assert same(run(tmp_path, job())[0], fedveil.simulate(job(), tmp_path / "simulated"))
     deployed, _ = run(tmp_path / "pw", job(protection=PW))
     simulated = weights(fedveil.simulate(job(protection=PW), tmp_path / "pw" / "simulated"))
@@ -123,7 +124,7 @@ def test_with_the_systems_randomness_it_ends_where_the_simulator_does(tmp_path: 
 
 # --- what leaves a client -----------------------------------------------------------------------
 
-#: The fields of a report, and nothing else may leave.
+#: The fields of a report. Nothing else may be sent.
 REPORTS = {
     "not_encrypt": {"round", "update"},
     "dp_encrypt": {"round", "noised"},
@@ -132,7 +133,7 @@ REPORTS = {
 
 
 def told(reply: Any) -> dict[str, Any]:
-    """The one message that a reply holds."""
+    """Return the single message in a reply."""
     assert list(reply.content) == [MESSAGE]
     assert list(reply.content[MESSAGE]) == ["encoded"]
     return decode(reply.content[MESSAGE]["encoded"])
@@ -164,7 +165,7 @@ def test_weights_travel_with_the_phase_that_trains_alone(tmp_path: Path):
         common = decode(message.content[COMMON]["encoded"])
         assert ("weights" in common) == (message.metadata.message_type == "train.masked")
     shared = {id(m.content[COMMON]) for m in grid.sent if m.metadata.message_type == "train.masked"}
-    assert len(shared) <= CLIENTS  # one object before each copy travelled
+    assert len(shared) <= CLIENTS  # one shared object before each copy was sent
 
 
 def test_reasons_stay_with_the_client(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -186,7 +187,7 @@ def test_an_update_that_is_not_finite_is_withheld_without_a_word(tmp_path: Path)
 
 
 def test_a_run_in_which_every_client_fails_stops(tmp_path: Path):
-    """Though its model does well with the examples that the server has."""
+    """It stops although its model does well on the server's examples."""
     app, _ = app_of(tmp_path / "app", job(model="parts:picky"))
     grid = LocalGrid(app, tmp_path / "state")
     for context in grid.contexts.values():
@@ -212,7 +213,7 @@ def test_a_model_that_must_fail_fails_before_anybody_is_asked(tmp_path: Path, ca
 
 
 def reports_of(*clients: int) -> Callable[[Any], bool]:
-    """Whether a message is a reply of one of these clients in a round."""
+    """Return a function that recognises replies of these clients in a round."""
     return lambda m: (
         bool(m.metadata.reply_to_message_id)
         and m.metadata.message_type.startswith("train.")
@@ -242,9 +243,9 @@ def test_below_the_threshold_the_round_is_void_and_the_run_goes_on(tmp_path: Pat
 
     grid.tamper = tamper
     result = serve(app, grid, tmp_path / "run")
-    void = "the round is void: 3 clients answered in phase masked, 4 are needed"
+    void = "the round is void: 3 clients answered in phase masked, but 4 are needed"
     assert [record["void"] for record in result.metrics] == [None, void, void]
-    # Nobody is left with keys: those who did not finish were told to forget.
+    # No client still has keys: those that did not finish had to forget them.
     assert kinds(grid.sent)[-1] == "query.forget"
     left = {path.suffix for path in (tmp_path / "state").iterdir() if path.stem != "seal-key"}
     assert left <= {".answered", ".lock", ".seal"}
@@ -279,8 +280,8 @@ def test_replies_that_are_no_reports_are_refused_by_name(tmp_path: Path):
         "a message holds the records 'fedveil', 'metrics', a message of fedveil holds 'fedveil' "
         "alone",
         "fields are missing or unknown",
-        "the bytes do not begin as a message of this version does",
-        f"the message has {too_long} bytes, {most} are the most here",
+        "the bytes do not start like a message of this version",
+        f"the message has {too_long} bytes, but at most {most} are allowed here",
     ]
 
 
@@ -317,7 +318,7 @@ def test_a_restarted_node_takes_its_clients_place(tmp_path: Path):
     def tamper(message: Any) -> Any:
         if message.metadata.group_id == "1" and 104 in grid.contexts:
             twin = grid.contexts[104]
-            grid.contexts[999] = twin  # the old number still seems to be there
+            grid.contexts[999] = twin  # the old number still seems to exist
         return message
 
     grid.tamper = tamper
@@ -362,7 +363,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, positi
 
 @pytest.mark.parametrize("seeded", [False, True])
 def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: bool):
-    """Fresh noise is another report; the same bytes again are not."""
+    """Fresh noise makes another report, but repeated bytes do not."""
     settings = job(protection=RR)
     app, _ = app_of(tmp_path / "app", settings, seeded=seeded)
     whole = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "whole").metrics
@@ -385,7 +386,7 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
 
 @pytest.mark.parametrize("every", [1, 9])
 def test_total_epsilon_holds_over_rounds_that_were_begun_and_cut_off(tmp_path: Path, every: int):
-    """What was asked for counts with the epsilon of its opening, in the total and the ledger."""
+    """A requested report counts with the epsilon of its opening, in the total and in the ledger."""
     unary = {"eps": 0.5, "adaptive": True, "total_eps": 640.0}
     settings = job(
         rounds=20, protection={"name": "rr", "unary": unary}, checkpoint={"every": every}
@@ -412,8 +413,8 @@ def test_total_epsilon_holds_over_rounds_that_were_begun_and_cut_off(tmp_path: P
 
 
 def test_total_epsilon_holds_over_rounds_whose_reports_all_came_too_late(tmp_path: Path):
-    """They have left, and a round without an aggregate has cost what any other has."""
-    rr = {"name": "rr", "unary": {"eps": 0.5, "total_eps": 200.0}}  # 83 a report
+    """The reports were sent, so a round without an aggregate costs as much as any other."""
+    rr = {"name": "rr", "unary": {"eps": 0.5, "total_eps": 200.0}}  # 83 per report
     app, _ = app_of(tmp_path / "app", job(rounds=9, protection=rr, deployment={"answer_s": 0.1}))
     grid = LocalGrid(app, tmp_path / "state")
     grid.tamper = lambda m: None if reports_of(*range(CLIENTS))(m) else m
@@ -427,7 +428,7 @@ def test_total_epsilon_holds_over_rounds_whose_reports_all_came_too_late(tmp_pat
 
 
 def test_a_limit_holds_over_rounds_that_were_begun_and_cut_off_before_a_checkpoint(tmp_path: Path):
-    """Three rounds have left in the first life, of which no checkpoint knows."""
+    """Three rounds of reports were sent before the first checkpoint, which therefore omits them."""
     settings = job(
         rounds=9,
         protection={"name": "signds", "signds": {"sign_eps": 1.0}},
@@ -440,7 +441,7 @@ def test_a_limit_holds_over_rounds_that_were_begun_and_cut_off_before_a_checkpoi
     with pytest.raises(Killed):
         serve(app, grid, tmp_path / "run")
     result = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
-    assert len(result.metrics) == 1  # 2 a report: three of them and one more
+    assert len(result.metrics) == 1  # 2 per report: three reports and one more
     assert result.ledger.epsilon("run") == 8
 
 
@@ -463,12 +464,12 @@ def test_a_finished_run_that_is_started_again_asks_nobody(tmp_path: Path):
 
 
 def test_nor_does_one_that_a_limit_has_ended_between_two_checkpoints(tmp_path: Path):
-    """It has a result, and what it has spent would leave room for none."""
+    """The run has a result, and its spending would leave room for no further round."""
     limited = {"max_epsilon": 500.0, "delta": 0.0}
     settings = job(rounds=9, protection=RR, privacy=limited, checkpoint={"every": 4})
     app, _ = app_of(tmp_path / "app", settings)
     first = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
-    assert len(first.metrics) == 6  # 83 a report
+    assert len(first.metrics) == 6  # 83 per report
     grid = LocalGrid(app, tmp_path / "state")
     again = serve(app, grid, tmp_path / "run")
     assert not [message for message in grid.sent if message.metadata.message_type[:5] == "train"]
@@ -487,7 +488,7 @@ def test_the_folder_of_another_job_is_refused(tmp_path: Path):
 def test_secret_cohorts_are_the_simulators_where_both_are_seeded(
     tmp_path: Path, position: str
 ) -> None:
-    """A round of nobody is one of them: no result, or noise alone where it may not show."""
+    """Empty rounds are included: they have no result, or noise alone if emptiness must not show."""
     clients = {"number": CLIENTS, "fraction": 0.2, "sampling": "poisson"}
     every = (job(rounds=4, seed=s, protection=position, clients=clients) for s in range(99))
     drawn = ((s, [len(Cohorts(s).draw(number)) for number in range(1, 5)]) for s in every)
@@ -521,7 +522,7 @@ def test_secret_cohorts_cannot_be_repeated_by_whoever_has_the_job(tmp_path: Path
 def test_what_no_message_carries_is_refused_before_anybody_is_asked(
     tmp_path: Path, position: Any, dimension: int, what: str
 ):
-    """The arrays are asked for and never filled: no gigabyte is held."""
+    """The arrays are allocated but never filled, so no gigabyte is used."""
     settings = job(protection=position)
     grid = LocalGrid(app_of(tmp_path / "app", settings)[0], tmp_path / "state")
     engine = job_server.FlowerEngine(grid, tmp_path / "app")
@@ -534,7 +535,7 @@ def test_what_no_message_carries_is_refused_before_anybody_is_asked(
 def test_neither_side_is_silent_while_a_client_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, capsys: Any
 ):
-    """Its own log and the server's say that it goes on."""
+    """The client's log and the server's both say that training continues."""
 
     class Eager(Quiet):
         def __init__(self, every_s: float, say: Callable[[float], None]) -> None:

@@ -50,7 +50,7 @@ def start(grid, strategy, rounds=1, timeout=0.2):
 
 
 def content(words, keys, clients=6, dimension=DIMENSION):
-    """What a server of any kind may send."""
+    """Return a message content that any kind of server may send."""
     offer = Offer(parse(keys), "num-examples", dimension, clients)
     records = to_records(words)
     records["fedveil.offer"] = to_records(offer.words())["fedveil"]
@@ -134,7 +134,7 @@ def test_a_client_counts_its_reports_itself_and_stops_at_its_limit():
     pin = {"fedveil.max_epsilon": 250.0, "fedveil.delta": 0.0}
     grid = federation(node_config=pin)
     records = content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0})
-    replies = [ask(grid, records) for _ in range(4)]  # the same round again and again
+    replies = [ask(grid, records) for _ in range(4)]  # the same round four times
     assert [reply.has_error() for reply in replies] == [False, False, True, True]
     assert "above its max_epsilon = 250" in replies[2].error.reason
     assert not ask(grid, records, node=2).has_error()
@@ -144,7 +144,8 @@ def test_reports_that_cost_differently_add_up_plainly():
     limit = {"fedveil.max_epsilon": 1000.0, "fedveil.delta": 1e-5}
     grid = federation(node_config=limit)
     small, large = ({"protection": "rr", "eps": eps} for eps in (1.0, 4.0))
-    # Alone, reports of rr compose to far less at this delta than their plain sum of 400 each.
+    # On their own, reports of rr compose to far less at this delta than their plain sum of 400
+    # each.
     alike = [ask(grid, content({"round": 1, "eps": 4.0}, large)) for _ in range(4)]
     assert [reply.has_error() for reply in alike] == [False] * 4
     mixed = [
@@ -279,7 +280,7 @@ def test_weights_are_no_way_to_the_sum_of_a_metric_that_stays():
 
 @pytest.mark.parametrize("name", ["w", "kept"])
 def test_another_model_for_one_client_leaves_noise(name):
-    """Everybody's update but that client's could be made nothing; arrays that stay count too."""
+    """Otherwise the server could remove all updates but that client's. Fixed arrays count too."""
 
     def tamper(message):
         if message.metadata.dst_node_id == 1 and phase_of(message) == "masked":
@@ -292,7 +293,7 @@ def test_another_model_for_one_client_leaves_noise(name):
         grid = FakeGrid(Node(1 + i, app) for i in range(6))
         grid.tamper = tamper if lies else grid.tamper
         strategy = ProtectedStrategy(FedAvg(), **PW, keep="kept")
-        strategy.rounds += [None] * lies  # a round of its own: clients answer one once
+        strategy.rounds += [None] * lies  # a new round each time, since clients answer a round once
         initial = record_of({"w": np.zeros(DIMENSION, np.float32), "kept": np.zeros(3)})
         strategy.start(grid, initial, num_rounds=1, timeout=0.2)
         record = strategy.rounds[-1]
@@ -337,7 +338,7 @@ def test_the_runs_number_is_part_of_the_terms():
 def test_a_client_that_is_told_of_absurdly_many_clients_works_little_out(
     clients, sums, monkeypatch, caplog
 ):
-    """The number is the server's word: the graph's degree follows from it."""
+    """The number is the server's word, and the graph's degree follows from it."""
     asked, tail = [], masking_graph._tail
 
     def counted(*numbers):

@@ -1,4 +1,4 @@
-"""The settings of a protected Flower app, and what a client insists on."""
+"""The settings of a protected Flower app, and the demands of a client."""
 
 from __future__ import annotations
 
@@ -197,10 +197,10 @@ def test_what_is_weaker_than_what(demanded, stronger, weaker):
     [
         (10, 7, None),
         (10, 9, None),
-        (12, 8, "8 of 12 clients reconstruct a secret, 7 of 10 are demanded"),
+        (12, 8, "8 of 12 clients reconstruct a secret, but 7 of 10 are required"),
         (20, 14, None),
-        (2000, 7, "7 of 2000 clients reconstruct a secret, 7 of 10 are demanded"),
-        (8, 6, "6 clients reconstruct a secret, at least 7 are demanded"),
+        (2000, 7, "7 of 2000 clients reconstruct a secret, but 7 of 10 are required"),
+        (8, 6, "6 clients reconstruct a secret, but at least 7 are required"),
     ],
 )
 def test_a_pin_of_the_threshold_is_of_so_many_clients(clients, threshold, weaker):
@@ -220,13 +220,13 @@ def test_a_pin_of_the_threshold_alone_is_more_than_half_of_any_number():
     pin = {"fedveil.protection": "pw_encrypt", "fedveil.reconstruct_secrets_threshold": 7}
     asked = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 7}
     refuse(offer(13, **asked), node_config=pin)
-    with pytest.raises(MessageInvalid, match="7 of 14 clients reconstruct a secret, more than"):
+    with pytest.raises(MessageInvalid, match="7 of 14 clients reconstruct a secret, but more than"):
         refuse(offer(14, **asked), node_config=pin)
     refuse(offer(14, **asked, share_secrets_ratio=0.9), node_config=pin)
 
 
 def test_weights_are_made_of_a_metric_that_the_client_gives():
-    """Their sum is what a server learns, so that the key would reveal any metric's."""
+    """The server learns the sum of the weights, so the key would reveal any metric."""
     sick = replace(offer(protection="pw_encrypt"), weight_key="sick")
     for sources in (
         {},
@@ -270,7 +270,7 @@ def test_terms_that_differ_in_anything_are_another_job():
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=lambda position: position.name)
 def test_every_setting_declares_which_way_it_weakens(position):
-    """A setting without a direction would be one that a pin does not hold."""
+    """A pin could not enforce a setting without a direction."""
     fields = position.settings_type.model_fields
     assert directions(position.settings_type).keys() == fields.keys()
 

@@ -1,7 +1,7 @@
-"""A deployed job on real Flower processes, which are killed as machines are.
+"""A deployed job on real Flower processes, which are killed like machines that fail.
 
-One federation serves all tests: an exchange with three SuperNodes takes seconds, whatever is in
-it. `.ci/run` plays examples/flower/loopback.py besides.
+One federation serves all tests: any exchange with three SuperNodes takes seconds. `.ci/run` also
+runs examples/flower/loopback.py.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def rounds_in(folder: Path) -> int:
 def test_a_superlink_killed_three_times_costs_the_round_in_hand_each_time(
     federation: Loopback, tmp_path: Path
 ):
-    """Started again on its database it meets every node, and ends with the simulator's bytes."""
+    """Restarted on its database, it finds every node again and ends with the simulator's bytes."""
     settings = job(name="killed-link", rounds=5)
     write_app(tmp_path / "app", deployable(settings))
     folder = tmp_path / "run"
@@ -107,9 +107,9 @@ def test_a_report_that_comes_after_the_deadline_is_charged_and_not_used(
     assert run.wait(LIMIT_S) == 0
     first, second, third = read_metrics(folder)
     assert [(r["reports"], r["dropped"]) for r in (first, second)] == [(3, 0), (2, 1)]
-    assert third["reports"] + third["dropped"] == 3  # it may be late again, behind its late report
+    assert third["reports"] + third["dropped"] == 3  # it may be late again, after its late report
     (given,) = (federation.folder / "state-2").glob("*-2.reports")
-    assert int(given.read_text()) >= 2  # by its own count the late one has left
+    assert int(given.read_text()) >= 2  # by its own count the late report was sent
     ledger = ledger_of(folder)
     spent = ledger.epsilon("run")
     assert spent == pytest.approx(3 * ledger.epsilon("round"))

@@ -1,4 +1,4 @@
-"""Strategies inside a protected one and around it: those that can work, and the rest refused."""
+"""Strategies inside a protected strategy and around it: some work, and the rest are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def norm_of(result: Any) -> float:
 def test_flowers_differential_privacy_around_it_is_refused_before_anything_is_sent(
     around: Callable[[flower.Strategy], flower.Strategy],
 ) -> None:
-    """It would give the update its full norm of 20, where 0.1 is the bound that it states."""
+    """It would give the update its full norm of 20, although it states a bound of 0.1."""
     grid = federation()
     protected = ProtectedStrategy(flower.FedAvg(), **PW)
     assert norm_of(start(protected)) == pytest.approx(20.0, abs=1e-3)
@@ -68,7 +68,7 @@ def test_flowers_differential_privacy_around_it_is_refused_before_anything_is_se
 
 
 class Around(flower.Strategy):
-    """Passes everything on, and so needs no reply."""
+    """A strategy that passes everything on, and therefore needs no reply."""
 
     def __init__(self, inner: flower.Strategy) -> None:
         self.inner = inner
@@ -107,7 +107,7 @@ def test_a_loop_of_its_own_is_a_class_derived_from_it() -> None:
 
 
 class Median(flower.FedAvg):
-    """An aggregation of one's own, which keeps what it was given."""
+    """An aggregation of a user's own, which stores its inputs."""
 
     given: list[int]
 
@@ -141,7 +141,7 @@ def test_an_aggregation_of_metrics_of_ones_own_sees_their_means_and_must_be_able
     with pytest.raises(InvalidValue, match="has its own train_metrics_aggr_fn, which is given one"):
         ProtectedStrategy(inner, **PW)
     result = start(ProtectedStrategy(inner, takes_averages=True, reveal="loss", **PW))
-    assert result.train_metrics_clientapp[1]["loss"] == 2.5  # of 1, 2, 3 and 4
+    assert result.train_metrics_clientapp[1]["loss"] == 2.5  # the median of 1, 2, 3 and 4
 
 
 def test_a_class_that_only_chooses_its_clients_needs_to_say_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Files of a deployment that are none: each is refused in one sentence."""
+"""Invalid files of a deployment: each is refused in one sentence."""
 
 from __future__ import annotations
 

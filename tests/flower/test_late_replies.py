@@ -1,4 +1,4 @@
-"""A report that comes after its round has closed has left its client: it is charged, not folded."""
+"""A report that arrives after its round has closed was sent: it is charged but not added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYBODY = set(range(CLIENTS))
 
 
 class LateGrid(LocalGrid):
-    """Client 2's replies of a round are there when the next round's messages have gone out."""
+    """Delivers client 2's replies after the next round's messages were sent."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         ids = list(message_ids)
@@ -48,13 +48,13 @@ def test_a_limit_is_held_against_what_may_have_left(tmp_path: Path) -> None:
     )
     app, _ = app_of(tmp_path / "app", settings)
     run = serve(app, LateGrid(app, tmp_path / "state"), tmp_path / "run")
-    assert len(run.metrics) == 2  # 2 for a report, selection and bit
+    assert len(run.metrics) == 2  # 2 per report, for selection and bit
     assert run.stopped is not None
     assert "round 3" in run.stopped
 
 
 def answers_with(grid: LocalGrid, node: int, error: Error) -> None:
-    """The node's client is asked for a report, and this is what comes back."""
+    """Make the grid return `error` when the node's client is asked for a report."""
     asked: list[Message] = []
 
     def tamper(message: Message) -> Message:
@@ -73,8 +73,8 @@ def answers_with(grid: LocalGrid, node: int, error: Error) -> None:
     ("code", "given"),
     [
         (2, False),  # the client's app raised
-        (5, False),  # the node went before it was reached
-        (4, True),  # there was a reply, which is not to be had any more
+        (5, False),  # the node left before the message reached it
+        (4, True),  # there was a reply, but it is lost
     ],
 )
 def test_an_error_reply_tells_that_none_has_left_unless_one_was_lost(
@@ -99,7 +99,7 @@ def test_a_client_that_says_that_it_reports_nothing_is_not_charged(
 
 
 class LateNodes(FakeGrid):
-    """The first node's reply never comes while it is waited for."""
+    """Never delivers the first node's reply while the server waits for it."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         late = {
@@ -136,14 +136,14 @@ def _spoilt(reply: Message) -> Message:
     [
         ("nothing", True),
         ("no report", True),
-        (4, True),  # there was a reply, which is not to be had any more
+        (4, True),  # there was a reply, but it is lost
         (2, False),  # the client's app raised
     ],
 )
 def test_a_strategys_ledger_has_what_may_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str | int, given: bool
 ) -> None:
-    """The ledger as it is when the round has ended, not as it was while nobody could know."""
+    """Checks the ledger at the end of the round, not while the outcome was open."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
 

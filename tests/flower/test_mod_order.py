@@ -1,4 +1,4 @@
-"""`ProtectMod` comes first among a client app's mods, through Flower's own chain of them."""
+"""`ProtectMod` comes first among a client app's mods, through Flower's own chain of mods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(arrays: Arrays, node: int) -> tuple[Arrays, dict[str, Any]]:
 
 
 def rounds(app: ClientApp) -> tuple[ProtectedStrategy, FakeGrid]:
-    """One round of three clients with that app."""
+    """Run one round of three clients with this app."""
     grid = FakeGrid(Node(n, app) for n in range(1, 4))
     strategy = ProtectedStrategy(FedAvg(), **RR)
     strategy.start(grid, record_of({"w": np.zeros(30, np.float32)}), num_rounds=1, timeout=5)
@@ -35,7 +35,7 @@ def rounds(app: ClientApp) -> tuple[ProtectedStrategy, FakeGrid]:
 
 
 def spy(message: Message, context: Context, call_next: Any) -> Message:
-    """Somebody's own mod, whatever it does."""
+    """Act as a user's own mod."""
     return call_next(message, context)
 
 

@@ -1,4 +1,4 @@
-"""Which node is which client: what a node says of itself is bounded, and so is the work on it."""
+"""The mapping from nodes to clients: a node's introduction is bounded, and so is the work on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.flower.records import encoded_records
 
 
 class Introductions:
-    """A grid whose nodes answer the question who they are, and nothing else."""
+    """A grid whose nodes only answer the question who they are."""
 
     def __init__(self, words: dict[int, bytes]) -> None:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -61,7 +61,8 @@ def test_an_introduction_of_any_length_is_one_short_line() -> None:
     assert here.node_of == {2: 9}
     events.sort()
     assert events[1] == (
-        "node 7 does not say which client it is: the message has 1019 bytes, 256 are the most here"
+        "node 7 does not say which client it is: the message has 1019 bytes, "
+        "but at most 256 are allowed here"
     )
     said = events[2].removeprefix("node 8 does not say which client it is: ")
     assert said.startswith("the field '\\n\\n")

@@ -1,4 +1,4 @@
-"""A client's update leaves it once a round, whoever begins the round again, and however."""
+"""A client sends its update once per round, whoever restarts the round and however."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def cut_off(grid: LocalGrid, round: int, kind: str, client: int) -> None:
 
 
 def answers(grid: LocalGrid, kind: str) -> int:
-    """How many replies of a kind were no errors."""
+    """Return the number of replies of a kind that were not errors."""
     return sum(r.metadata.message_type == kind and not r.has_error() for r in grid.replies)
 
 
@@ -131,19 +131,20 @@ def test_a_server_that_was_killed_goes_on_with_those_whose_update_has_not_left(t
 
 
 def test_a_round_that_is_begun_again_has_nothing_of_the_attempt_before(tmp_path: Path):
-    """Neither its keys nor what was answered to it: every client makes both anew."""
+    """Every client makes its keys and answers anew."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
     grid = LocalGrid(app, tmp_path / "state")
 
     def killed(message: Any) -> Any:
         if message.metadata.message_type in ("train.share", "query.forget"):
-            raise Killed  # nor does it tell anybody to forget
+            raise Killed  # and it tells no client to forget
         return message
 
     grid.tamper = killed
     with pytest.raises(Killed):
         serve(app, grid, tmp_path / "run")
-    assert all(context.state for context in grid.contexts.values())  # they are in mid-round
+    # they are in the middle of a round
+    assert all(context.state for context in grid.contexts.values())
     grid.tamper = lambda message: message
     (record,) = serve(app, grid, tmp_path / "run").metrics
     assert (record["reports"], record["withheld"], record["void"]) == (CLIENTS, {}, None)
@@ -163,7 +164,7 @@ def test_where_all_updates_have_left_the_round_is_void_and_the_next_one_is_not(t
         serve(app, grid, tmp_path / "run")
     records = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics
     assert [r["reports"] for r in records] == [CLIENTS, 0, CLIENTS]
-    assert records[1]["void"].endswith("0 clients answered in phase advertise, 4 are needed")
+    assert records[1]["void"].endswith("0 clients answered in phase advertise, but 4 are needed")
     assert records[1]["withheld"] == {BEFORE: CLIENTS}
     assert records[1]["loss"] == records[0]["loss"]
 
@@ -215,7 +216,7 @@ def test_in_a_flower_app_a_rounds_number_is_answered_once(
         return strategy.rounds[0]
 
     assert start().reports == 6
-    # The SuperNodes are started anew, and the server without one of them.
+    # The SuperNodes are restarted, and the server without one of them.
     del grid.nodes[6]
     for node in grid.nodes.values():
         node.context.state.clear()

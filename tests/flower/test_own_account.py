@@ -1,4 +1,4 @@
-"""A client's own account: what it grants, to how many processes, and what is on the disk when."""
+"""A client's own account: what it allows, to how many processes, and when the disk has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about a protection of one's own: its one example, run wherever a job runs."""
+"""The documentation page about a protection of your own: its example runs in every engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLOCK: dict[str, Any] = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.
 
 @pytest.fixture(autouse=True)
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's code in a module of the name that the page gives it."""
+    """Put the page's code into a module with the name that the page uses."""
     (tmp_path / "ready.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "ready", raising=False)
@@ -60,7 +60,7 @@ def test_in_simulation(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("model", ["parts:plain", "parts:diverging", "parts:picky"])
 def test_deployed_it_ends_with_the_simulators_bytes(tmp_path: Path, model: str) -> None:
-    """Where the training of some clients overflows, or raises, as well."""
+    """This includes clients whose training overflows or raises."""
     settings = job(protection=BLOCK, model=model)
     app, deployed = app_of(tmp_path / "app", settings, seeded=True)
     assert (app / "ready.py").read_text() == CODE
@@ -121,7 +121,7 @@ def test_an_attacker_reads_it_as_the_page_says() -> None:
     context = JobContext("equal", 3, clients_per_round=2, rounds=1)
     made = module.Ready(module.ReadySettings(eps=4.0), context)
     updates = [np.array([0.5, 0.0, -0.5], np.float32), np.array([-0.5, 0.0, 0.5], np.float32)]
-    with pytest.raises(InvalidValue, match="has several phases: its class must say in `reading`"):
+    with pytest.raises(InvalidValue, match="has several phases: its class must define `reading`"):
         seen(made, np.zeros(3, np.float32), updates, Seeded(0))
     exec(READING, vars(module))
     module.Ready.reading = module.reading

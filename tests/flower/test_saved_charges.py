@@ -1,4 +1,4 @@
-"""A protected strategy whose process ends in mid-run, and the one that is made after it."""
+"""A protected strategy whose process ends in the middle of a run, and its successor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def train(arrays: Arrays, node: int) -> tuple[Arrays, dict[str, Any]]:
 
 
 def federation(refusing: int = 0) -> FakeGrid:
-    """Five clients; some that hold a limit against the server refuse what rests on its word."""
+    """Make five clients. `refusing` of them enforce a limit and refuse guarantees that need
+    trust."""
     app, limit = client_app(train, [ProtectMod()]), {"fedveil.max_epsilon": 9.0}
     return FakeGrid(Node(n, app, node_config=limit if n <= refusing else {}) for n in range(1, 6))
 
@@ -52,11 +53,11 @@ def spent(strategy: ProtectedStrategy) -> float:
 
 
 class Killed(BaseException):
-    """The end of a process, which nobody catches."""
+    """The end of a process, which no code catches."""
 
 
 def killed_after(grid: FakeGrid, messages: int) -> FakeGrid:
-    """A server that ends when so many training messages have gone out."""
+    """Make the server of `grid` end after it has sent this number of training messages."""
     left = iter(range(messages))
 
     def tamper(message: Message) -> Message:
@@ -114,7 +115,7 @@ def test_it_is_on_the_disk_before_a_client_hears_of_the_round(tmp_path: Path) ->
 
 
 def test_what_is_known_not_to_have_left_is_taken_back(tmp_path: Path) -> None:
-    """All five are charged while the round lasts; three of them then refuse the offer."""
+    """All five are charged during the round, and then three of them refuse the offer."""
     file, grid, during = tmp_path / "ledger", federation(refusing=3), []
     strategy = ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=file)
 

@@ -1,4 +1,4 @@
-"""What clients of a deployed job keep: own layers, SCAFFOLD's variates, FedDyn's vector."""
+"""The saved state of a deployed job's clients: own layers, SCAFFOLD's variates, FedDyn's vector."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HALF = {"number": CLIENTS, "fraction": 0.5}
 
 
 def job_of(way: str, **changes: Any) -> Job:
-    """Half of the clients in each of three rounds, so that some go on from two rounds before."""
+    """Return a job with half of the clients in each of three rounds, so that some skip a round."""
     settings = {"rounds": 3, "clients": HALF, "model": "parts:linear", **WAYS[way], **changes}
     return job(**settings)
 
@@ -80,7 +80,7 @@ def test_a_report_under_a_protection_is_the_same_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, way: str) -> None:
-    """In its last round, after its clients have trained, two rounds after the last checkpoint."""
+    """It is cut off in its last round after training, two rounds after the last checkpoint."""
     settings = job_of(way, checkpoint={"every": 2}, rounds=4).with_(clients={"fraction": 1.0})
     grid, seen = deploy(tmp_path, settings), []
 
@@ -103,7 +103,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, way: s
 
 
 def test_another_run_of_the_same_job_begins_at_nothing(tmp_path: Path) -> None:
-    """Though a client misses the round in which it would have begun."""
+    """It does so even if a client misses the first round."""
     everybody = {"number": CLIENTS, "fraction": 1.0}
     settings = job_of("feddyn", clients=everybody, rounds=2, deployment={"answer_s": 0.2})
     end(deploy(tmp_path, settings), tmp_path)
@@ -117,7 +117,7 @@ def test_another_run_of_the_same_job_begins_at_nothing(tmp_path: Path) -> None:
 
 
 def asked_first(message: Any) -> bool:
-    """Whether client 0 is asked to train in the first round."""
+    """Return True if the message asks client 0 to train in the first round."""
     if message.metadata.dst_node_id != 100 or COMMON not in message.content:
         return False
     return decode(message.content[COMMON]["encoded"])["round"] == 1
@@ -191,7 +191,7 @@ def test_what_has_no_meaning_there_is_refused_in_an_app_that_was_edited(tmp_path
 
 @pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before"])
 def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
-    """A control variate from elsewhere would move the client's update without any bound."""
+    """A foreign control variate could move the client's update without any bound."""
     settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0}, rounds=4)
     grid, edited = deploy(tmp_path, settings), []
 
@@ -209,7 +209,7 @@ def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, ed
 
 
 def forge(state: Path, edit: str) -> None:
-    """Replace what client 0 keeps of round 3, without its key."""
+    """Replace client 0's saved state of round 3 without knowing its key."""
     (folder,) = state.glob("*-0.kept/clients")
     if edit == "all of 7":
         sevens = np.full_like(vector_of(folder / "0-3"), 7)

@@ -1,4 +1,4 @@
-"""A clip that moves, in both positions that have it: rounds, state, messages, costs, liars."""
+"""The moving clip of both protections that have one: rounds, state, messages, costs and liars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedveil.protections.catalog import build, find
 DIMENSION, CLIENTS, ROUND, FIRST = 50, 12, 3, 0.5
 POSITIONS = ["central_gaussian", "distributed_dp"]
 BOTH = pytest.mark.parametrize("name", POSITIONS)
-#: Next to no noise, so that the law of the outcome shows.
+#: Almost no noise, so that the outcome shows the law.
 FAINT = {"noise_multiplier": 2e-3, "clip_bit_noise": 4e-3}
 
 
@@ -44,7 +44,7 @@ def protection(name: str, **options: Any) -> Any:
 
 
 def updates(norm: float = 1.0) -> dict[int, np.ndarray]:
-    """Of norms around `norm`, four of them below half of it."""
+    """Return updates with norms around `norm`, four of them below half of it."""
     draw, found = Seeded(3, "updates").generator(), {}
     for client in range(CLIENTS):
         row = draw.normal(size=DIMENSION)
@@ -62,7 +62,7 @@ def halves_of(made: Any, clients: Any) -> dict[int, Any]:
 
 
 def play(made: Any, data: dict[int, Any], state: Any, told: Any = None) -> Any:
-    """A round whose messages travel as bytes; `told` changes what client 0 is given."""
+    """Play a round whose messages travel as bytes. `told` changes the message to client 0."""
     model = np.zeros(DIMENSION, np.float32)
     server = made.server_round(RoundContext(sorted(data), ROUND, model, state))
     halves = halves_of(made, data)
@@ -95,7 +95,7 @@ def test_a_round_gives_the_mean_of_what_its_clip_leaves_and_moves_the_clip(
 
 @BOTH
 def test_the_noise_is_relative_to_the_clip_that_is_told(name: str) -> None:
-    """Of updates of nothing: what comes is the noise, in units of the clip."""
+    """With updates of zero, the outcome is the noise, in units of the clip."""
     data = {c: np.zeros(DIMENSION, np.float32) for c in range(CLIENTS)}
     made = protection(name, noise_multiplier=3.0, clip_bit_noise=4.0, seeded=True)
     small, large = (play(made, data, {"clip": clip}).update for clip in (0.01, 100.0))
@@ -139,7 +139,7 @@ WRONG = [
 @BOTH
 @pytest.mark.parametrize("told", WRONG)
 def test_a_client_takes_no_clip_that_there_cannot_be(name: str, told: dict[str, Any]) -> None:
-    """Whatever its update is: the message alone decides."""
+    """The message alone decides, regardless of the client's update."""
     made = protection(name, masks=False)
     server = made.server_round(
         RoundContext([0], ROUND, np.zeros(DIMENSION, np.float32), {"clip": 0.6})
@@ -168,7 +168,7 @@ def test_a_checkpoint_with_such_a_clip_is_refused(name: str, told: dict[str, Any
 
 
 def test_a_clip_of_its_own_for_one_client_shows_under_active_security() -> None:
-    """The digest of what vectors are made from holds the clip: signatures do not fit."""
+    """The digest of everything that vectors are made from includes the clip, so signatures fail."""
     made = protection("distributed_dp", active_security=True)
     assert play(made, updates(), {"clip": 0.6}).reports == CLIENTS
     with pytest.raises((ClientWithheld, ReportRejected, RoundVoid)):
@@ -176,7 +176,7 @@ def test_a_clip_of_its_own_for_one_client_shows_under_active_security() -> None:
 
 
 def test_without_it_one_client_alone_is_told_a_clip_and_is_as_short_as_the_others() -> None:
-    """What it adds to the sum is no longer, in steps, whatever clip it is told."""
+    """Its part of the sum is no longer than the others', in steps, whatever clip it receives."""
     made = protection("distributed_dp")
     signs = made.signs(ROUND)
     for clip in (FIRST * 2.0**-20, 0.6, FIRST * 2.0**20):
@@ -198,7 +198,7 @@ def test_a_trusted_server_refuses_more_than_a_bit() -> None:
         if fits:
             assert made.read(report)[-1] == bit
             continue
-        with pytest.raises(ReportRejected, match="says more than a bit of the clip"):
+        with pytest.raises(ReportRejected, match="holds a clip bit beyond its range"):
             server.receive(0, report)
 
 
@@ -216,15 +216,15 @@ def test_a_reading_of_a_clear_report_is_the_update_as_the_clip_leaves_it() -> No
 
 
 def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
-    """Bits are counted around a half and over the expected number, also where nobody is there."""
+    """Bits are counted around one half and over the expected number, even in an empty cohort."""
     made = protection("central_gaussian", poisson=True)
     context = RoundContext([], ROUND, np.zeros(DIMENSION, np.float32), {"clip": 0.6})
     nobody = made.server_round(context)
     nobody.advance()
     empty = nobody.aggregate()
     assert empty.reports == 0
-    assert empty.state["clip"] == pytest.approx(0.6, rel=1e-2)  # a half of them, as far as it knows
-    few = {c: u for c, u in updates().items() if c < 4}  # all of them below
+    assert empty.state["clip"] == pytest.approx(0.6, rel=1e-2)  # half of the expected clients
+    few = {c: u for c, u in updates().items() if c < 4}  # all of them below the clip
     told = play(made, few, {"clip": 0.6})
     share = 0.5 + 4 * 0.5 / CLIENTS
     assert told.state["clip"] == pytest.approx(0.6 * math.exp(-0.4 * (share - 0.5)), rel=1e-2)
@@ -311,11 +311,11 @@ def test_a_target_is_solved_for_with_it(name: str) -> None:
     [
         (
             {"clip_quantile": None, "clip_bit_noise": None, "clip_rate": 0.5},
-            "clip_rate = 0.5 needs clip_quantile: without it the clip stays where it is",
+            "clip_rate = 0.5 needs clip_quantile: without it the clip is fixed",
         ),
         (
             {"clip_quantile": None, "clip_rate": None, "clip_bit_noise": 9.0},
-            "clip_bit_noise = 9.0 needs clip_quantile: without it the clip stays where it is",
+            "clip_bit_noise = 9.0 needs clip_quantile: without it the clip is fixed",
         ),
         ({"clip_quantile": 1.0}, r"clip_quantile = 1.0 is outside (0, 1)"),
         ({"clip_rate": 0.0}, r"clip_rate = 0.0 is outside (0, 10]"),

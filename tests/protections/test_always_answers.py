@@ -1,4 +1,4 @@
-"""What becomes of an update that cannot be used, whoever drives the halves."""
+"""Unusable updates, for every engine that drives the halves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answered(made: Any, update: Any, **words: Any) -> Any:
 
 
 def test_who_always_reports() -> None:
-    """Whatever perturbs, or states an epsilon; one of a user's own too."""
+    """Protections that perturb or state an epsilon always report, a user's own included."""
     made = {name: protection(name) for name in POSITIONS if name != "pw_encrypt"}
     assert {name for name, one in made.items() if one.always_reports} == {
         "dp_encrypt", "distributed_dp", "central_gaussian", "signds", "rr", "oue",
@@ -82,12 +82,12 @@ def test_where_nothing_is_promised_there_is_no_report(update: Any) -> None:
 
 def test_what_the_message_alone_decides_is_refused() -> None:
     for update in (MODEL, BAD[0]):
-        with pytest.raises(ClientWithheld, match=r"eps = 9\.0 is not what the job allows"):
+        with pytest.raises(ClientWithheld, match=r"eps = 9\.0 is not allowed by the job"):
             answered(protection("rr"), update, eps=9.0)
 
 
 class Delicate(parts.TwoPhasesClient):
-    """Raises for some updates, when it has already come half way."""
+    """Raises for some updates, but only halfway through its work."""
 
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
         if update is not None and update.any():
@@ -102,7 +102,7 @@ class DelicatePhases(parts.TwoPhases):
 
 
 def test_a_half_that_raises_for_an_update_is_asked_no_more() -> None:
-    """One that has come as far answers in its place, for an update of zero."""
+    """A half at the same stage answers in its place, for an update of zero."""
     made: Protection = DelicatePhases(parts.TwoPhasesSettings(), context())
     room = server_half(made, [0], MODEL)
     first = client_half(made, 0, MODEL)
@@ -123,7 +123,7 @@ def test_a_half_that_raises_for_an_update_is_asked_no_more() -> None:
 
 
 def test_a_half_answers_each_phase_once() -> None:
-    """Another half that goes on from it does not go back either."""
+    """A half that continues from it cannot go back either."""
     made: Protection = parts.TwoPhases(parts.TwoPhasesSettings(), context())
     room, mine, other = (
         server_half(made, [0], MODEL), client_half(made, 0, MODEL), client_half(made, 0, MODEL)

@@ -1,4 +1,4 @@
-"""pw_encrypt with central noise: what comes of a round, what it costs, and what it asks for."""
+"""pw_encrypt with central noise: the outcome of a round, its cost and its requirements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def protection(**options: Any) -> PWEncrypt:
 def play(
     made: PWEncrypt, updates: dict[int, np.ndarray], gone: int | None = None, liar: Any = None
 ) -> Any:
-    """One round over the wire; the client `gone` answers nothing from the masked phase on."""
+    """Play one round over the wire. The client `gone` stops answering in the masked phase."""
     model = np.zeros(DIMENSION)
     server = server_half(made, sorted(updates), model)
     halves = {c: client_half(made, c, model, examples=c + 1) for c in updates}
@@ -55,7 +55,7 @@ def play(
 
 
 def updates() -> dict[int, np.ndarray]:
-    """Two that are within the norm, and three that are far beyond it."""
+    """Return two updates within the norm, and three far beyond it."""
     draw = Seeded(3, "updates").generator()
     scales = dict(enumerate((0.1, 0.4, 3.0, 50.0, 1e6)))
     rows = {c: draw.normal(size=DIMENSION) for c in scales}
@@ -75,7 +75,7 @@ def test_the_mean_is_that_of_clipped_updates_plus_the_stated_noise(gone: int | N
 
 
 def test_one_client_moves_the_sum_by_at_most_twice_the_norm() -> None:
-    """With the noise of one seed in both, what is left is the difference of the sums."""
+    """With the noise of one seed in both, only the difference of the sums remains."""
     made, data = protection(seeded=True, seed=1), updates()
     before = play(made, data).update * 5
     after = play(made, {**data, 4: -data[4]}).update * 5
@@ -85,7 +85,7 @@ def test_one_client_moves_the_sum_by_at_most_twice_the_norm() -> None:
 
 
 def test_a_lying_client_cannot_put_the_ring_s_edge_where_it_tells_of_another() -> None:
-    """The sum is known up to whole turns of the ring, and a step across its edge turns it over."""
+    """The sum is known up to whole turns of the ring, and a step across its edge flips its sign."""
     made = protection(seeded=True, seed=1)
     edge = np.full(DIMENSION + 1, (1 << made.ring.bits - 1) - 1, np.int64)
     edge[-1] = 1
@@ -118,7 +118,7 @@ def test_what_it_costs_is_one_gaussian_release_a_round() -> None:
 
 
 def test_clients_must_count_equally() -> None:
-    with pytest.raises(InvalidValue, match="central_eps needs clients that count equally"):
+    with pytest.raises(InvalidValue, match=r"central_eps needs server\.weighting = equal"):
         protection(weighting="by_size")
 
 
@@ -142,7 +142,7 @@ def test_a_run_says_what_it_cost_and_whom_it_trusts(tmp_path: Path) -> None:
     assert [r["reports"] for r in run.metrics] == [8, 8, 8]
     costs = [r["epsilon_run_most_drawn"] for r in run.metrics]
     assert 0 < costs[0] < costs[1] < costs[2] < 6.0
-    said = "central_eps = 2.0: the server sees the sum and adds the noise itself, so that epsilon"
+    said = "central_eps = 2.0: the server sees the sum and adds the noise itself, so epsilon"
     assert said in (run.folder / "events.log").read_text()
     again = fedveil.simulate(job(), tmp_path / "again")
     first, second = ((r.folder / "model.safetensors").read_bytes() for r in (run, again))
@@ -170,11 +170,11 @@ def test_statistics_of_batchnorm_do_not_survive_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("central", "sentence"),
     [
-        ({"central_delta": 1e-6}, "central_delta = 1e-06 needs central_eps beside it"),
-        ({"central_norm_clip": 2.0}, "central_norm_clip = 2.0 needs central_eps beside it"),
+        ({"central_delta": 1e-6}, "central_delta = 1e-06 needs central_eps"),
+        ({"central_norm_clip": 2.0}, "central_norm_clip = 2.0 needs central_eps"),
         (
             {**CENTRAL, "central_norm_clip": 9.0},
-            r"central_norm_clip = 9.0 is above clip = 8.0, which holds entries",
+            r"central_norm_clip = 9.0 is above clip = 8.0, the bound of every entry",
         ),
         ({"central_eps": 0.0}, r"central_eps = 0.0 is outside \(0, inf\)"),
     ],

@@ -1,4 +1,4 @@
-"""central_gaussian: what is sent, what is noised and by how much, and what it says of its trust."""
+"""central_gaussian: the report, the noise and its size, and the statement about trust."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def protection(**options: Any) -> CentralGaussian:
 
 
 def updates(scales: tuple[float, ...] = (0.1, 0.4, 3.0, 50.0, 1e6)) -> dict[int, np.ndarray]:
-    """Two that are within the norm, and three that are far beyond it."""
+    """Return two updates within the norm, and three far beyond it."""
     draw = Seeded(3, "updates").generator()
     rows = {c: draw.normal(size=DIMENSION) for c in range(len(scales))}
     return {c: (scales[c] * r / np.linalg.norm(r)).astype(np.float32) for c, r in rows.items()}
@@ -72,7 +72,8 @@ def test_the_mean_is_that_of_clipped_updates_plus_the_stated_noise() -> None:
 
 
 def test_the_noise_follows_its_law() -> None:
-    """Many sums of nothing: multiples of the step, cut at the quantiles of the normal law."""
+    """Many sums of zero updates: multiples of the step, binned at the quantiles of the normal
+    law."""
     made = protection(noise_multiplier=1.0)
     noise = play(made, {0: MODEL}).aggregate().update
     assert np.array_equal(noise / made.noise.step, np.rint(noise / made.noise.step))
@@ -81,7 +82,7 @@ def test_the_noise_follows_its_law() -> None:
 
 
 def test_one_sum_is_noised_once() -> None:
-    """Two noised sums of one round would cost twice."""
+    """Two noised sums of one round would cost twice as much."""
     server = play(protection(), updates())
     assert server.aggregate().update.tobytes() == server.aggregate().update.tobytes()
 
@@ -105,7 +106,7 @@ def test_no_report_is_longer_than_the_clip_in_exact_arithmetic() -> None:
 
 
 def longer(made: CentralGaussian) -> np.ndarray:
-    """Within the range in every entry, and longer than the clip by a step in one of them."""
+    """Return a vector within the range in every entry, but longer than the clip by one step."""
     multiples = np.zeros(DIMENSION, np.int64)
     multiples[0], multiples[1] = made.form.limit, math.isqrt(2 * made.form.limit) + 1
     assert int(multiples @ multiples) > made.noise.limit
@@ -194,7 +195,8 @@ def test_every_allowed_multiplier_is_drawn_as_stated(z: float) -> None:
 def test_numbers_whose_squares_overflow_are_not_within_the_clip() -> None:
     made = CentralNoise.of_ratio(2.0**-16, 1e-5, 1.0, 64)
     assert made.limit >= 2**50
-    assert not made.within(np.full(64, 2**31, np.int64))  # 2^68 in sum: 0 in 64 bits
+    # 2^68 in total, which 64 bits would reduce to 0
+    assert not made.within(np.full(64, 2**31, np.int64))
 
 
 def test_a_reading_is_the_clipped_update() -> None:
@@ -230,7 +232,7 @@ def test_a_run_costs_its_target_and_says_whom_it_trusts(tmp_path: Path) -> None:
     assert 0 < costs[0] < costs[1] < costs[2] <= 4.0
     assert costs[2] == pytest.approx(4.0, rel=1e-6)
     events = (run.folder / "events.log").read_text()
-    assert "epsilon holds against everybody else, and not against the server" in events
+    assert "epsilon holds against everyone except the server" in events
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_its_delta_is_the_jobs() -> None:
 
 
 def test_canaries_are_judged_by_the_aggregates_which_the_promise_is_about(tmp_path: Path) -> None:
-    """Their own reports, which the server alone reads, would refute it at once."""
+    """Their own reports, which only the server reads, would refute the guarantee at once."""
     audited = job(audit={"canaries": 8}, rounds=2)
     finding = fedveil.simulate(audited, tmp_path / "run").audit
     assert finding is not None
@@ -269,7 +271,7 @@ def test_against_the_server_nothing_is_promised() -> None:
         (
             {"noise_multiplier": 1.0, "target_epsilon": 2.0},
             r"protection\.central_gaussian\.noise_multiplier = 1\.0 and target_epsilon = 2\.0 both "
-            r"say how much noise there is: set one of them",
+            r"determine the noise: set only one of them",
         ),
         ({"noise_multiplier": 0.0}, r"noise_multiplier = 0\.0 is outside \(0, inf\)"),
         ({"target_epsilon": -1.0}, r"target_epsilon = -1\.0 is outside \(0, inf\)"),
@@ -284,7 +286,7 @@ def test_settings_that_do_not_fit_get_one_sentence(settings: Any, sentence: str)
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"weighting": "by_size"}, "central_gaussian needs clients that count equally"),
+        ({"weighting": "by_size"}, "central_gaussian needs server.weighting = equal"),
         ({"delta": 0.0}, "privacy.delta = 0 leaves central_gaussian without an epsilon"),
         ({"noise_multiplier": 1e-6}, r"ratio = 1e-06 is outside \[1\.52588e-05, "),
         ({"clip": 1e30}, r"clip = 1e\+30 is outside"),
@@ -296,7 +298,7 @@ def test_contexts_that_do_not_fit_get_one_sentence(options: Any, sentence: str) 
 
 
 def test_what_is_released_of_a_secret_cohort_is_the_sum_over_what_was_expected() -> None:
-    """Three reported where five were expected: the mean is over five, and so the sum is."""
+    """Three of five expected clients reported: the mean is over five, and so is the sum."""
     data = dict(list(updates().items())[:3])
     for poisson, reports in ((False, 3), (True, 5)):
         made = protection(seeded=True, poisson=poisson)

@@ -1,4 +1,4 @@
-"""distributed_dp: real rounds with and without masks, what they cost, and who can break them."""
+"""distributed_dp: real rounds with and without masks, their costs, and who can break them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def updates(clients: int = CLIENTS) -> dict[int, np.ndarray]:
 
 
 def play(made: DistributedDP, data: dict[int, Any], silent: Any = (), lying: Any = None) -> Any:
-    """A round whose messages travel as bytes; `silent` send no vector, `lying` another one."""
+    """Play a round whose messages travel as bytes. `silent` send no vector, `lying` a false one."""
     model = np.zeros(DIMENSION, np.float32)
     server = made.server_round(RoundContext(sorted(data), ROUND, model, made.initial_state()))
     halves = {
@@ -117,7 +117,7 @@ def test_it_costs_what_is_asked_for_and_less_where_more_survive() -> None:
 
 def test_noise_that_may_be_missing_or_known_is_made_up_for() -> None:
     wide = protection(noise_multiplier=2.0, dropout_tolerance=0.3, assume_honest=0.8)
-    # 7 of 10 survive, and 2 of them may have subtracted their noise.
+    # 7 of 10 survive, and 2 of those may have subtracted their noise.
     assert wide.least_survivors == 7
     assert wide.noise.least_shares == 5
     assert wide.noise.ratio(5) >= 2.0
@@ -132,12 +132,12 @@ def test_noise_that_may_be_missing_or_known_is_made_up_for() -> None:
 def test_with_fewer_survivors_than_have_enough_noise_nothing_is_shown(masks: bool) -> None:
     made = protection(dropout_tolerance=0.2, masks=masks)
     assert play(made, updates(), silent=[1, 5]).reports == 8
-    with pytest.raises(RoundVoid, match="7 clients answered in phase masked, 8 are needed"):
+    with pytest.raises(RoundVoid, match="7 clients answered in phase masked, but 8 are needed"):
         play(made, updates(), silent=[1, 5, 6])
 
 
 def test_no_client_helps_to_unmask_a_sum_with_too_little_noise() -> None:
-    """A server that says more have dropped out than may: in the complete graph all see it."""
+    """If a server claims more dropouts than allowed, all clients of a complete graph notice."""
     made = protection(dropout_tolerance=0.2)
     model, data = np.zeros(DIMENSION, np.float32), updates()
     server = made.server_round(RoundContext(sorted(data), ROUND, model))
@@ -177,12 +177,12 @@ def test_an_update_that_cannot_be_used_is_noise_around_zero(bad: float, tmp_path
 def test_a_sum_that_no_honest_clients_can_have_is_told(masks: bool) -> None:
     made = protection(noise_multiplier=1.0, masks=masks)
     edge = np.full(made.length, made.noise.reach + made.noise.reach // 8)
-    with pytest.raises(RoundVoid, match="beyond what clipped updates and their noise reach"):
+    with pytest.raises(RoundVoid, match="exceeds the range of clipped updates and their noise"):
         play(made, updates(), lying=edge)
 
 
 def test_how_far_a_liar_moves_an_entry() -> None:
-    """A sum at the edge of what is taken, turned so that all of it falls on one entry."""
+    """Rotate a sum at the edge of the accepted range so that all of it falls on one entry."""
     made = protection(noise_multiplier=1.0)
     noise, signs = made.noise, made.signs(ROUND)
     assert signs is not None
@@ -210,13 +210,13 @@ def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:
     [
         (
             {"noise_multiplier": 1.0, "target_epsilon": 2.0},
-            "noise_multiplier = 1.0 and target_epsilon = 2.0 both say how much noise there is: "
-            "set one of them",
+            "noise_multiplier = 1.0 and target_epsilon = 2.0 both determine the noise: "
+            "set only one of them",
         ),
         (
             {"dropout_tolerance": 0.5, "assume_honest": 0.5},
-            "dropout_tolerance = 0.5 and assume_honest = 0.5 leave none of 10 clients whose noise "
-            "can be counted on",
+            "dropout_tolerance = 0.5 and assume_honest = 0.5 leave none of 10 clients with noise "
+            "to rely on: lower dropout_tolerance or raise assume_honest",
         ),
     ],
 )
@@ -233,14 +233,14 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str
 
 
 def test_without_masks_all_take_part_and_nothing_leaves_a_machine() -> None:
-    with pytest.raises(InvalidValue, match="only a simulation can do without masks"):
+    with pytest.raises(InvalidValue, match="masks can be left out only in a simulation"):
         protection(masks=False, simulated=False)
-    with pytest.raises(InvalidValue, match=r"share_secrets_ratio = 0\.9 only some of them take"):
+    with pytest.raises(InvalidValue, match=r"share_secrets_ratio = 0\.9 only some clients take"):
         protection(masks=False, share_secrets_ratio=0.9)
 
 
 def test_weights_would_break_the_sensitivity() -> None:
-    with pytest.raises(InvalidValue, match="distributed_dp needs clients that count equally"):
+    with pytest.raises(InvalidValue, match=r"distributed_dp needs server\.weighting = equal"):
         protection(weighting="by_size")
     with pytest.raises(JobError, match=r"server\.weighting = by_size tells"):
         Job(protection="distributed_dp", server={"weighting": "by_size"})
@@ -264,7 +264,7 @@ def test_who_must_be_trusted_is_said() -> None:
 
 
 def drawn(made: DistributedDP, update: Any, rounds: int, client: int = 0) -> np.ndarray:
-    """In which of the rounds a client's vector has its update in it."""
+    """Return which of the rounds have the client's update in its vector."""
     model, taken = np.zeros(DIMENSION, np.float32), np.zeros(rounds, bool)
     for round in range(rounds):
         context = ClientContext(client, round, model, 5, Seeded(7, round, client))
@@ -358,7 +358,8 @@ def test_a_run_records_what_its_survivors_released(tmp_path: Path) -> None:
 
 
 def test_an_audit_sees_the_sum_before_it_is_decoded() -> None:
-    """Rotated, with the entries that no update reaches; and nothing is kept for nobody."""
+    """The sum is rotated, with the entries that no update reaches. Without an audit nothing is
+    saved."""
     made = protection(masks=False)
     assert play(made, updates()).released is None
     made.audited = True

@@ -1,4 +1,4 @@
-"""dp_encrypt: what a client sends, what the server makes of it, and what it refuses."""
+"""dp_encrypt: the client's report, the server's result, and the refusals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_noise_of_many_clients_averages_out(settings: DPEncryptSettings) -> 
         one = client_half(protection, client, MODEL, entropy=Seeded(2, client))
         half.receive(client, one.respond({"round": 7}, UPDATE))
     scores = (half.aggregate().update - UPDATE) / SIGMA * clients**0.5
-    # Rounding towards zero takes less than a step, a thousandth of this noise at most.
+    # Rounding towards zero takes less than a step, at most a thousandth of this noise.
     assert stats.chi2.sf(np.sum(scores**2), SIZE) > 1e-6
     assert np.sum(scores**2) > stats.chi2.ppf(1e-6, SIZE)
 
@@ -135,7 +135,7 @@ def test_a_wrong_report_is_refused_and_changes_nothing(change: Any, reason: str)
     spared.receive(2, report(2))
     with pytest.raises(ReportRejected, match=f"refused: .*{reason}"):
         half.receive(1, {k: v for k, v in {**GOOD, **change}.items() if v is not None})
-    half.receive(1, GOOD)  # a refused report does not use up the client's turn
+    half.receive(1, GOOD)  # after a refused report, the client may still send another
     spared.receive(1, GOOD)
     assert half.aggregate().update.tobytes() == spared.aggregate().update.tobytes()
 

@@ -1,4 +1,4 @@
-"""The running sum is exact, whatever the order of its terms."""
+"""The running sum is exact, regardless of the order of its terms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def summed(terms: list[tuple[float, int]]) -> ExactSum:
 
 
 def units(running: ExactSum) -> int:
-    """The sum in units of 2^-44, whatever its parts."""
+    """Return the sum in units of 2^-44, regardless of its parts."""
     far = running._far
     high = 0 if far is None else (int(far._whole[0]) << 44) + int(far._places[0])
     return high + int(running._near[0])
@@ -40,7 +40,7 @@ def total(terms: list[tuple[float, int]]) -> int:
 
 
 def by_fractions(terms: list[tuple[float, int]]) -> int:
-    """The same sum written out: every term cut to 44 binary places, then added."""
+    """Compute that sum from its definition: truncate every term to 44 binary places, then add."""
     return sum(int(Fraction(float(np.float32(v))) * w * 2**44) for v, w in terms)
 
 
@@ -81,7 +81,7 @@ def test_many_terms_move_into_the_wide_sum_before_they_could_overflow(
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_full_sums_merge_without_wrapping(sign: int) -> None:
-    """Each of the three holds 2^62 units nearly; two of them are more than 64 bits hold."""
+    """Each of the three contains almost 2^62 units, and two of them overflow 64 bits."""
     full = [(sign * 511.99997, 1)] * 512
     merged = ExactSum(1)
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_the_largest_magnitude(values: list[float]) -> None:
 @pytest.mark.parametrize("weight", [1, 3, 1000, 2**31 - 1, 2**31])
 @pytest.mark.parametrize("scale", [1 - 2.0**-23, 1, 4 - 2.0**-20])
 def test_no_term_is_near_that_could_overflow(weight: int, scale: float) -> None:
-    """600 terms on either side of the bound of what gathers in one integer."""
+    """600 terms on either side of the bound for terms that are added in one integer."""
     value = np.float32(2.0**9 / weight * scale)
     running = ExactSum(1)
     for _ in range(600):
@@ -145,7 +145,7 @@ def test_the_compiled_loop_looks_at_every_block(place: int | None, bad: float) -
 
 @pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
 def test_a_term_that_is_refused_or_large_at_any_place(place: int) -> None:
-    """Terms are added some entries at a time; those that were added first are taken back."""
+    """Terms are added block by block. The blocks that were added first are undone."""
     ordinary = np.linspace(-3, 3, 10_000, dtype=np.float32)
     five_times = ordinary.astype(np.float64) * 5
     running = ExactSum(10_000)

@@ -1,6 +1,6 @@
-"""How far one client can move the aggregate with a report that no server half refuses.
+"""The largest effect of one client on the aggregate through a report that no server half refuses.
 
-Measured with the real server halves, and held against the formulas and figures of SECURITY.md.
+Measured with the real server halves, and compared with the formulas and figures of SECURITY.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def update_of(client: int) -> npt.NDArray[np.float32]:
 
 
 class Others:
-    """The reports of 19 honest clients, and what the aggregate is with one of a liar beside."""
+    """The reports of 19 honest clients, and their aggregate together with a liar's report."""
 
     def __init__(self, *overrides: str, examples: int = 9) -> None:
         self.protection = make(*overrides)
@@ -79,13 +79,13 @@ class Others:
         return update
 
     def between(self, low: dict[str, Any], high: dict[str, Any]) -> npt.NDArray[np.float64]:
-        """How far two reports of the liar lead apart; half of it is what one adds."""
+        """Return the difference of the aggregates with two lies. One lie adds half of it."""
         apart: npt.NDArray[np.float64] = self.with_report(**high) - self.with_report(**low)
         return apart
 
 
 def row(position: str) -> str:
-    """The page's row of a position."""
+    """Return the page's row for a protection."""
     (found,) = [line for line in PAGE.splitlines() if line.startswith(f"| {position} |")]
     return found
 
@@ -121,7 +121,7 @@ def test_a_bound_on_the_norm() -> None:
 @pytest.mark.parametrize("position", ["not_encrypt", "dp_encrypt"])
 @pytest.mark.parametrize("aggregation", ["median", "trimmed_mean"])
 def test_the_middle_stays_among_the_others(position: str, aggregation: str) -> None:
-    """With the least share that there is."""
+    """The trimmed share is the smallest possible one."""
     others = Others(
         f"protection={position}", f"server.aggregation={aggregation}", "server.trim=0.001"
     )
@@ -144,7 +144,7 @@ def test_the_middle_stays_among_the_others(position: str, aggregation: str) -> N
 
 @pytest.mark.parametrize("largest", [65_535, 1000])
 def test_not_encrypt_by_size(largest: int) -> None:
-    """Others with W examples together: the liar's share of the mean is M / (M + W)."""
+    """If the others have W examples together, the liar's share of the mean is M / (M + W)."""
     others = Others("protection=not_encrypt", f"protection.not_encrypt.max_examples={largest}")
     weight = 9 * len(HONEST)
     share = largest / (largest + weight)
@@ -154,7 +154,7 @@ def test_not_encrypt_by_size(largest: int) -> None:
     alone = sum(update_of(c).astype(np.float64) for c in HONEST) / len(HONEST)
     moved = others.with_report(**full(1.0), **one)
     np.testing.assert_allclose(moved, share + (1 - share) * alone, rtol=1e-6)
-    # An entry times the weight is bounded, so that the largest entry is a small weight's.
+    # An entry times the weight is bounded, so the largest entry needs a small weight.
     with pytest.raises(ReportRejected, match="too large"):
         others.with_report(**full(2.0**40 / largest * 1.01), **one)
     with pytest.raises(ReportRejected, match="field examples is outside"):
@@ -179,7 +179,7 @@ def test_dp_encrypt() -> None:
     apart = others.between(low, high)
     assert (apart <= 2 * (reach + form.step) / CLIENTS).all()
     assert (apart >= 2 * reach / CLIENTS * (1 - 1e-12)).all()
-    # An honest update has a norm of at most the clip; the lie's grows with the model.
+    # An honest update has a norm of at most the clip. The lie's norm grows with the model.
     assert np.linalg.norm(apart) / 2 >= math.sqrt(DIMENSION) * reach / CLIENTS * (1 - 1e-12)
     assert "(clip + 10 sigma) / n" in row("`dp_encrypt`")
     assert f"{math.ceil(100 * reach) / 100:.2f} / n" in row("`dp_encrypt`")
@@ -219,20 +219,20 @@ def test_signds_with_a_fixed_step() -> None:
 
 
 def test_signds_with_an_estimated_step() -> None:
-    """The step is no mean: what a vote is worth does not shrink with the number of clients."""
+    """The step is not a mean, so the value of a vote does not shrink with the number of clients."""
     others = Others(*SIGNDS)
     size = others.protection.mechanism.plan(DIMENSION).dim_out
     estimate = others.protection.initial_state()["estimate"]
     for bit in (False, True):
         apart = others.between(selected(others, -1, bit), selected(others, 1, bit))
         assert (apart[size:] == 0).all()
-        # In the first phase r_est has doubled, or stayed where most bits say so.
+        # In the first phase r_est has doubled, or is unchanged if most bits say so.
         assert set(np.round(apart[:size] / estimate, 9)) <= {4.0, 8.0}
     assert "2 r_est" in row("`signds`, `estimated`")
 
 
 def test_a_signds_bit_tips_the_step_by_a_factor_of_two() -> None:
-    """Eleven bits of twenty are a majority, ten are not."""
+    """Eleven bits of twenty are a majority, but ten are not."""
     others = Others(*SIGNDS)
     for client, report in others.reports.items():
         report["bit"] = client < 10
@@ -262,7 +262,7 @@ def test_unary_bits_reach_as_far(position: str) -> None:
     others = Others(f"protection={position}", "protection.unary.report=bits")
     encoding = others.protection.encoding(4.8)
     codes = np.zeros((DIMENSION, encoding.states), np.uint8)
-    codes[:, : encoding.cells] = 1  # every state below zero, and none above
+    codes[:, : encoding.cells] = 1  # all states below zero, and none above
     low, high = (
         {"report": np.packbits(np.append(bits.reshape(-1), 1), bitorder="little")}
         for bits in (codes, codes[:, ::-1])
@@ -275,7 +275,7 @@ def test_unary_bits_reach_as_far(position: str) -> None:
 @given(st.integers(0, 1 << 30))
 @settings(max_examples=20, deadline=None)
 def test_no_report_reaches_further(seed: int) -> None:
-    """Reports drawn at random among all that are well-formed."""
+    """Random draws from all well-formed reports."""
     draw = np.random.default_rng(seed)
     others, encoding, form = CHECKED["rr"], RR, CHECKED["dp_encrypt"].protection._form
     most, limit = encoding.largest_sum, form.limit
@@ -308,7 +308,7 @@ MASK_VECTOR = Client._mask_vector
 def masked_round(
     monkeypatch: pytest.MonkeyPatch, lie: Callable[[npt.NDArray[np.int64]], Any]
 ) -> npt.NDArray[np.float64]:
-    """A whole round in which the liar's vector is another one, as only it can know."""
+    """Play a whole round in which the liar sends another vector, which nobody else can notice."""
     protection = make(*PW)
     server = server_half(protection, [*HONEST, LIAR], MODEL)
     halves = {c: client_half(protection, c, MODEL) for c in [*HONEST, LIAR]}
@@ -329,7 +329,7 @@ def masked_round(
 
 
 def test_pw_encrypt_stays_within_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among masked vectors nobody's part is seen: one client can be the whole mean, in +-clip."""
+    """Masks hide each client's part, so one client can determine the whole mean within +-clip."""
     settings, fixed = make(*PW).settings, make(*PW).fixed
     weight = 9 * CLIENTS
     room = fixed.largest * weight - 10 * fixed.largest
@@ -351,7 +351,7 @@ def test_a_sum_beyond_the_clip_ends_the_round(excess: int, monkeypatch: pytest.M
     def lie(vector: npt.NDArray[np.int64]) -> Any:
         return np.append(np.full(DIMENSION, int(beyond)), vector[-1])
 
-    with pytest.raises(RoundVoid, match="an entry of the sum of 20 clients is beyond their clip"):
+    with pytest.raises(RoundVoid, match="an entry of the sum of 20 clients exceeds their clip"):
         masked_round(monkeypatch, lie)
 
 

@@ -111,7 +111,7 @@ def test_a_tree_of_aggregators_ends_with_the_bytes_of_one_server(case, model):
         a, b, c = (parts()[place] for place in order)
         assert outcome_of(merged(a, b, c)) == one
     a, *others = parts()
-    # An aggregator on another machine sends what pickle takes along.
+    # An aggregator on another machine sends the half's pickle.
     assert outcome_of(merged(a, *(pickle.loads(pickle.dumps(o)) for o in others))) == one
 
 

@@ -1,4 +1,4 @@
-"""Native code that makes reports: the same bytes as NumPy's, and no memory but its own."""
+"""Native code that makes reports: it matches NumPy's bytes and only touches its own memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LENGTH = 5003
 
 
 def same(kernel: Any, *arguments: Any) -> tuple[Any, list[np.ndarray]]:
-    """What a kernel gives, and its arrays afterwards: as on its NumPy path, within fences."""
+    """Run a kernel and its NumPy path within fences, check that they agree, and return the
+    result."""
     plain, inside = (
         [change(a) if isinstance(a, np.ndarray) else a for a in arguments]
         for change in (np.copy, fenced)
@@ -77,7 +78,8 @@ def test_coins_leave_the_state_or_nothing() -> None:
 @pytest.mark.parametrize("own", [-1, 0])
 @pytest.mark.parametrize("place", [0, 101 * LENGTH - 60_000])
 def test_lies_are_added_as_bit_by_bit(own: int, place: int) -> None:
-    """Long gaps, lies side by side, lies of the own bit, and gaps that lead beyond the codes."""
+    """Long gaps, adjacent lies, lies about the client's own bit, and gaps that lead beyond the
+    codes."""
     states = normals(10).astype(np.int16)
     gaps = Seeded(6).integers(120, 3000).astype(np.int16)
     gaps[::7], gaps[3::11] = bit_flips._LONGEST_GAP, 0
@@ -116,7 +118,7 @@ def test_packed_numbers_are_added_or_none_of_them(width: int, count: int) -> Non
 
 @pytest.mark.parametrize("variance", [1, 50, 4_000_000])
 def test_cells_are_added_and_what_words_leave_open_is_listed(variance: int) -> None:
-    """Minus zeros, and words that begin as a threshold does."""
+    """Negative zeros, and words that start like a threshold."""
     thresholds, guide = discrete_gaussian._cell_table(variance)
     words = Seeded(2).words(LENGTH)
     words[::50] = thresholds[np.arange(len(words[::50])) % (len(thresholds) - 1)] << np.uint64(1)

@@ -1,4 +1,4 @@
-"""Plain averaging, and the checks that every one-report protection shares."""
+"""Plain averaging, and the checks that all one-report protections share."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_wrong_report_is_refused_and_changes_nothing(
     message = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     with pytest.raises(ReportRejected, match=reason):
         half.receive(client, message)
-    half.receive(1, GOOD)  # a refused report does not use up the client's turn
+    half.receive(1, GOOD)  # after a refused report, the client may still send another
     spared.receive(1, GOOD)
     assert half.aggregate().update.tobytes() == spared.aggregate().update.tobytes()
 
@@ -130,7 +130,7 @@ def test_what_comes_after_the_aggregate_is_refused() -> None:
     with pytest.raises(ReportRejected, match="wrong phase"):
         half.receive(2, GOOD)
     for one, other in ((half, server()), (server(), half)):
-        with pytest.raises(ValueError, match="has told its aggregate"):
+        with pytest.raises(ValueError, match="has returned its aggregate"):
             one.merge(other)
     assert half.aggregate() is told
 
@@ -147,7 +147,7 @@ def test_repeated_sender_and_wrong_phase_are_refused() -> None:
 
 
 def test_a_round_without_reports_is_void() -> None:
-    with pytest.raises(RoundVoid, match="0 clients answered in phase report, 1 are needed"):
+    with pytest.raises(RoundVoid, match="0 clients answered in phase report, but 1 are needed"):
         server().aggregate()
 
 
@@ -183,7 +183,7 @@ def test_every_switch_position_is_found_by_name() -> None:
         ("later", "is neither one of not_encrypt, .* nor package.module:function"),
         ("no_such_module:Name", "there is no module no_such_module"),
         ("json:Name", "the module json has no Name"),
-        ("json:dumps", "is not a class that is derived from fedveil.protections.base.Protection"),
+        ("json:dumps", "is not a class derived from fedveil.protections.base.Protection"),
     ],
 )
 def test_a_position_that_cannot_be_found(name: str, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The switch position pw_encrypt: what it computes in whole runs, and what it refuses."""
+"""The protection pw_encrypt: its results in whole runs, and its refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def protection(clients: int = 4, **options: Any) -> PWEncrypt:
 
 
 class Round:
-    """One round of a protection, with clients that may be silent from a phase on."""
+    """One round of a protection, with clients that may stop answering in some phase."""
 
     def __init__(self, made: PWEncrypt, updates: dict[int, np.ndarray], sizes: Any = None) -> None:
         model = np.zeros(DIMENSION, np.float32)
@@ -189,7 +189,7 @@ def test_one_server_only() -> None:
 
 
 def test_a_cohort_larger_than_the_terms_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="a cohort of 5, the terms are for 4"):
+    with pytest.raises(InvalidValue, match="the cohort has 5 clients, but the terms are for 4"):
         Round(protection(), updates(5))
 
 
@@ -229,7 +229,7 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
     (first,) = {made.origin(context, {}) for context in contexts}
     assert made.origin(RoundContext([0, 1], 2, model), {}) == first
     assert lengths.count(model.nbytes) == 1
-    model[0] = 7  # the simulator writes a round's weights where the last one's were
+    model[0] = 7  # the simulator reuses the memory of the last round's weights
     later = ClientContext(0, 3, model, 1, Seeded(0))
     assert made.origin(later, {}) != first
     assert made.origin(later, {"clip": 1.0}) != made.origin(later, {"clip": 2.0})
@@ -237,7 +237,7 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
 
 
 def test_another_model_for_one_client_leaves_noise() -> None:
-    """What is hidden is hidden in the mean too; a sum of weights that cannot be ends the round."""
+    """Masked vectors stay masked in the mean too. An impossible sum of weights ends the round."""
     made, data = protection(), updates()
     lone = Round(made, data)
     context = lone.clients[0]._context
@@ -257,7 +257,7 @@ def test_an_update_leaves_once_a_round() -> None:
             client._context = replace(client._context, answered=answered[c])
         return lone
 
-    attempt().play({"masked": {3}})  # client 3's has not left
+    attempt().play({"masked": {3}})  # client 3 has not sent its vector
     assert {c: a.last for c, a in answered.items()} == {0: 2, 1: 2, 2: 2, 3: -1}
     with pytest.raises(RoundVoid) as void:
         attempt().play()
@@ -308,11 +308,11 @@ def test_a_run_ends_where_plain_averaging_of_the_same_survivors_ends(tmp_path: P
 
 
 def test_void_rounds_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
-    """With half of the clients silent every round is void, and the model is the one it began as."""
+    """With half of the clients silent, every round is void, and the model does not change."""
     for phase, text in (
-        ("share", "4 clients answered in phase share, 5 are needed"),
-        ("masked", "4 clients answered in phase masked, 5 are needed"),
-        ("unmask", "4 clients answered in phase unmask, 5 are needed"),
+        ("share", "4 clients answered in phase share, but 5 are needed"),
+        ("masked", "4 clients answered in phase masked, but 5 are needed"),
+        ("unmask", "4 clients answered in phase unmask, but 5 are needed"),
     ):
         silent = {"workers": 0, "dropouts": {phase: 0.5}}
         with pytest.raises(RunFailed, match=text):
@@ -379,7 +379,7 @@ def test_mnist_ends_within_0_3_points_of_plain_averaging_with_the_same_survivors
 def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_worked_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever counts them: a job, or a server that a client of an app is told the number by."""
+    """A job or the server of an app may state the number. Both are checked."""
     monkeypatch.setattr(masking_graph, "automatic", lambda *_: pytest.fail("worked out"))
     settings = PWEncryptSettings()
     with pytest.raises(InvalidValue, match=r"sharing = 1048577 is outside \[1, 1048576\]"):
@@ -387,6 +387,6 @@ def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_work
     with pytest.raises(JobError) as refused:
         Job.load(None, ["protection=pw_encrypt", "clients.number=2000000", "clients.fraction=1"])
     assert refused.value.problems[0] == (
-        "protection.pw_encrypt.share_secrets_ratio = 1 lets 2000000 of 2000000 clients a round "
+        "protection.pw_encrypt.share_secrets_ratio = 1 lets 2000000 of 2000000 clients in a round "
         "share secrets; at most 1048576 can"
     )

@@ -1,4 +1,4 @@
-"""What a report tells: its likelihood is the law by which the client's half draws it."""
+"""Readings of reports: the likelihood is the law by which the client's half draws them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def check_law(
     updates: Sequence[Any],
     draws: int = 3000,
 ) -> float:
-    """The likelihoods add to 1, and drawn reports follow them; the largest ln of a ratio."""
+    """Check that the likelihoods add to 1 and that drawn reports follow them.
+
+    Returns the largest log ratio of likelihoods.
+    """
     table = np.array(
         [[log_likelihood(protection, context, r, u) for u in updates] for r in reports]
     )
@@ -95,7 +98,7 @@ def cost(protection: Protection) -> float:
 
 
 def test_the_law_of_a_noised_update_adds_to_one() -> None:
-    """Over every point of the grid: the same sum for every update, that of a Gaussian."""
+    """Summed over all grid points, every update gives the total of a Gaussian."""
     gaussian = GaussianMechanism(4.0, 1e-3, clip=1.0)
     grid = gaussian.grid(1)
     reach = math.ceil((1 + 10 * gaussian.sigma) / grid.step)
@@ -123,7 +126,7 @@ def test_a_noised_update_is_read_around_the_clipped_one() -> None:
 
 @pytest.mark.parametrize("noise", ["discrete", "continuous"])
 def test_ratios_of_noised_updates_follow_the_gaussians(noise: str) -> None:
-    """ln of the ratio of two at distance mu sigma is normal (mu²/2, mu²)."""
+    """The log ratio for two updates at distance mu sigma is normal (mu²/2, mu²)."""
     protection = made("dp_encrypt", 40, dp_eps=4.0, dp_delta=1e-3, noise=noise)
     context, update = opened(protection), np.full(40, 40**-0.5)
     mu = 2 / GaussianMechanism(4.0, 1e-3, clip=1.0).sigma
@@ -159,7 +162,7 @@ def selections(protection: Protection, *, bits: bool) -> list[Message]:
 
 @pytest.mark.parametrize("phase", ["growth", "shrink"])
 def test_the_law_of_a_selection(phase: str) -> None:
-    """With the bit that compares the magnitude with the round's own bound."""
+    """The law includes the bit that compares the magnitude with the round's own bound."""
     settings = {"sign_k": 0.25, "sign_eps": 1.5, "sign_mag_eps": 0.8, "sign_dim_out": 2}
     protection = made("signds", 6, **settings)
     context = opened(protection, estimate=0.5, phase=phase)
@@ -195,7 +198,7 @@ def test_a_selection_is_a_direction_of_what_it_names() -> None:
 
 
 def codes(encoding: UnaryEncoding, dimension: int) -> list[Message]:
-    """Every report there is."""
+    """Return every possible report."""
     if encoding.report == "sum":
         every = range(-encoding.largest_sum, encoding.largest_sum + 1)
         packed = [
@@ -228,7 +231,7 @@ def test_the_law_of_a_code(kind: str, sent: str, rounding: str, target: str) -> 
 
 
 def test_a_code_is_read_as_the_server_reads_it() -> None:
-    """Unbiased, in the units of the update, though weights are coded."""
+    """The estimate is unbiased, and in units of the update although weights are coded."""
     protection = made("rr", 3000, eps=2.0, cells=4)
     context = opened(protection, np.full(3000, 0.25))
     report = drawn(protection, context, np.full(3000, 0.25), 0)
@@ -259,11 +262,11 @@ def test_a_report_for_a_drawn_cohort_is_the_states_themselves(rounding: str) -> 
     assert found == [0.0, nearly, -math.inf]
 
 
-# A protection of a user's own
+# A user's own protection
 
 
 class Halved(Protection):
-    """Sends half the update; says nothing of how it is read."""
+    """Sends half the update, and does not define a reading."""
 
     def spending(self, state: Any) -> list[Spending]:
         return [Spending(PrivacyLoss(math.inf))]
@@ -310,7 +313,7 @@ def test_ones_own_is_read_as_its_server_reads_it() -> None:
 
 def test_ones_own_with_several_phases_must_say_it_itself() -> None:
     protection = TwoPhases(TwoPhases.settings_type(), JobContext("equal", 3, 5, 1))
-    with pytest.raises(InvalidValue, match="must say in `reading` what one of its reports tells"):
+    with pytest.raises(InvalidValue, match="must define `reading` for one of its reports"):
         protection.reading(opened(protection), {})
 
 

@@ -1,4 +1,4 @@
-"""How long an honest answer can be, and that a longer one is refused before it is decoded."""
+"""The longest honest answers, and the refusal of longer ones before they are decoded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(overrides: tuple[str, ...]) -> Protection:
 
 
 class Wire(Carrier):
-    """Carries real answers, some of them longer by a few bytes of another field."""
+    """Carries real answers, and makes some of them longer by another field of a few bytes."""
 
     def __init__(self, protection: Protection, server: Any, lengthened: tuple[int, ...]) -> None:
         self.server, self.lengthened = server, lengthened
@@ -101,7 +101,7 @@ def test_each_phase_of_secure_aggregation_has_its_length(overrides: tuple[str, .
     assert outcome.void is None
     assert outcome.reported == set(COHORT)
     for phase, sizes in wire.sizes.items():
-        # Nobody refuses a box here: eight bytes for each that could be.
+        # No box is refused here: eight bytes for each possible one.
         spare = 8 * len(COHORT) if phase == "masked" else 0
         assert max(sizes) <= wire.longest[phase] <= max(sizes) + spare
 
@@ -123,7 +123,8 @@ def test_a_longer_answer_is_refused_unread_and_counted(
     too_long = [size for size in wire.sent[: len(COHORT)] if size > wire.longest[first]]
     assert len(too_long) == 2
     assert outcome.rejected == {
-        f"the message has {too_long[0]} bytes, {wire.longest[first]} are the most here": 2
+        f"the message has {too_long[0]} bytes, but at most {wire.longest[first]} are allowed "
+        "here": 2
     }
     assert outcome.reported == set(COHORT) - {11, 13}
     assert not set(read) & set(too_long)
@@ -131,10 +132,10 @@ def test_a_longer_answer_is_refused_unread_and_counted(
 
 
 class OwnRound(PhasedRound):
-    """A half of one's own that says nothing of lengths, and one that does."""
+    """A half of a user's own that states no length, and one that does."""
 
     def _fold(self, client: int, message: Message) -> None:
-        """Anything will do."""
+        """Accept any message."""
 
     def _aggregate(self) -> Aggregate:
         return Aggregate(np.zeros(DIMENSION), self.reports)
@@ -161,13 +162,15 @@ def test_a_half_of_ones_own_has_room_and_can_say_how_much() -> None:
 
 
 def test_decoding_looks_at_no_byte_of_a_message_that_is_too_long() -> None:
-    with pytest.raises(MessageInvalid, match=r"^the message has 12 bytes, 11 are the most here$"):
+    with pytest.raises(
+        MessageInvalid, match=r"^the message has 12 bytes, but at most 11 are allowed here$"
+    ):
         decode(bytes(12), 11)
     assert decode(encode({"a": 1}), len(encode({"a": 1}))) == {"a": 1}
 
 
 class Talkers(Carrier):
-    """Clients that have a lot to say for themselves."""
+    """Clients that send very long messages."""
 
     def ask(self, phase: str, asked: Mapping[int, Message]) -> Iterator[Answer]:
         words = "line\n" * 100_000, "\x1b[2J" + "'" * 300, "x" * 201, "y" * 200

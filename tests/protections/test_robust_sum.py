@@ -1,4 +1,4 @@
-"""Reports that are seen one by one, combined by more than their sum."""
+"""Combinations of single reports other than their sum."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_middle_is_the_others() -> None:
     np.testing.assert_allclose(median.update, [2, 2, 1])
     assert median.reports == 5
     np.testing.assert_allclose(aggregate(Combining("trimmed_mean", trim=0.2)).update, [2, 2, 1])
-    few = aggregate(Combining("trimmed_mean", trim=0.1)).update  # a share of 5 below one of them
+    few = aggregate(Combining("trimmed_mean", trim=0.1)).update  # a share below one report
     np.testing.assert_allclose(few, [2, 2, 1])
 
 
@@ -47,7 +47,7 @@ def test_the_share_that_is_left_out_is_the_one_that_is_written() -> None:
     left = MiddleSum(0.07)
     for value in range(100):
         left.add(np.array([0.0 if value < 8 else 1.0], np.float32))
-    assert left.value() == pytest.approx(100 * 85 / 86)  # 7 of the 8 zeros, and 7 ones
+    assert left.value() == pytest.approx(100 * 85 / 86)  # 7 of the 8 zeros and 7 ones are left out
 
 
 def test_a_long_report_is_shortened() -> None:
@@ -95,12 +95,12 @@ def test_where_they_count_equally_and_where_they_are_refused() -> None:
     assert Job(server={"aggregation": "median"}).server.weighting == "equal"
     assert Job(server={"aggregation": "norm_bound"}).server.weighting == "by_size"
     assert problems("server: {aggregation: trimmed_mean, weighting: by_size}") == [
-        "server.weighting = by_size has no meaning under server.aggregation = trimmed_mean: only "
+        "server.weighting = by_size is not defined under server.aggregation = trimmed_mean: only "
         "equal is allowed"
     ]
     assert problems("{server: {aggregation: median}, protection: pw_encrypt}") == [
         "server.aggregation = median is refused under protection.name = pw_encrypt, whose server "
-        "has the sum of reports alone, or reports that are clipped already: take not_encrypt or "
+        "sees only the sum of reports, or reports that are already clipped: use not_encrypt or "
         "dp_encrypt, or mean"
     ]
     for name, position in POSITIONS.items():

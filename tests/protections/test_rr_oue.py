@@ -50,7 +50,7 @@ def report(half: Unary, server_round: Any, model: Any, update: Any, number: int,
 def play(
     half: Unary, model: Any, updates: Mapping[int, Any], seed: int = 0, state: State | None = None
 ) -> Any:
-    """One round; the updates by client."""
+    """Play one round with `updates` by client."""
     room = server(half, model, tuple(updates), state)
     for number, update in updates.items():
         room.receive(number, report(half, room, model, update, number, seed))
@@ -65,13 +65,14 @@ def play(
 @pytest.mark.parametrize("sent", ["sum", "bits"])
 @pytest.mark.parametrize("target", ["weights", "update"])
 def test_aggregate_is_unbiased_for_the_mean_update(kind: str, sent: str, target: str) -> None:
-    """With the mechanism's own variance, in the units of the update, for both targets."""
+    """The variance is the mechanism's own, in units of the update, for both targets."""
     dimension, clip, cells = 4000, 2.0, 8
     half = protection(
         kind, dimension=dimension, eps=2.0, cells=cells, clip=clip, report=sent, target=target
     )
     model = np.full(dimension, 0.25)
-    steps = {3: 0.25, 5: -0.5, 8: 0.5, 13: 1.0}  # on the grid of 1/4, as weights and as updates
+    # on the grid of 1/4, both as weights and as updates
+    steps = {3: 0.25, 5: -0.5, 8: 0.5, 13: 1.0}
     aggregate = play(half, model, {c: np.full(dimension, x) for c, x in steps.items()})
     assert aggregate.reports == 4
     truth = sum(steps.values()) / 4
@@ -85,13 +86,13 @@ def test_aggregate_is_unbiased_for_the_mean_update(kind: str, sent: str, target:
 
 
 def test_without_noise_the_aggregate_is_the_mean_of_clipped_codes() -> None:
-    """At eps = 80 no bit flips: clipping, rounding, target and units are seen bare."""
+    """At eps = 80 no bit flips, so clipping, rounding, target and units are visible."""
     model = [0.5, -0.5, 0.0, 0.9, -0.9, 0.1]
     updates = {3: [0.25, 0, 0, 0.4, -0.4, 0], 5: [0.25, 0.5, 0.1, 0, 0, -0.1]}
     weights = protection(eps=80.0, cells=10)
     np.testing.assert_allclose(
         play(weights, model, updates).update,
-        # 0.75 * 10 = 7.5 is half to even: 8; 1.3 and -1.3 are clipped
+        # 0.75 * 10 = 7.5 rounds half to even: 8; 1.3 and -1.3 are clipped
         [0.3, 0.25, 0.05, 0.05, -0.05, -0.05],
         atol=1e-7,
     )
@@ -115,7 +116,7 @@ def test_order_and_trees_change_nothing() -> None:
             left.merge(right)
         left.advance()
         assert left.aggregate().update.tobytes() == straight.update.tobytes()
-        with pytest.raises(ValueError, match="has told its aggregate"):
+        with pytest.raises(ValueError, match="has returned its aggregate"):
             left.merge(server(half, model, COHORT[:2]))
 
 
@@ -129,7 +130,7 @@ def test_reports_repeat_with_the_seed_and_not_otherwise() -> None:
 
 
 def test_bytes_of_a_report() -> None:
-    """12 bits a parameter, or 101: and no more than 40 bytes around them."""
+    """12 or 101 bits per parameter, and at most 40 further bytes."""
     for sent, payload in (("sum", 1500), ("bits", 12625 + 1)):
         half = protection(dimension=1000, eps=1.0, cells=50, report=sent)
         message = report(half, server(half, np.zeros(1000)), np.zeros(1000), np.zeros(1000), 3, 0)
@@ -144,7 +145,7 @@ def test_spending() -> None:
         assert spending[0].loss.epsilon == per_parameter
 
 
-# What a server must refuse
+# The refusals of a server
 
 
 @pytest.mark.parametrize("sent", ["sum", "bits"])
@@ -154,7 +155,7 @@ def test_hostile_reports_change_nothing(sent: str) -> None:
     room = server(half, model)
     good = report(half, room, model, np.ones(6) / 2, 3, 0)
     payload = good["report"]
-    other_end = payload.copy()  # a closing 1 elsewhere, or a sum above 1275
+    other_end = payload.copy()  # a final 1 elsewhere, or a sum above 1275
     other_end[-1] = 0xFF
     hostile: list[dict[str, Any]] = [
         {"round": 7},
@@ -204,7 +205,7 @@ def test_a_round_without_reports_is_void() -> None:
         room.aggregate()
 
 
-# What a client must refuse
+# The refusals of a client
 
 
 @pytest.mark.parametrize("target", ["weights", "update"])
@@ -219,7 +220,7 @@ def test_an_update_that_is_not_finite_is_withheld(target: str, value: float) -> 
 
 
 def test_weights_beyond_floats_are_clipped_as_others_are() -> None:
-    """Both are finite; that their sum is not would tell something of the update."""
+    """Both are finite. Reporting that their sum is not would reveal something about the update."""
     half = protection()
     huge = np.full(6, 3e38, np.float32)
     beyond, large = (
@@ -232,7 +233,7 @@ def test_weights_beyond_floats_are_clipped_as_others_are() -> None:
 def test_a_model_that_has_no_code_is_withheld() -> None:
     half = protection()
     model = np.full(6, np.nan, np.float32)
-    with pytest.raises(ClientWithheld, match="this cannot be coded"):
+    with pytest.raises(ClientWithheld, match="the update cannot be coded"):
         client(half, model).respond({"round": 7, "eps": 4.8}, np.zeros(6, np.float32))
 
 
@@ -247,14 +248,14 @@ def test_saturation_is_counted_and_stays_with_the_client() -> None:
 @pytest.mark.parametrize(
     ("settings", "opening", "sentence"),
     [
-        ({}, {"round": 7, "eps": 4.9}, "eps = 4.9 is not what the job allows"),
-        ({}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not what the job allows"),
+        ({}, {"round": 7, "eps": 4.9}, "eps = 4.9 is not allowed by the job"),
+        ({}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not allowed by the job"),
         ({}, {"round": 6, "eps": 4.8}, "not the opening of this round"),
         ({}, {"round": 7}, "malformed"),
         ({}, {"round": 7, "eps": 5}, "malformed"),
         ({}, {"round": 7, "eps": 4.8, "clip": 9.0}, "malformed"),
-        ({"adaptive": True}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not what the job allows"),
-        ({"adaptive": True}, {"round": 7, "eps": math.nan}, "not what the job allows"),
+        ({"adaptive": True}, {"round": 7, "eps": 4.7}, "eps = 4.7 is not allowed by the job"),
+        ({"adaptive": True}, {"round": 7, "eps": math.nan}, "not allowed by the job"),
         ({"adaptive": True}, {"round": 7, "eps": math.inf}, "eps = inf is not finite"),
         ({"adaptive": True}, {"round": 7, "eps": 1e9}, "outside"),
         (
@@ -273,7 +274,7 @@ def test_a_lying_server_is_refused(
 
 
 def test_an_adaptive_epsilon_that_the_job_allows_is_used() -> None:
-    """Twice the job's eps draws what a job of twice the eps draws."""
+    """Twice the job's eps gives the draws of a job with twice the eps."""
     half = protection(eps=4.8, adaptive=True, total_eps=1000.0)
     update = np.full(6, 0.3, np.float32)
     got = client(half, np.zeros(6)).respond({"round": 7, "eps": 9.6}, update)
@@ -341,11 +342,11 @@ def rounds_until_stopped(half: Unary) -> int:
 
 
 def test_total_epsilon_ends_the_run_before_it_would_be_passed() -> None:
-    """A round of rr costs 6 * 2 * 0.1 = 1.2, in decimals: five of them make 6, not 6.000...1."""
+    """A round of rr costs 6 * 2 * 0.1 = 1.2 in decimals, so five cost exactly 6, not 6.000...1."""
     assert rounds_until_stopped(protection(eps=0.1, total_eps=6.0)) == 5
     assert rounds_until_stopped(protection(eps=0.1, total_eps=5.999999999999999)) == 4
     assert rounds_until_stopped(protection("oue", eps=0.1, total_eps=6.0)) == 10
-    with pytest.raises(RunStopped, match=r"total_eps = 1\.1: round 7 would bring .* to 1\.2$"):
+    with pytest.raises(RunStopped, match=r"total_eps = 1\.1: round 7 would raise .* to 1\.2$"):
         server(protection(eps=0.1, total_eps=1.1), np.zeros(6))
 
 
@@ -385,7 +386,8 @@ def test_what_only_a_simulation_may_do() -> None:
 
 @pytest.mark.parametrize("kind", ["rr", "oue"])
 def test_a_cohort_drawn_at_once_is_alike(kind: str) -> None:
-    """The aggregate's law at once and client by client, with clients in several states."""
+    """The aggregate has one law, drawn at once or client by client, for clients in several
+    states."""
     dimension = 30_000
     updates = {c: np.full(dimension, x) for c, x in zip(COHORT, (1, 1, -0.5, 0), strict=True)}
     results = [

@@ -1,4 +1,4 @@
-"""The switch position signds: both halves, the source's worked table, hostile reports, bytes."""
+"""The protection signds: both halves, the source's worked table, hostile reports and lengths."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def respond(
 
 
 def report(indices: list[int], sign: int, *, dimension: int = 8, **fields: object) -> Message:
-    """A report with dimensions counted from 1, as the table does, over the wire and back."""
+    """Return a report over the wire, with dimensions counted from 1 as in the table."""
     code = encode_indices(np.array(indices) - 1, dimension)
     return decode(encode({"round": 4, "sign": sign, "indices": code, **fields}))  # type: ignore[dict-item]
 
@@ -76,8 +76,9 @@ def test_the_sources_table_with_a_fixed_step() -> None:
 @pytest.mark.parametrize(
     ("phase", "bits", "phase_after"),
     [
-        ("shrink", [False, True, False], "shrink"),  # B = 0 keeps the estimate while shrinking
-        ("growth", [True, True, False], "shrink"),  # B = 1 keeps it while growing, and ends that
+        ("shrink", [False, True, False], "shrink"),  # B = 0 leaves the shrinking estimate unchanged
+        # B = 1 leaves the growing estimate unchanged and ends growth
+        ("growth", [True, True, False], "shrink"),
     ],
 )
 def test_the_sources_table_with_an_estimated_step(
@@ -137,7 +138,7 @@ def test_the_estimate_regrows_only_where_it_is_asked_to() -> None:
 def test_neither_the_order_of_arrival_nor_a_tree_of_servers_changes_a_byte() -> None:
     made = protection(1000, 40, sign_k=0.2, sign_eps=20.0)
     cohort = list(range(40))
-    state: State = {"estimate": 10.0, "phase": "shrink", "zeros": 0}  # so large that bits are 1
+    state: State = {"estimate": 10.0, "phase": "shrink", "zeros": 0}  # so large that all bits are 1
     opening = server_round(made, cohort, state).opening()
     updates = Seeded(1).generator().standard_normal((40, 1000)).astype(np.float32)
     reports = [respond(made, opening, updates[c], c) for c in cohort]
@@ -204,13 +205,13 @@ def test_a_report_holds_what_the_mechanism_selected_and_the_bit_of_its_magnitude
 
 
 def test_the_bit_that_leaves_is_perturbed() -> None:
-    """At eps = 1 a lie has probability 1 / (1 + e): of 400 reports, about 108 lie."""
+    """At eps = 1 a lie has probability 1 / (1 + e): about 108 of 400 reports lie."""
     made = small(sign_mag_eps=1.0)
     opening = server_round(made, [1]).opening()
     for scale, truth in ((10.0, False), (1e-6, True)):
         update = np.arange(1, 9, dtype=np.float32) * np.float32(scale)
         told = [respond(made, opening, update, client)["bit"] for client in range(400)]
-        assert 70 < told.count(not truth) < 150  # beyond four standard deviations either way
+        assert 70 < told.count(not truth) < 150  # beyond four standard deviations on either side
 
 
 def test_with_a_fixed_step_no_bit_is_sent_or_accepted() -> None:
@@ -254,7 +255,7 @@ def test_a_client_withholds_from_a_wrong_opening(change: dict[str, object]) -> N
 
 def test_a_client_withholds_an_update_of_another_model() -> None:
     made = small()
-    with pytest.raises(ClientWithheld, match="not of the length of the model"):
+    with pytest.raises(ClientWithheld, match="not of the model's length"):
         respond(made, server_round(made, [1]).opening(), np.zeros(9, np.float32))
 
 
@@ -265,7 +266,7 @@ def test_a_small_topk_set_warns_on_the_client(dimension: int, warns: bool) -> No
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         respond(made, opening, np.arange(dimension, dtype=np.float32))
-    sentence = "protection.signds.sign_k = 0.2 of 250 dimensions makes a top-k set of 50"
+    sentence = "protection.signds.sign_k = 0.2 of 250 dimensions gives a top-k set of 50"
     texts = [str(w.message) for w in caught if w.category is FedveilWarning]
     assert [text.startswith(sentence) for text in texts] == [True] * warns
 
@@ -312,7 +313,7 @@ def test_lenets_report_is_a_thousandth_of_its_update() -> None:
     size = len(encode(respond(made, server_round(made, [1]).opening(), update)))
     assert size <= 1.1 * math.log2(math.comb(66_521, 238)) / 8 + 48
     assert size < 0.0013 * update.nbytes
-    # 149 dimensions, as the source selects, in 656 bytes
+    # 149 dimensions, the source's number, take 656 bytes there
     assert len(encode(report(list(range(1, 60_000, 405))[:149], 1, dimension=66_521))) < 235
 
 

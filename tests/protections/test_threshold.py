@@ -52,8 +52,8 @@ def test_two_clients_have_no_sum_that_hides_one(clients: int) -> None:
 
 
 def test_a_pin_is_for_the_clients_that_it_was_made_for() -> None:
-    """A server that names ten clients cannot lower the threshold of a client that expects 100."""
+    """A server that states ten clients cannot lower the threshold of a client that expects 100."""
     asked, pinned = PWEncryptSettings(), PWEncryptSettings()
     assert shared_weaker(asked, pinned, 100, 100) is None
     said = shared_weaker(asked, pinned, 10, 100)
-    assert said == "7 clients reconstruct a secret, at least 67 are demanded"
+    assert said == "7 clients reconstruct a secret, but at least 67 are required"

@@ -281,7 +281,7 @@ def test_the_client_refuses_too_few(phase: str, change: Callable[[Any], Any], re
 def test_a_client_that_was_shown_another_key_deals_boxes_that_nobody_opens() -> None:
     """Boxes are bound to all keys of the neighbourhood."""
     played = Played()
-    with pytest.raises(RoundVoid, match="0 clients answered in phase masked, 3 are needed"):
+    with pytest.raises(RoundVoid, match="0 clients answered in phase masked, but 3 are needed"):
         played.play(down=only("share", 6, mask_keys=lambda a: edited(a, 0, 0)))
     assert "a key of low order" in played.withheld[6]
     refused = {c: played.answers["masked", c]["refused"].tolist() for c in (0, 3, 9, 12)}

@@ -88,7 +88,8 @@ def test_numbers_with_an_exponent(text: str):
         ("word", " holds 'word', not keys with values"),
         (
             "rounds = 3",
-            " holds 'rounds = 3', not keys with values; a key and its value stand so: `rounds: 20`",
+            " holds 'rounds = 3', not keys with values; write a key and its value like this: "
+            "`rounds: 20`",
         ),
         (
             "rounds:3",
@@ -103,7 +104,7 @@ def test_numbers_with_an_exponent(text: str):
         (
             "seed: 1\n\tmodel: mlp",
             ", line 2, column 1: found character '\\t' that cannot start any token; line 2 is "
-            "indented by a tab, which takes spaces",
+            "indented by a tab: use spaces",
         ),
         ("seed: 1\n---\nseed: 2", ", line 2, column 1: but found another document"),
         (
@@ -160,14 +161,14 @@ def test_a_block_in_two_places_is_set_in_one():
 )
 def test_a_block_that_holds_itself(text: str):
     (sentence,) = problems(text)
-    place = r", line \d, column \d+: the alias [st] stands in the block that it names$"
+    place = r", line \d, column \d+: the alias [st] is inside the block that it names$"
     assert re.search(place, sentence)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path):
     with pytest.raises(JobError, match=r"nothing\.yaml cannot be read: No such file or directory$"):
         Job.load(tmp_path / "nothing.yaml")
-    with pytest.raises(JobError, match=r"is a folder, and a job's file is wanted$"):
+    with pytest.raises(JobError, match=r"is a folder, not a job file$"):
         Job.load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(JobError, match=r"latin\.yaml is not UTF-8 text$"):

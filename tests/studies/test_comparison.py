@@ -49,9 +49,9 @@ def test_clients_count_alike_in_every_cell() -> None:
     with pytest.raises(JobError) as refused:
         cells(said, *names)
     assert refused.value.problems == (
-        "dp_encrypt cannot be compared here: server.weighting = by_size tells the server how much "
-        "data each client has and breaks the sensitivity of local privacy; under protection.name = "
-        "dp_encrypt only equal is allowed",
+        "dp_encrypt cannot be compared here: server.weighting = by_size reveals to the server how "
+        "much data each client has and breaks the sensitivity of local privacy; under "
+        "protection.name = dp_encrypt only equal is allowed",
     )
 
 

@@ -181,7 +181,7 @@ def test_what_is_no_table_is_one_sentence(text: str | bytes, sentence: str) -> N
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
-    missing = r"^t\.csv cannot be read: No such file or directory; it is looked for from /"
+    missing = r"^t\.csv cannot be read: No such file or directory; it was looked for from"
     with pytest.raises(DataUnavailable, match=missing):
         read("t.csv", Wanted("id"))
 

@@ -207,7 +207,7 @@ def test_the_command_tells_each_part_and_party(command: Command) -> None:
     assert lines[-1].startswith("cloud in all: ")
     code, _, err = command("vertical", "parts", "--set", "parts.left.module=x:y")
     assert code != 0
-    assert "follow from data that is not here, or from functions of the job's own" in err
+    assert "depend on data that is not here, or on functions of the job's own" in err
 
 
 @pytest.mark.parametrize("job", [
@@ -239,7 +239,7 @@ def test_a_partys_parts_of_tables_are_told_by_its_header(command: Command, tmp_p
     deep = 107 * 8 + (1 + 16 + 1) * 64 + (64 + 1) * 32
     assert lines[1].endswith(f"of {deep:,} parameters")
     assert lines[-1] == (
-        "leader: the sizes of its parts follow from data that this job does not name"
+        "leader: the sizes of its parts depend on data that this job does not name"
     )
     both = job_of("task=tables").with_(task={"name": "tables", "tables": {
         "files": {"bank": bank, "leader": lead}}})  # fmt: skip

@@ -81,7 +81,7 @@ def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:
         (("run", "nowhere.yaml"), 2, "nowhere.yaml cannot be read"),
         (("run", "--set", "epochs=0"), 2, "epochs = 0 is outside [1, inf)"),
         (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: there is no such fold"),
-        (("run", "--resume", "x", "--set", "epochs=1"), 2, "--resume takes the run's own job"),
+        (("run", "--resume", "x", "--set", "epochs=1"), 2, "--resume uses the run's own job"),
         (("run", "--set", "task=nowhere:f"), 2, "task.name = 'nowhere:f': there is no module"),
         (("evaluate", "nowhere"), 1, "nowhere is not a run's folder"),
     ],
@@ -123,4 +123,4 @@ def test_a_vertical_job_of_mindspore_federated_is_recognised(
     for code, _, err in (vertical("run", "theirs.yaml"), command("run", "theirs.yaml")):
         assert code == 2
         assert err.startswith("error: theirs.yaml is a vertical job of MindSpore Federated, which ")
-        assert "docs/own-split-models.md says what stands for what" in err
+        assert "docs/own-split-models.md shows the counterparts" in err

@@ -273,7 +273,7 @@ def _command(party: str) -> tuple[str, ...]:
     ("arguments", "sentence"),
     [
         (("--listen", "127.0.0.1:0"), "--tls DIR is missing: plaintext needs --insecure"),
-        (("--listen", "127.0.0.1:0", "--insecure", "--tls", "x"), "do not go together"),
+        (("--listen", "127.0.0.1:0", "--insecure", "--tls", "x"), "exclude each other"),
         (("--listen", "0.0.0.0:0", "--insecure"), "--listen = 0.0.0.0:0 is not a loopback"),
         (("--listen", "nowhere", "--insecure"), "--listen = 'nowhere' is not HOST:PORT"),
         (("--listen", "127.0.0.1:0", "--tls", "missing"), "missing/certificate.pem cannot be read"),

@@ -76,7 +76,7 @@ def make_inner_folder(path: Path) -> None:
 
 
 def _link(path: Path) -> OSError:
-    return OSError(errno.ELOOP, "it is a link, and nothing is written through links", str(path))
+    return OSError(errno.ELOOP, "it is a link, and fedveil writes nothing through links", str(path))
 
 
 def _sync(path: Path) -> None:

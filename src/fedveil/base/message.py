@@ -59,8 +59,8 @@ def check_carried(what: str, size: int) -> None:
     """Raise `MessageTooLong` if `what`, of `size` bytes, exceeds a message between machines."""
     if size > MOST_CARRIED:
         raise MessageTooLong(
-            f"{what} is a message of {size:,} bytes, and between machines one has {MOST_CARRIED:,} "
-            f"at most"
+            f"{what} is a message of {size:,} bytes, but a message between machines has at most "
+            f"{MOST_CARRIED:,}"
         )
 
 
@@ -79,10 +79,12 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
     Raises `MessageInvalid` for more than `longest` bytes, before it reads any of them.
     """
     if longest is not None and len(data) > longest:
-        raise MessageInvalid(f"the message has {len(data)} bytes, {longest} are the most here")
+        raise MessageInvalid(
+            f"the message has {len(data)} bytes, but at most {longest} are allowed here"
+        )
     reader = _Reader(memoryview(data).toreadonly().cast("B"))
     if reader.take(len(MAGIC)) != MAGIC:
-        raise MessageInvalid("the bytes do not begin as a message of this version does")
+        raise MessageInvalid("the bytes do not start like a message of this version")
     message: dict[str, Value] = {}
     previous = ""
     while reader.remaining:

@@ -57,7 +57,8 @@ def load(
             hint = ""
             if module_name.endswith(".py"):
                 hint = (
-                    f": a file is named without .py, {module_name.removesuffix('.py')}:{attribute}"
+                    ": write the file without .py, as "
+                    f"{module_name.removesuffix('.py')}:{attribute}"
                 )
             raise error(
                 f"{key}: there is no module {missing.name}, neither in the current folder nor "

@@ -88,7 +88,7 @@ def real_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[A
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
     if array.dtype.kind != "f":
-        raise InvalidValue(f"{name} has dtype {array.dtype}, a real floating type is needed")
+        raise InvalidValue(f"{name} has dtype {array.dtype}, but a real floating type is needed")
     if array.ndim != 1:
-        raise InvalidValue(f"{name} has shape {array.shape}, one dimension is needed")
+        raise InvalidValue(f"{name} has shape {array.shape}, but one dimension is needed")
     return array

@@ -120,8 +120,8 @@ def _add_federated(attack: Attack) -> None:
         run = where if where is not None and where.is_dir() else None
         if run is not None and attack.trains and (protections or overrides):
             raise JobError(
-                [f"`fedveil attack {attack.name}` attacks the model of a run as the run made it: "
-                 f"--protection and --set are for a job file"]
+                [f"`fedveil attack {attack.name}` attacks the final model of a run: "
+                 "--protection and --set are only for a job file"]
             )  # fmt: skip
         with ExitStack() as stack:
             if run is not None:
@@ -158,7 +158,9 @@ def _add_vertical(attack: Attack) -> None:
             if where is not None and ended:
                 _refuse_out(out, where)
                 if overrides:
-                    raise JobError(["--set is for a job file: a run is attacked as it was made"])
+                    raise JobError(
+                        ["--set is for a job file: a run is attacked with its own settings"]
+                    )
                 _refuse_other(where, VerticalJob, Job, "`fedveil attack gradient` attacks it")
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
@@ -182,7 +184,7 @@ for _attack in VERTICAL:
 def _refuse_out(out: Path | None, run: Path) -> None:
     """Raise JobError if `--out` is given for a run: its findings belong in its own folder."""
     if out is not None:
-        raise JobError([f"--out is for a job file: what is found of a run is written to {run}"])
+        raise JobError([f"--out is for a job file: the findings of a run are written to {run}"])
 
 
 def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:

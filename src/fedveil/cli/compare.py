@@ -76,8 +76,7 @@ def compare(
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):
         raise JobError(
-            ["--resume goes on with a comparison as it was asked: no JOB and no other option "
-             "beside it"]
+            ["--resume uses the comparison's own options: remove JOB and all other options"]
         )  # fmt: skip
     settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
     from fedveil.studies.comparison import Asked, Comparison
@@ -90,7 +89,7 @@ def compare(
         else:
             assert settings is not None
             if attack not in (None, "membership"):
-                raise JobError([f"--attack {attack}: what is attacked here is membership"])
+                raise JobError([f"--attack {attack} is not available here: only membership is"])
             asked = Asked(
                 protections=_parts("--protections", protections or settings.protection.name),
                 seeds=seeds or 3,
@@ -110,7 +109,7 @@ def compare(
 
         answer([_told(line) for line in lines(results)])
     if all(result.run is None for result in results):
-        raise RunFailed("no run of the comparison has a result; the table says why of each")
+        raise RunFailed("no run of the comparison has a result; the table says why")
 
 
 def _told(line: Line) -> dict[str, object]:
@@ -172,7 +171,7 @@ def _numbers(option: str, text: str | None) -> list[float]:
     except ValueError:
         numbers = [0.0]
     if not all(0 < number < math.inf for number in numbers):
-        raise JobError([f"{option} {text} holds something else than positive numbers"])
+        raise JobError([f"{option} {text} must contain only positive numbers"])
     return numbers
 
 

@@ -104,7 +104,7 @@ def _usage(error: click.ClickException) -> int:
     elif isinstance(error, click.exceptions.NoSuchCommand):
         text = f"there is no command {error.command_name}{did_you_mean(error.possibilities or [])}"
     if context is not None:
-        text += f"; `{context.command_path} --help` says what there is"
+        text += f"; `{context.command_path} --help` lists what there is"
     remark(text, "error")
     return Exit.WRONG
 

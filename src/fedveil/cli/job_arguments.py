@@ -103,7 +103,7 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
     except JobError:
         from fedveil.vertical.job import VerticalJob
 
-        goes_on = "it is `fedveil vertical run --resume` that goes on with such a run"
+        goes_on = "resume this run with `fedveil vertical run --resume`"
         refuse_other_kind(path, Job, VerticalJob, goes_on)
         raise
 

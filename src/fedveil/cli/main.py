@@ -94,7 +94,7 @@ def run(
         others = [key for key in overrides or [] if key.partition("=")[0].strip() != "rounds"]
         if job is not None or others or out is not None:
             raise JobError(
-                ["--resume takes the run's own job: no JOB or --out beside it, and no --set but "
+                ["--resume uses the run's own job: remove JOB, --out and every --set except "
                  "--set rounds=N"]
             )  # fmt: skip
         rounds = job_of_run(resume, overrides).rounds
@@ -114,7 +114,7 @@ def run(
     if json:
         answer(of_run(found))
     if result.audit is not None and result.audit.refutes:
-        raise ClaimRefuted(f"the audit refutes what the run promised: {result.audit.refutation}")
+        raise ClaimRefuted(f"the audit refutes the run's guarantee: {result.audit.refutation}")
 
 
 app.command()(answering(pages_cli.report))
@@ -183,7 +183,9 @@ def audit(
     ] = None,
     trials: Annotated[
         int,
-        typer.Option(min=1000, help="How often to run each mechanism on each of its two inputs."),
+        typer.Option(
+            min=1000, help="Number of times to run each mechanism on each of its two inputs."
+        ),
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
@@ -219,8 +221,8 @@ def _print_findings(folder: Path, *, json: bool) -> None:
     if not findings:
         job_of(folder)  # raises an error if `folder` is not a run folder
         raise RunFolderError(
-            f"{folder} holds no findings: a run with audit.canaries has one, and `fedveil attack` "
-            f"adds some"
+            f"{folder} holds no findings: run with audit.canaries, or run `fedveil attack`, to "
+            "get some"
         )
     for finding in findings:
         promised = Figure(finding.epsilon, finding.delta)
@@ -233,7 +235,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
     failed = [finding for finding in findings if finding.refutes]
     if failed:
         raise ClaimRefuted(
-            f"{len(failed)} of {len(findings)} findings refute what the run promised: "
+            f"{len(failed)} of {len(findings)} findings refute the run's guarantee: "
             f"{'; '.join(finding.refutation for finding in failed)}"
         )
 
@@ -283,14 +285,17 @@ def deploy(
     for path in wrote:
         say(f"wrote {path}")
     if seeded:
-        seen = "reports draw from the job's seed: whoever reads the job can take the protection off"
-        allowed = "a client sends them only if its own node configuration says seeded=true"
+        seen = (
+            "reports draw from the job's seed: anyone who can read the job can remove the "
+            "protection"
+        )
+        allowed = "a client sends them only if its own node configuration has seeded=true"
         remarks("warning", [f"{seen}; {allowed}"])
     if settings.protection.name == "not_encrypt" and settings.server.weighting == "by_size":
         remarks(
             "note",
-            ["under not_encrypt and server.weighting = by_size a report says how many examples "
-             "its client has"],
+            ["under not_encrypt with server.weighting = by_size a report reveals its "
+             "client's number of examples"],
         )  # fmt: skip
     following = f"flwr run {shlex.quote(str(directory))}"
     say(f"next: {following}; docs/deployment.md")

@@ -78,8 +78,8 @@ def _grown(
             yield run
         elif run.ended is None and _quiet_s(run) > patience_s and not in_use(folder):
             raise RunFolderError(
-                f"{folder} has not grown for {patience_s:g} s and nobody on this machine writes "
-                f"it: the run was cut off, or this is a copy that nobody brings up to date"
+                f"{folder} has not grown for {patience_s:g} s and no process on this machine is "
+                "writing it: the run was interrupted, or this is a copy that is not updated"
             )
         if run.ended is not None:
             looks -= 1

@@ -22,8 +22,8 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "fedveil"
     except RuntimeError:
         raise DataUnavailable(
-            f"there is no home folder to cache data in: name a folder in {VARIABLE} or in "
-            f"XDG_CACHE_HOME"
+            f"there is no home folder for the data cache: set {VARIABLE} or XDG_CACHE_HOME to a "
+            "folder"
         ) from None
 
 
@@ -58,7 +58,7 @@ def reading(path: Path, done: str = "read") -> Iterator[None]:
     except OSError as error:
         where = ""
         if isinstance(error, FileNotFoundError) and not Path(path).is_absolute():
-            where = f"; it is looked for from {Path.cwd()}, where the command stands"
+            where = f"; it was looked for from the current folder, {Path.cwd()}"
         raise DataUnavailable(
             f"{path} cannot be {done}: {error.strerror or error}{where}"
         ) from None

@@ -55,7 +55,7 @@ _SETS = (
         digits.SHAPE,
         digits.CLASSES,
         "scans of handwritten digits, UCI",
-        "lies inside scikit-learn, which the extra torch installs",
+        "is included in scikit-learn, which the extra torch installs",
         digits.read,
         lambda: True,
     ),
@@ -83,7 +83,7 @@ _SETS = (
         purchase100.SYNTHETIC,
         (purchase100.FEATURES,),
         purchase100.CLASSES,
-        "made up, of Purchase-100's shape",
+        "synthetic, with the shape of Purchase-100",
         "is generated when it is loaded",
         purchase100.synthesize,
         lambda: True,
@@ -112,8 +112,8 @@ def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Datas
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
     if targets != "class":
         raise DataInvalid(
-            f"data.name = {name} has classes, which task = classification learns: for another task "
-            f"name a function of yours"
+            f"data.name = {name} has classes, which only task = classification can learn: for "
+            "another task use a function of yours"
         )
     found = _entry(name).read()
     return replace(found, train=without_a_fault(found.train)) if apart else found

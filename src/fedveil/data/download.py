@@ -101,10 +101,10 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
             put_in_place(part, target(folder, file))
         return
     kept = _size(part)
-    rest = f"; {kept:,} bytes are kept and the next fetch continues after them" if kept else ""
+    rest = f"; {kept:,} bytes are saved, and the next fetch resumes after them" if kept else ""
     raise DataUnavailable(
         f"data {source.name}: {file.name}.gz cannot be downloaded: {'; '.join(failures)}{rest}; "
-        f"the four files can be placed by hand in $FEDVEIL_DATA/{source.name} or in {folder}"
+        f"you can also place the four files in $FEDVEIL_DATA/{source.name} or in {folder}"
     )
 
 

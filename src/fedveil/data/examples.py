@@ -107,7 +107,7 @@ def make_dataset(
     if shapes["train"] != shapes["test"]:
         raise DataInvalid(
             f"data {name}: an example of x_train has shape {shapes['train']} and one of x_test "
-            f"{shapes['test']}, the same is needed"
+            f"{shapes['test']}, but they must be equal"
         )
     return Dataset(
         name,
@@ -132,8 +132,8 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
     learnt = checked(targets, name, f"y_{part}", y)
     if len(rows) != len(learnt):
         raise DataInvalid(
-            f"data {name}: x_{part} has {len(rows)} examples and y_{part} has "
-            f"{len(learnt)} labels, as many are needed"
+            f"data {name}: x_{part} has {len(rows)} examples and y_{part} has {len(learnt)} "
+            "labels, but the numbers must be equal"
         )
     return Examples(rows, learnt)
 
@@ -154,7 +154,7 @@ def checked_owners(name: str, owners: Any, count: int) -> Labels:
     if len(codes) != count:
         raise DataInvalid(
             f"data {name}: client_ids has {len(codes)} entries and x_train has {count} examples, "
-            f"as many are needed"
+            "but the numbers must be equal"
         )
     return codes
 
@@ -167,15 +167,15 @@ def owner_codes(owners: Any) -> Labels:
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:
-        raise ValueError(f"has shape {array.shape}, [examples] is needed")
+        raise ValueError(f"has shape {array.shape}, but [examples] is needed")
     if array is not None and array.dtype.kind in "iu":
         return np.unique(array, return_inverse=True)[1].astype(np.int64)
     if array is None and not isinstance(owners, Iterable):
-        raise ValueError(f"is of type {type(owners).__name__}, a list is needed")
+        raise ValueError(f"is of type {type(owners).__name__}, but a list is needed")
     values: list[Any] = list(owners) if array is None else array.tolist()
     whole = all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in values)
     if not whole and not all(isinstance(v, str) for v in values):
-        raise ValueError("must be whole numbers alone or strings alone")
+        raise ValueError("must be only whole numbers or only strings")
     number = {owner: code for code, owner in enumerate(sorted(set(values)))}
     return np.array([number[owner] for owner in values], np.int64)
 

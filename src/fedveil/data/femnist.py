@@ -50,10 +50,12 @@ def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
     for path in sorted(folder.glob("*.json")):
         for writer, examples in _read_file(path).items():
             if writer in part:
-                raise DataInvalid(f"{path} holds the writer {writer}, whom an earlier file held")
+                raise DataInvalid(
+                    f"{path} holds the writer {writer}, who is already in an earlier file"
+                )
             part[writer] = examples
     if not part:
-        raise DataInvalid(f"{folder} holds no writer's examples, LEAF's .json files are needed")
+        raise DataInvalid(f"{folder} holds no writer's examples, but LEAF's .json files are needed")
     return dict(sorted(part.items()))
 
 
@@ -65,7 +67,7 @@ def _read_file(path: Path) -> dict[str, tuple[Array, Array]]:
         users, counts = document["users"], document["num_samples"]
         data = document["user_data"]
         if sorted(users) != sorted(data) or len(counts) != len(users):
-            raise DataInvalid(f"{path} names other writers in users than in user_data")
+            raise DataInvalid(f"{path} names different writers in users and in user_data")
         return {
             user: _read_writer(f"{path}, writer {user}", data[user], count)
             for user, count in zip(users, counts, strict=True)
@@ -86,8 +88,8 @@ def _read_writer(origin: str, data: dict[str, Any], count: int) -> tuple[Array, 
         raise DataInvalid(f"{origin}: x is not rows of {_PIXELS} numbers: {error}") from None
     if x.shape != (count, _PIXELS) or y.shape != (count,):
         raise DataInvalid(
-            f"{origin}: x has shape {x.shape} and y {y.shape}, ({count}, {_PIXELS}) and "
-            f"({count},) is needed"
+            f"{origin}: x has shape {x.shape} and y {y.shape}, but ({count}, {_PIXELS}) and "
+            f"({count},) are needed"
         )
     if not ((x >= 0) & (x <= 1)).all():
         raise DataInvalid(f"{origin}: x holds pixels outside [0, 1]")

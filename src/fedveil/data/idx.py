@@ -61,7 +61,7 @@ def read_idx(path: Path, file: IdxFile) -> Uint8s:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:
         raise DataInvalid(
-            f"{path} is not the published {file.name}: the MD5 of its content is {found}, "
+            f"{path} is not the published {file.name}: the MD5 of its content is {found}, but "
             f"{file.md5} is needed"
         )
     return parse_idx(content, str(path))
@@ -95,7 +95,7 @@ def parse_idx(content: bytes, origin: str) -> Uint8s:
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
     if len(content) - start != math.prod(shape):
         raise DataInvalid(
-            f"{origin} holds {len(content) - start} bytes of data, its IDX header announces "
+            f"{origin} holds {len(content) - start} bytes of data, but its IDX header announces "
             f"{' x '.join(map(str, shape))}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -48,15 +48,17 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
     for key, column in value.items():
         if not isinstance(key, str) or not key.isidentifier():
             raise DataInvalid(
-                f"data {name}: {part} has an input called {key!r}, a name that the model's forward "
-                f"can have as an argument is needed"
+                f"data {name}: {part} has an input called {key!r}, which cannot be an argument "
+                "name of the model's forward"
             )
         array = as_array(name, f"{part}[{key!r}]", column)
         columns[key] = checked(name, f"{part}[{key!r}]", array, alone=False)
     lengths = {key: len(column) for key, column in columns.items()}
     if not lengths or len(set(lengths.values())) > 1:
         said = ", ".join(f"{length} of {key}" for key, length in lengths.items()) or "none"
-        raise DataInvalid(f"data {name}: {part} has {said}, as many examples of each are needed")
+        raise DataInvalid(
+            f"data {name}: {part} has {said}, but each input needs the same number of examples"
+        )
     return joined(columns)
 
 
@@ -68,10 +70,13 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
                 _finite(name, part, array[field])
         return array
     if array.dtype.kind not in "fiub":
-        raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, real numbers are needed")
+        raise DataInvalid(
+            f"data {name}: {part} has dtype {array.dtype}, but real numbers are needed"
+        )
     if array.ndim < 1 + alone or array.size == 0:
         raise DataInvalid(
-            f"data {name}: {part} has shape {array.shape}, [examples, ...] without a zero is needed"
+            f"data {name}: {part} has shape {array.shape}, but [examples, ...] without a zero is "
+            "needed"
         )
     if array.dtype.kind != "f":
         whole = array.dtype.kind in "iu" and not alone
@@ -86,6 +91,6 @@ def _finite(name: str, part: str, x: Array) -> None:
     if not np.isfinite(x).all():
         first = int(np.argmin(np.isfinite(x).reshape(len(x), -1).all(axis=1)))
         raise DataInvalid(
-            f"data {name}: {part} holds NaN or infinity (in float32) at example {first}, "
-            f"finite numbers are needed"
+            f"data {name}: {part} holds NaN or infinity (in float32) at example {first}, but "
+            "finite numbers are needed"
         )

@@ -24,16 +24,16 @@ def read() -> Dataset:
         raise DataUnavailable(f"data location30: {FILE} is not on this machine: {HOW}")
     packed, labels, width = read_npz(path, "features", "labels", "n_features")
     if width.shape != () or width != FEATURES:
-        raise DataInvalid(f"{path} has n_features = {width}, {FEATURES} is needed")
+        raise DataInvalid(f"{path} has n_features = {width}, but {FEATURES} is needed")
     if packed.dtype != np.uint8 or packed.ndim != 2 or packed.shape[1] != -(-FEATURES // 8):
         raise DataInvalid(
-            f"{path} has features of dtype {packed.dtype} and shape {packed.shape}, uint8 and "
-            f"[examples, {-(-FEATURES // 8)}] is needed"
+            f"{path} has features of dtype {packed.dtype} and shape {packed.shape}, but uint8 "
+            f"and [examples, {-(-FEATURES // 8)}] are needed"
         )
     if labels.shape != packed.shape[:1]:
         raise DataInvalid(
-            f"{path} has labels of shape {labels.shape} and {len(packed)} examples, as many are "
-            f"needed"
+            f"{path} has labels of shape {labels.shape} and {len(packed)} examples, but the "
+            "numbers must be equal"
         )
     x: Array = np.unpackbits(packed, axis=1)[:, :FEATURES]
     return held_out("location30", x, labels, CLASSES)

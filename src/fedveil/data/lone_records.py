@@ -78,9 +78,9 @@ def described(usable: Bools) -> str | None:
     if not len(unusable):
         return None
     return (
-        f"{len(unusable)} of {len(usable)} training examples count for nothing, example "
-        f"{unusable[0]} first: each holds something that is not a finite number, has a label or "
-        f"shape that the job does not have, or makes the model's fixed layers raise"
+        f"{len(unusable)} of {len(usable)} training examples have no effect, starting with "
+        f"example {unusable[0]}: each contains something that is not a finite number, has a "
+        "label or shape that the job does not have, or makes the model's fixed layers raise"
     )
 
 
@@ -104,12 +104,13 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
     learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(y, form))
     if len(rows) != len(learnt):
         raise DataInvalid(
-            f"data {name}: x_train has {len(rows)} examples and y_train has {len(learnt)} labels, "
-            f"as many are needed"
+            f"data {name}: x_train has {len(rows)} examples and y_train has {len(learnt)} "
+            "labels, but the numbers must be equal"
         )
     if not rows.size:
         raise DataInvalid(
-            f"data {name}: x_train has shape {rows.shape}, [examples, ...] without a zero is needed"
+            f"data {name}: x_train has shape {rows.shape}, but [examples, ...] without a zero is "
+            "needed"
         )
     floats = rows.dtype.kind == "f"
     rows, fits = as_finite(rows) if floats else (rows, np.ones(len(rows), np.bool_))
@@ -151,7 +152,8 @@ def _numbers(
     """
     if isinstance(value, Mapping):
         raise DataInvalid(
-            f"data {name}: {part} has several inputs, privacy.unit = example takes one array"
+            f"data {name}: {part} has several inputs, but privacy.unit = example takes only one "
+            "array"
         )
     try:
         value = value.detach().cpu() if hasattr(value, "detach") else value
@@ -169,8 +171,8 @@ def _numbers(
             records, array = list(array), None
     if array is not None:
         raise DataInvalid(
-            f"data {name}: {part} has dtype {array.dtype} and shape {array.shape}, numbers of "
-            f"shape {(len(array) if array.ndim else 0, *shapes[0])} are needed"
+            f"data {name}: {part} has dtype {array.dtype} and shape {array.shape}, but numbers "
+            f"of shape {(len(array) if array.ndim else 0, *shapes[0])} are needed"
         )
     rows, usable = np.zeros((len(records), *shapes[0])), np.ones(len(records), np.bool_)
     for i, record in enumerate(records):

@@ -31,7 +31,7 @@ def read_npz(path: Path, *names: str) -> list[Array]:
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):
-                raise DataInvalid(f"{path} is one array, an .npz archive is needed")
+                raise DataInvalid(f"{path} is one array, but an .npz archive is needed")
             with zipfile.ZipFile(file) as archive:
                 held = [name.removesuffix(".npy") for name in archive.namelist()]
                 missing = [name for name in names if name not in held]
@@ -39,7 +39,7 @@ def read_npz(path: Path, *names: str) -> list[Array]:
                     raise DataInvalid(
                         f"{path} holds {', '.join(held[:_SHOWN]) or 'nothing'}"
                         f"{', ...' if len(held) > _SHOWN else ''}, "
-                        f"an array {missing[0]} is needed"
+                        f"but an array {missing[0]} is needed"
                     )
                 return [_array(archive, f"{name}.npy") for name in names]
     except DataInvalid:
@@ -65,7 +65,7 @@ def _array(archive: zipfile.ZipFile, member: str) -> Array:
         size = math.prod(shape) * dtype.itemsize
         if size != entry.file_size - header.tell():
             raise ValueError(
-                f"{member} has {entry.file_size - header.tell():,} bytes of data, and its header "
+                f"{member} has {entry.file_size - header.tell():,} bytes of data, but its header "
                 f"announces {size:,}"
             )
         if size > MOST_DATA_BYTES:

@@ -37,8 +37,8 @@ _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("client_ids", "classes")
 _BY_CLIENT = ("clients", "test")
 _ALLOWED = (
-    "four arrays (x_train, y_train, x_test, y_test), a mapping with those keys, or two map-style "
-    "Datasets (train, test) and, if wanted, the client_ids"
+    "four arrays (x_train, y_train, x_test, y_test), a mapping with those keys, or two "
+    "map-style Datasets (train, test) and optionally the client_ids"
 )
 
 
@@ -175,8 +175,8 @@ def _check_keys(
     if missing or unknown:
         problem = f"lacks {missing[0]}" if missing else f"holds {unknown[0]}"
         raise DataInvalid(
-            f"data {name}: the mapping that the function returned {problem}, the keys are "
-            f"{', '.join(needed)} and, if wanted, {' and '.join(optional)}"
+            f"data {name}: the mapping that the function returned {problem}; the keys are "
+            f"{', '.join(needed)} and optionally {' and '.join(optional)}"
         )
 
 
@@ -206,7 +206,7 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
         clients = dict(enumerate(clients))
     if not isinstance(clients, Mapping) or not clients:
         raise DataInvalid(
-            f"data {name}: clients is {_described(clients)}, a part for each client is needed"
+            f"data {name}: clients is {_described(clients)}, but a part for each client is needed"
         )
     return clients
 
@@ -240,8 +240,8 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
             item = dataset[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataInvalid(
-                f"data {name}: item {index} of the {part} Dataset is {_described(item)}, a pair "
-                f"(x, y) is needed"
+                f"data {name}: item {index} of the {part} Dataset is {_described(item)}, but a "
+                "pair (x, y) is needed"
             )
         where = f"of item {index} of the {part} Dataset"
         x.append(as_array(name, f"x {where}", _as_one(item[0]), uneven=False))
@@ -251,8 +251,8 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
         if x[-1].ndim != x[0].ndim or shapes[0] != shapes[1] or flat:
             raise DataInvalid(
                 f"data {name}: item {index} of the {part} Dataset has an x of shape "
-                f"{x[-1].shape} and a y of shape {y[-1].shape}, {x[0].shape} as "
-                f"in item 0 and one number are needed"
+                f"{x[-1].shape} and a y of shape {y[-1].shape}, but {x[0].shape} as in item 0 "
+                "and one number are needed"
             )
     return _together(x), _together(y)
 

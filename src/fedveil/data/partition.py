@@ -81,10 +81,10 @@ def partition(
     choice("split", split, SPLITS)
     if split == "by_client":
         if owners is None:
-            raise InvalidValue("split = 'by_client' needs data with owners, this data has none")
+            raise InvalidValue("split = 'by_client' needs data with owners, but this data has none")
         return by_client(owners, clients)
     if clients is None:
-        raise InvalidValue(f"clients = None, split = {split!r} needs their number")
+        raise InvalidValue(f"clients = None, but split = {split!r} needs their number")
     if split == "iid":
         return iid(len(labels), clients, entropy)
     if split == "shards":
@@ -195,7 +195,7 @@ def by_client(owners: Any, clients: int | None = None) -> Partition:
     except ValueError as error:
         raise InvalidValue(f"owners {error}") from None
     if len(holder) == 0:
-        raise InvalidValue("owners is empty, one for each example is needed")
+        raise InvalidValue("owners is empty, but one for each example is needed")
     count = int(holder.max()) + 1
     if clients is not None and clients != count:
         raise InvalidValue(
@@ -219,7 +219,7 @@ def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partitio
         for part, places in zip(parts, (drawn[count:], drawn[:count]), strict=True):
             part.append(own[np.sort(places)])
     if not any(map(len, parts[1])):
-        raise InvalidValue("evaluation.clients needs a client of two examples or more")
+        raise InvalidValue("evaluation.clients needs a client with at least two examples")
     trained, tested = (_of_clients(part) for part in parts)
     return trained, tested
 

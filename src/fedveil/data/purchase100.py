@@ -47,7 +47,7 @@ def read() -> Dataset:
     x, labels = _read_archive(path) if path.suffix == ".npz" else _read_text(path)
     if x.shape[1:] != (FEATURES,) or len(x) == 0:
         raise DataInvalid(
-            f"{path} has features of shape {x.shape}, [examples, {FEATURES}] is needed"
+            f"{path} has features of shape {x.shape}, but [examples, {FEATURES}] is needed"
         )
     if not ((x == 0) | (x == 1)).all():
         raise DataInvalid(f"{path} holds features other than 0 and 1")
@@ -80,8 +80,8 @@ def _read_archive(path: Path) -> tuple[Array, Labels]:
         labels = labels.argmax(axis=1)
     if x.ndim != 2 or labels.shape != x.shape[:1]:
         raise DataInvalid(
-            f"{path} has labels of shape {labels.shape} and features of shape {x.shape}, "
-            f"[examples] or [examples, {CLASSES}] and [examples, {FEATURES}] is needed"
+            f"{path} has labels of shape {labels.shape} and features of shape {x.shape}, but "
+            f"[examples] or [examples, {CLASSES}] and [examples, {FEATURES}] are needed"
         )
     if labels.dtype.kind not in "iuf" or (labels != np.floor(labels)).any():
         raise DataInvalid(f"{path} has labels that are not whole numbers")

@@ -23,7 +23,10 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
     if kind == "tokens":
         return _tokens(name, part, array)
     if not is_plain(array):
-        raise DataInvalid(f"data {name}: {part} is no plain array, [examples] or more is needed")
+        raise DataInvalid(
+            f"data {name}: {part} is not a plain array, but [examples] or more dimensions are "
+            "needed"
+        )
     return _labels(name, part, array) if kind == "class" else _rows(kind, name, part, array)
 
 
@@ -36,8 +39,8 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
         widths = {part.shape[1] for part in parts}
         if len(widths) > 1 or declared not in (None, *widths):
             raise DataInvalid(
-                f"data {name}: y_train and y_test have {' and '.join(map(str, widths))} columns "
-                f"where {declared or 'as many'} are needed"
+                f"data {name}: y_train and y_test have {' and '.join(map(str, widths))} columns, "
+                f"but {declared or 'equally many'} are needed"
             )
         return int(widths.pop())
     if kind == "own":
@@ -51,14 +54,15 @@ def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:
             raise DataInvalid(
-                f"data {name}: {part} has shape {x.shape}, [examples, tokens] is needed"
+                f"data {name}: {part} has shape {x.shape}, but [examples, tokens] is needed"
             )
         return x[:, :-1], x[:, 1:].astype(np.int64)
     examples = items(x)
     short = [i for i, example in enumerate(examples) if len(example) < 2]
     if short:
         raise DataInvalid(
-            f"data {name}: example {short[0]} of {part} has no two tokens, the next one is learnt"
+            f"data {name}: example {short[0]} of {part} has fewer than two tokens, but the task "
+            "is to predict the next one"
         )
     return ragged([e[:-1] for e in examples]), ragged([e[1:] for e in examples])
 
@@ -67,11 +71,13 @@ def _tokens(name: str, part: str, array: Array) -> Array:
     whole = is_plain(array) or is_ragged(array.dtype)
     tokens = values(array) if whole else array
     if not whole or tokens.dtype.kind not in "iu":
-        raise DataInvalid(f"data {name}: {part} has dtype {tokens.dtype}, tokens are whole numbers")
+        raise DataInvalid(
+            f"data {name}: {part} has dtype {tokens.dtype}, but tokens are whole numbers"
+        )
     if ((tokens < 0) & (tokens != NO_TOKEN)).any():
         raise DataInvalid(
-            f"data {name}: {part} holds {tokens.min()}, a token is a whole number from 0, or "
-            f"{NO_TOKEN} where nothing is to be learnt"
+            f"data {name}: {part} holds {tokens.min()}, but a token is a whole number from 0, or "
+            f"{NO_TOKEN} to learn nothing there"
         )
     return array.astype(np.int64) if is_plain(array) else array
 
@@ -81,31 +87,31 @@ def _rows(kind: Targets, name: str, part: str, array: Array) -> Float32s:
         array = array[:, None]
     if array.ndim != 2:
         raise DataInvalid(
-            f"data {name}: {part} has shape {array.shape}, [examples] or [examples, outputs] is "
-            f"needed"
+            f"data {name}: {part} has shape {array.shape}, but [examples] or [examples, outputs] "
+            "is needed"
         )
     y: Float32s = inputs.checked(name, part, array).astype(np.float32)
     if kind == "bits" and not np.isin(y, (0, 1)).all():
         first = int(np.argmin(np.isin(y, (0, 1)).all(axis=1)))
-        raise DataInvalid(
-            f"data {name}: {part} holds something else than 0 and 1 at example {first}"
-        )
+        raise DataInvalid(f"data {name}: {part} holds values other than 0 and 1 at example {first}")
     return y
 
 
 def _labels(name: str, part: str, array: Array) -> Int64s:
     if array.ndim != 1 or len(array) == 0:
-        raise DataInvalid(f"data {name}: {part} has shape {array.shape}, [examples] is needed")
+        raise DataInvalid(f"data {name}: {part} has shape {array.shape}, but [examples] is needed")
     if array.dtype.kind not in "fiub":
-        raise DataInvalid(f"data {name}: {part} has dtype {array.dtype}, whole numbers are needed")
+        raise DataInvalid(
+            f"data {name}: {part} has dtype {array.dtype}, but whole numbers are needed"
+        )
     wrong = ~((array >= 0) & (array < 2**31))  # written so that NaN is wrong too
     if array.dtype.kind == "f":
         wrong |= array != np.floor(array)
     if wrong.any():
         first = int(np.argmax(wrong))
         raise DataInvalid(
-            f"data {name}: {part} holds {array[first]} at example {first}, a label is a whole "
-            f"number from 0"
+            f"data {name}: {part} holds {array[first]} at example {first}, but a label is a "
+            "whole number from 0"
         )
     return array.astype(np.int64)
 
@@ -113,11 +119,11 @@ def _labels(name: str, part: str, array: Array) -> Int64s:
 def _classes(name: str, classes: Any, highest: int) -> int:
     classes = highest + 1 if classes is None else _whole(name, classes)
     if classes < 2:
-        raise DataInvalid(f"data {name}: classes = {classes}, at least 2 are needed")
+        raise DataInvalid(f"data {name}: classes = {classes}, but at least 2 are needed")
     if classes <= highest:
         raise DataInvalid(
-            f"data {name}: the label {highest} is outside [0, {classes}), there are {classes} "
-            f"classes"
+            f"data {name}: the label {highest} is outside [0, {classes}): there are {classes} "
+            "classes"
         )
     return int(classes)
 

@@ -56,23 +56,26 @@ class ClientsSettings(Block):
     number: int | None = Field(
         100,
         ge=1,
-        description="how many clients there are; left out under `data.split: by_client`, or null: "
-        "as many as the data has owners",
+        description="number of clients; null, or left out under `data.split: by_client`: as "
+        "many as the data has owners",
     )
     fraction: float = Field(
-        0.5, gt=0, le=1, description="share of the clients that is drawn for each round"
+        0.5, gt=0, le=1, description="share of the clients that take part in a round"
     )
     sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
-        description="fixed: as many clients in every round; poisson: each of them independently "
-        "with probability `clients.fraction`, in secret, so that cohorts differ in size; under "
-        "distributed_dp all are asked, and each draws for itself whether it adds its update",
+        description="fixed: every round has the same number of clients; poisson: each "
+        "client takes part independently and secretly with probability "
+        "`clients.fraction`, so the sizes of cohorts differ. Under "
+        "distributed_dp every client is asked, and draws for itself if it adds "
+        "its update",
     )
     own_layers: list[str] = Field(
         default_factory=list,
-        description="the model's tensors that stay with each client from round to round, by "
-        "patterns of their names such as `head.*` or `*norm*`; no report tells of them. Every "
-        "figure of a round is then the mean over the clients that have trained, each with its own",
+        description="tensors that stay with each client from round to round, as patterns of "
+        "their names such as `head.*` or `*norm*`. No report contains them. "
+        "Every figure of a round is then the mean over the clients that "
+        "trained, each with its own tensors",
     )
 
 
@@ -87,8 +90,9 @@ class DataSettings(Block):
     )
     split: Literal["iid", "shards", "dirichlet", "by_client"] = Field(
         "iid",
-        description="how examples are dealt to clients: at random; in shards of sorted labels; "
-        "with Dirichlet label shares; or as their owners hold them",
+        description="how examples are split among clients: iid: at random; shards: in "
+        "shards of sorted labels; dirichlet: with Dirichlet label shares; "
+        "by_client: by their owners",
     )
     shards_per_client: Annotated[int, Under("split", "shards")] = Field(
         2, ge=1, description="shards that each client gets under `split: shards`"
@@ -106,22 +110,24 @@ class DataSettings(Block):
 class EvaluationSettings(Block):
     """When the global model is tested."""
 
-    every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    every: int = Field(
+        1, ge=1, description="number of rounds between two tests. The last round is always tested"
+    )
     clients: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of each client's examples that it does not train on, and on which the "
-        "model is tested client by client: the mean over clients, the mean of the worst tenth, and "
-        "the standard deviation. In simulation; 0: none",
+        description="share of each client's examples that are held out to test the model "
+        "client by client: the mean over clients, the mean of the worst tenth, "
+        "and the standard deviation. In simulation only. 0: none",
     )
     metrics: list[str] | None = Field(
         None,
         min_length=1,
-        description="what a bundled task measures, the first of which decides; null: "
-        "classification accuracy, auc (also ks, balanced_accuracy, f1, f1_per_class, confusion); "
-        "regression rmse, mae, r2; multilabel f1, accuracy, auc (also exact_match); next_token "
-        "perplexity, accuracy",
+        description="metrics of a bundled task; the first one decides. null: classification "
+        "accuracy, auc (also ks, balanced_accuracy, f1, f1_per_class, "
+        "confusion); regression rmse, mae, r2; multilabel f1, accuracy, auc "
+        "(also exact_match); next_token perplexity, accuracy",
     )
 
 
@@ -130,19 +136,19 @@ class PrivacySettings(Block):
 
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",
-        description="of reports: a keystream from the job's seed, repeatable and for simulation "
-        "only; or the operating system's",
+        description="source of the reports' randomness. seeded: a keystream from the job's "
+        "seed, repeatable, for simulation only; secure: the operating system",
     )
     max_epsilon: float | None = Field(
-        None, gt=0, description="the run ends before the round that would pass it"
+        None, gt=0, description="the run stops before a round that would exceed this epsilon"
     )
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which a run's epsilon is stated and limited"
     )
     unit: Whose = Field(
         "client",
-        description="whose data the epsilon is for; client: all that one client has; example: one "
-        f"of its examples ({', '.join(_BY_EXAMPLE)})",
+        description="whose data the epsilon protects. client: all data of a client; "
+        f"example: one of its examples ({', '.join(_BY_EXAMPLE)})",
     )
 
 
@@ -152,46 +158,48 @@ class AuditSettings(Block):
     canaries: int = Field(
         0,
         ge=0,
-        description="canary clients beside the others in every round, which a bound on the run's "
-        "epsilon is found with; at most as many as clients are drawn. 0: no audit",
+        description="number of canary clients in every round, beside the others. They give "
+        "a lower bound on the run's epsilon. At most the number of clients in a "
+        "round. 0: no audit",
     )
     norm: float | None = Field(
         None,
         gt=0,
-        description="L2 norm of a canary's update; null: the most that the protection lets "
-        "through, or 1 where it clips no norm",
+        description="L2 norm of a canary's update; null: the largest that the protection "
+        "lets through, or 1 if it does not clip",
     )
 
 
 class SimulationSettings(Block):
-    """How one machine simulates clients and server."""
+    """Simulation of clients and server on one machine."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
-        "auto", description="worker processes; auto: one a core; 0: train in the calling process"
+        "auto", description="worker processes; auto: one per core; 0: train in the calling process"
     )
     dropouts: dict[str, Share] = Field(
         default_factory=dict,
-        description="fault plan: the share of the cohort that falls silent at each phase, of "
-        f"{', '.join(PHASES)}; where clients send a single report, those silent up to `masked` "
-        "send none",
+        description="fault plan: share of the cohort that drops out in each phase, of "
+        f"{', '.join(PHASES)}. If clients send a single report, those that drop "
+        "out up to `masked` send none",
     )
     masks: bool = Field(
         True,
-        description="whether clients of secure aggregation exchange keys and mask what they send; "
-        "false: the server adds the same numbers without, which gives the same sum sooner. Only a "
-        "simulation can do without",
+        description="if true, clients of secure aggregation exchange keys and mask their "
+        "vectors. If false, the server adds the same numbers without masks, "
+        "which gives the same sum faster. Only a simulation can do this",
     )
     answer_ms: float = Field(
         0.0,
         ge=0,
-        description="virtual time in which half of the clients answer a message; who takes longer "
-        "for a phase than the protection's deadline has dropped out, and its report, if it was "
-        "asked for one, counts as given. 0: nobody is late",
+        description="median virtual time in which a client answers a message. A client that "
+        "needs longer for a phase than the protection's deadline has dropped "
+        "out; if its report was requested, it still counts as sent. 0: nobody "
+        "is late",
     )
     answer_spread: float = Field(
         1.0,
         ge=0,
-        description="how far their times lie apart: the standard deviation of their logarithm",
+        description="spread of the answer times: the standard deviation of their logarithm",
     )
 
 
@@ -200,37 +208,39 @@ class DeploymentSettings(Block):
 
     reveal: list[Literal["examples"]] = Field(
         default_factory=list,
-        description="what a client may tell the server in clear beside its reports; examples: how "
-        "many it has",
+        description="values that a client may reveal to the server beside its reports. "
+        "examples: its number of examples",
     )
     repeats: int = Field(
         3,
         ge=0,
-        description="how many private reports beyond `rounds` a client gives, for rounds that were "
-        "cut off and begun again; it keeps count itself",
+        description="number of private reports beyond `rounds` that a client sends, for "
+        "rounds that were interrupted and restarted. Each client counts its own "
+        "reports",
     )
     start_clients: int | None = Field(
         None,
         ge=1,
-        description="how many clients must be connected before the first round; null: all",
+        description="number of clients that must be connected before the first round; null: all",
     )
     answer_s: float = Field(
         300.0,
         gt=0,
-        description="seconds that the server waits for the answers of a phase, where the "
+        description="seconds that the server waits for the answers of a phase, if the "
         "protection has no deadline of its own",
     )
     answer_after_s: float | None = Field(
         None,
         gt=0,
-        description="seconds after which a client's report leaves it, whatever its training took; "
-        "what is not ready in 7/8 of them counts as an update of zero; null: when it is ready",
+        description="seconds after which a client sends its report, however long its "
+        "training took. A training that is not ready after 7/8 of them counts "
+        "as an update of zero. null: when it is ready",
     )
     wait_s: float = Field(
         600.0,
         gt=0,
-        description="seconds that the server waits for them, and later for clients of a cohort "
-        "without which its round could only be void, before it ends the run",
+        description="seconds that the server waits for clients before it stops the run: at "
+        "the start, and for a cohort with too few connected clients",
     )
 
 
@@ -240,29 +250,34 @@ class RecordSettings(Block):
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
     callbacks: list[ClassName] = Field(
         default_factory=list,
-        description="classes that are told when the run begins, after each round and at its end, "
-        "and may end it: `fedveil.engine.trackers:MLflow`, `fedveil.engine.trackers:WandB`, or "
-        "yours, derived from `fedveil.engine.callbacks.Callback`",
+        description="callback classes, called when the run starts, after each round and at "
+        "the end. They may stop the run: `fedveil.engine.trackers:MLflow`, "
+        "`fedveil.engine.trackers:WandB`, or yours, derived from "
+        "`fedveil.engine.callbacks.Callback`",
     )
     page: bool = Field(
         True,
-        description="whether a run that ends writes its page, some 5 MB, into its folder; "
-        "`fedveil report` writes it at any time",
+        description="if true, a run writes its page (about 5 MB) into its folder when it "
+        "ends; `fedveil report` writes it at any time",
     )
 
 
 class CheckpointSettings(Block):
     """The interval between checkpoints, which limits the cost of an interruption."""
 
-    every: int = Field(1, ge=1, description="save after every so many rounds, and after the last")
+    every: int = Field(
+        1,
+        ge=1,
+        description="number of rounds between two checkpoints. The last round is always saved",
+    )
 
 
 class JobFields(CheckedJob):
     """A job's keys and the properties that follow. `Job` adds the rules between the keys."""
 
-    name: RunName = Field("digits-lenet", description="what the run is called")
-    seed: int = Field(0, ge=0, description="decides everything random in a seeded run")
-    rounds: int = Field(20, ge=1, description="how many rounds are run")
+    name: RunName = Field("digits-lenet", description="name of the run")
+    seed: int = Field(0, ge=0, description="seed of everything random in a seeded run")
+    rounds: int = Field(20, ge=1, description="number of rounds")
     clients: ClientsSettings = Field(default_factory=ClientsSettings)
     data: DataSettings = Field(default_factory=DataSettings)
     model: ModelName = Field(
@@ -270,8 +285,8 @@ class JobFields(CheckedJob):
     )
     task: TaskName = Field(
         "classification",
-        description="what is learnt, or a fedveil.Task of yours: its loss, its metrics, how a "
-        "batch is made",
+        description="task, or a fedveil.Task of yours: its loss, its metrics, and how it "
+        "makes a batch",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
@@ -325,8 +340,7 @@ class JobFields(CheckedJob):
         """
         if self.clients.number is None:
             raise InvalidValue(
-                "clients.number = null is not known before the data is read; "
-                "Job.with_clients fills it in"
+                "clients.number = null is unknown before the data is read: use Job.with_clients"
             )
         if self.secret_turns:
             return self.clients.number

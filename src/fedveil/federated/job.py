@@ -79,15 +79,17 @@ class Job(JobFields):
         """Return this job with `number` rounds. Raises `JobError` if that is fewer than it has."""
         if number < self.rounds:
             raise JobError(
-                [f"rounds = {number} is fewer than the {self.rounds} of the run: a run that goes "
-                 f"on may be given more, and no fewer"]
+                [
+                    f"rounds = {number} is fewer than the {self.rounds} of the run: a resumed "
+                    "run may only be extended"]
             )  # fmt: skip
         protection = self.protection
         fixed = protection.position.for_rounds(protection.settings)
         if fixed is not None and number > self.rounds:
             raise JobError(
-                [f"rounds = {number} would cost more than {fixed} of protection {protection.name}, "
-                 f"whose noise was made for {self.rounds} rounds: begin a new run"]
+                [
+                    f"rounds = {number} would exceed {fixed} of protection {protection.name}, "
+                    f"whose noise was made for {self.rounds} rounds: start a new run"]
             )  # fmt: skip
         return Job(**{**self.model_dump(), "rounds": number})
 

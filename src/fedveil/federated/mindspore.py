@@ -47,10 +47,12 @@ class Translation:
             if key in self._theirs:
                 self._put(ours, self._theirs[key], key)
         if self.ignored:
-            self.notes.insert(0, f"ignored, as they change no result: {', '.join(self.ignored)}")
+            self.notes.insert(
+                0, f"ignored, because they change no result: {', '.join(self.ignored)}"
+            )
         self.notes.append(
-            "the file names no model, data or optimiser of the clients: those of the default job "
-            "hold unless they are set"
+            "the file names no model, data or client optimiser: those of the default job are "
+            "used unless you set them"
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
@@ -86,7 +88,7 @@ class Translation:
     def _unknown(self, key: str, value: Any) -> str:
         place = f"{key} = {shown(value)} is not a key of MindSpore Federated's server"
         if key.partition(".")[0] in self._ours:
-            return f"{place}; a key of ours is given by --set, or in a file of ours"
+            return f"{place}; set a fedveil key with --set, or in a fedveil job file"
         return place + nearest(key, keys.KEYS)
 
     def _fill_in_defaults(self) -> None:
@@ -95,7 +97,7 @@ class Translation:
         self._written |= {key: key for key in missing}
         if missing:
             listed = ", ".join(f"{key} = {value}" for key, value in missing.items())
-            self.notes.append(f"left out, so that their defaults hold: {listed}")
+            self.notes.append(f"left out, so their defaults apply: {listed}")
 
     def _put(self, ours: str, value: Any, theirs: str) -> None:
         block = self.native
@@ -119,7 +121,7 @@ class Translation:
         key, chosen = self._either(keys.TYPE, keys.TRAIN_TYPE)
         position = str(_folded(chosen)).lower() if key in self._theirs else "not_encrypt"
         if position not in POSITIONS:
-            why = keys.REFUSED_POSITIONS.get(position.upper(), "is no protection")
+            why = keys.REFUSED_POSITIONS.get(position.upper(), "is not a protection")
             allowed = ", ".join(name.upper() for name in POSITIONS)
             self._refuse(key, f"{why}; it is one of {allowed}")
             return
@@ -132,7 +134,7 @@ class Translation:
         if not active.dialect.one_server and keys.SERVERS in self._theirs:
             self.ignored.append(self._written[keys.SERVERS])
         elif self._theirs.get(keys.SERVERS, 1) != 1:
-            why = f"{active.dialect.one_server}, so that only 1 is allowed"
+            why = f"{active.dialect.one_server}, so only 1 is allowed"
             self._refuse(keys.SERVERS, f"is not supported under {active.name.upper()}: {why}")
 
     def _mode(self) -> None:
@@ -141,7 +143,7 @@ class Translation:
             return
         why = "does not average clients' models"
         if mode == "HYBRID_TRAINING":
-            why = "is not supported: there the server trains too, on data of its own"
+            why = "is not supported: in it the server also trains, on data of its own"
         self._refuse(keys.MODE, f"{why}; FEDERATED_LEARNING and CLOUD_TRAINING are allowed")
 
     def _algorithm(self) -> None:
@@ -152,9 +154,9 @@ class Translation:
                 return
             self._put("training.proximal", self._theirs[keys.IID_RATE], keys.IID_RATE)
             self.notes.append(
-                f"{self._given(keys.IID_RATE)}: their FedProx takes each tensor's mean of the "
-                f"squares, which all but vanishes in a large one; training.proximal takes their "
-                f"sum, as the paper does"
+                f"{self._given(keys.IID_RATE)}: their FedProx uses the mean of the squares of "
+                "each tensor, which almost vanishes for a large tensor. training.proximal uses "
+                "their sum, like the paper"
             )
             return
         if keys.IID_RATE in self._theirs:
@@ -164,8 +166,8 @@ class Translation:
         elif kind == "FEDNOVA":
             self._refuse(
                 keys.AGGREGATION,
-                "is not supported: it takes the clients' numbers of steps in clear; a job of ours "
-                "has training.algorithm = fednova with training.normal_steps",
+                "is not supported: it sends the clients' numbers of steps unprotected. A "
+                "fedveil job has training.algorithm = fednova with training.normal_steps",
             )
         elif kind != "FEDAVG":
             why = "is not supported: only FedAvg, FedProx and Scaffold are allowed"
@@ -190,13 +192,13 @@ class Translation:
             self._refuse(keys.THRESHOLD, "is not a whole number in [1, inf)")
         if total is None:
             self.notes.append(
-                f"the file does not say how many clients there are: {shown(threshold)}, all in "
-                f"every round, unless clients.number and clients.fraction are set"
+                f"the file does not state the number of clients: it is {shown(threshold)}, all "
+                "in every round, unless you set clients.number and clients.fraction"
             )
         elif not _is_count(total):
             self._refuse(keys.TOTAL, "is not a whole number in [1, inf)")
         elif _is_count(threshold) and threshold > total:
-            why = "the cohort of a round is at most all clients"
+            why = "a round's cohort is at most all clients"
             self._refuse(keys.TOTAL, f"is below {self._given(keys.THRESHOLD)}: {why}")
         elif _is_count(threshold):
             self._put("clients.number", total, keys.TOTAL)
@@ -215,7 +217,7 @@ class Translation:
                 self._put("simulation.dropouts", {"masked": late}, keys.RATIO)
                 self.notes.append(
                     f"{self._written[keys.RATIO]} = {ratio}: {needed} of {threshold} updates "
-                    f"close a round; the other clients, drawn at random, fall silent"
+                    "close a round; the other clients, drawn at random, drop out"
                 )
 
 

@@ -1,4 +1,4 @@
-"""How each key of a MindSpore Federated server's YAML file is translated.
+"""The translation of every key in a MindSpore Federated server's YAML file.
 
 A key is in one of four tables, and a key in none of them is an error. `CONVERTED` becomes one key
 of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change the result
@@ -62,36 +62,35 @@ def _listed(names: Iterable[str]) -> str:
 
 #: MindSpore's key -> the rule.
 INTERPRETED = {
-    MODE: "`FEDERATED_LEARNING` and `CLOUD_TRAINING` average clients' models, as a job does; "
-    "`HYBRID_TRAINING`, where the server trains too, and any other mode are refused",
-    THRESHOLD: "clients a round: `clients.number`, with `clients.fraction: 1.0`",
+    MODE: "`FEDERATED_LEARNING` and `CLOUD_TRAINING` average clients' models, like a job. "
+    "`HYBRID_TRAINING`, in which the server also trains, and any other mode are refused",
+    THRESHOLD: "clients per round: `clients.number`, with `clients.fraction: 1.0`",
     TOTAL: "`clients.number`, and `clients.fraction` is then threshold / total",
-    RATIO: "1.0: nothing. Below: their round closes when ceil(ratio * threshold) updates are in "
-    "and turns the later ones away, so that the rest of each cohort falls silent: "
-    "`simulation.dropouts.masked`",
+    RATIO: "1.0: nothing. Below 1.0, their round closes after ceil(ratio * threshold) updates and "
+    "refuses later ones, so the rest of each cohort drops out: `simulation.dropouts.masked`",
     TYPE: f"`protection.name`: {_listed(_THEIRS)}, in any case, and {_listed(_OURS)}, "
     f"which fedveil adds; {_listed(REFUSED_POSITIONS)} is refused",
     TRAIN_TYPE: f"the newer name of `{TYPE}`",
     **{alias: f"another name of `{key}`" for alias, key in ALIASES.items()},
     AGGREGATION: "`FedAvg`: nothing; `FedProx`: `training.proximal`, from `aggregation.iid_rate`; "
-    "`Scaffold`: `training.algorithm: scaffold`; `FedNova` is refused, since it takes the clients' "
-    "numbers of steps in clear",
-    IID_RATE: "`training.proximal` under `FedProx`, where it must stand; ignored otherwise",
-    SERVERS: f"1, as there, under {_listed(_ONE_SERVER)}; elsewhere it changes nothing and is "
-    "ignored",
+    "`Scaffold`: `training.algorithm: scaffold`; `FedNova` is refused, since it sends the "
+    "clients' numbers of steps unprotected",
+    IID_RATE: "`training.proximal` under `FedProx`, which needs it; ignored otherwise",
+    SERVERS: f"1, as in MindSpore, under {_listed(_ONE_SERVER)}; otherwise ignored, as it changes "
+    "nothing",
 }
 
 #: MindSpore's key -> the value that changes nothing, and why other values are refused.
 REFUSED = {
-    UPLOAD: ("NO_COMPRESS", "DIFF_SPARSE_QUANT changes what clients send"),
+    UPLOAD: ("NO_COMPRESS", "DIFF_SPARSE_QUANT changes the clients' updates"),
     "compression.download_compress_type": (
         "NO_COMPRESS",
-        "QUANT changes the model that clients start from",
+        "QUANT changes the model from which clients start",
     ),
 }
 
 _IGNORED_BECAUSE = {
-    "their transport and who may use it": """
+    "their transport and its access control": """
         enable_ssl ssl.server_cert_path ssl.client_cert_path ssl.ca_cert_path ssl.crl_path
         ssl.cipher_list ssl.cert_expire_warning_time_in_day client_password server_password
         client_verify.pki_verify client_verify.root_first_ca_path client_verify.root_second_ca_path
@@ -103,13 +102,13 @@ _IGNORED_BECAUSE = {
     "deadlines of real devices": """
         round.start_fl_job_time_window round.update_model_time_window
         round.global_iteration_time_window""",
-    "their files; a run here has its own folder": """
+    "their files; a fedveil run has its own folder": """
         checkpoint_dir summary.metrics_file summary.failure_event_file
         summary.continuous_failure_times summary.data_rate_dir summary.participation_time_level""",
-    "a clustering score that is read off and changes no model": """
+    "a clustering score that changes no model": """
         unsupervised.cluster_client_num unsupervised.eval_type encrypt.privacy_eval_type
         encrypt.laplace_eval.laplace_eval_eps""",
-    "without effect there too, given the values that are allowed above": """
+    "no effect in MindSpore either, with the values that are allowed above": """
         compression.upload_sparse_rate""",
 }
 #: MindSpore's key -> why it changes no result.
@@ -161,7 +160,7 @@ def key_table() -> str:
         *((key, f"ignored: {why}") for key, why in IGNORED.items()),
         (f"{IGNORED_BLOCK}.*", "ignored: their database"),
     ]
-    lines = ["| their key | what becomes of it |", "|---|---|"]
+    lines = ["| their key | translation |", "|---|---|"]
     for meaning, group in groupby(rows, key=lambda row: row[1]):
         keys = [key for key, _ in group]
         if meaning.startswith("the same in"):  # the block once, then the names in it

@@ -25,7 +25,7 @@ class Switch(Choice):
     }
 
     name: Annotated[str, function_text("package.module:Name", *POSITIONS)] = Field(
-        "not_encrypt", description="the position of the switch; one of yours is a class"
+        "not_encrypt", description="name of the protection, or a class of yours"
     )
 
     @classmethod
@@ -58,8 +58,8 @@ class Switch(Choice):
         for block in type(self).model_fields:
             if block in self.model_fields_set and block != self.position.block:
                 yield (
-                    f"protection.{block} has no effect: protection.name is not set, and is "
-                    f"{self.name}"
+                    f"protection.{block} has no effect, because protection.name is not set and "
+                    f"its default is {self.name}"
                 )
 
     @property
@@ -76,7 +76,7 @@ def _blocks() -> dict[str, Any]:
         kind = users[0].settings_type
         names = " and ".join(position.name for position in users)
         fields[block] = (kind, Field(default_factory=kind, description=f"parameters of {names}"))
-    about = "parameters of a position of yours, which its class names"
+    about = "parameters of a protection of yours, as named by its class"
     fields["own"] = (dict[str, OwnValue], Field(default_factory=dict, description=about))
     return fields
 

@@ -21,8 +21,8 @@ def _clients_known(job: JobFields) -> str | None:
     if job.clients.number is not None or job.data.split == "by_client":
         return None
     return (
-        f"clients.number = null is allowed under data.split = by_client only; "
-        f"under {job.data.split} it is a whole number in [1, inf)"
+        "clients.number = null is allowed only under data.split = by_client; under "
+        f"{job.data.split} use a whole number in [1, inf)"
     )
 
 
@@ -32,8 +32,8 @@ def _owners_known(job: JobFields) -> str | None:
     if job.data.split != "by_client" or job.data.may_have_owners:
         return None
     return (
-        f"data.split = by_client needs data that comes with owners; {job.data.name} has none: "
-        f"{', '.join(job.data.OWNED)} has, and package.module:function may"
+        f"data.split = by_client needs data with owners, and {job.data.name} has none: use "
+        f"{', '.join(job.data.OWNED)}, or package.module:function"
     )
 
 
@@ -43,8 +43,8 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
         return None
     return (
-        f"training.momentum = {job.training.momentum!r} belongs to sgd; "
-        f"under training.optimizer = {job.training.optimizer} only 0 is allowed"
+        f"training.momentum = {job.training.momentum!r} needs training.optimizer = sgd; under "
+        f"{job.training.optimizer} only 0 is allowed"
     )
 
 
@@ -74,13 +74,13 @@ def _one_step_of_examples(job: JobFields) -> str | None:
         if training.sampling_rate is None:
             return None
         return (
-            f"training.sampling_rate = {training.sampling_rate!r} belongs to privacy.unit = "
-            f"example; under {job.privacy.unit} every example is in every epoch"
+            f"training.sampling_rate = {training.sampling_rate!r} needs privacy.unit = example; "
+            f"under {job.privacy.unit} every example is in every epoch"
         )
     if training.sampling_rate is None:
         return (
             "training.sampling_rate = null: privacy.unit = example needs the probability, in "
-            "(0, 1], with which an example is in a round's batch"
+            "(0, 1], of an example to be in a round's batch"
         )
     needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
     needed |= {"proximal": 0, "gradient_norm": None}
@@ -100,8 +100,8 @@ def _canaries_are_clients(job: JobFields) -> str | None:
     if not job.audit.canaries or job.privacy.unit == "client":
         return None
     return (
-        f"audit.canaries = {job.audit.canaries} needs privacy.unit = client: a canary is a client "
-        f"that is in every round as a whole, not an example that is rarely in a batch"
+        f"audit.canaries = {job.audit.canaries} needs privacy.unit = client: a canary is a whole "
+        "client in every round, not an example that is rarely in a batch"
     )
 
 
@@ -115,7 +115,8 @@ def _weighs_equally(job: JobFields) -> str | None:
         return None
     what = job.protection.name
     why = (
-        "tells the server how much data each client has and breaks the sensitivity of local privacy"
+        "reveals to the server how much data each client has and breaks the sensitivity of "
+        "local privacy"
     )
     if not job.protection.position.perturbs:
         why = "breaks the sensitivity of central noise"
@@ -156,7 +157,7 @@ def _examples_exact(job: JobFields) -> str | None:
         return None
     return (
         f"training.precision = {job.training.precision} is refused under privacy.unit = example, "
-        f"where the gradient of each example is taken alone and in float32"
+        "which computes the gradient of each example separately, in float32"
     )
 
 
@@ -198,8 +199,8 @@ def _variates_protected(job: JobFields) -> str | None:
     able = [name for name, p in POSITIONS.items() if p.takes_variates]
     return (
         f"training.algorithm = scaffold is refused under protection.name = {job.protection.name}, "
-        f"which takes all entries of a report to be alike, and control variates are not like "
-        f"updates: take {' or '.join(able)}; feddyn and training.proximal report updates alone"
+        f"which treats all entries of a report alike, but control variates differ from updates: "
+        f"use {' or '.join(able)}, or feddyn or training.proximal, which report only updates"
     )
 
 
@@ -213,9 +214,9 @@ def _reports_seen(job: JobFields) -> str | None:
         return None
     able = [name for name, p in POSITIONS.items() if chosen in p.combinations]
     return (
-        f"server.aggregation = {chosen} is refused under protection.name = {job.protection.name}, "
-        f"whose server has the sum of reports alone, or reports that are clipped already: take "
-        f"{' or '.join(able)}, or mean"
+        f"server.aggregation = {chosen} is refused under protection.name = "
+        f"{job.protection.name}, whose server sees only the sum of reports, or reports that are "
+        f"already clipped: use {' or '.join(able)}, or mean"
     )
 
 
@@ -226,7 +227,7 @@ def _middle_of_equals(job: JobFields) -> str | None:
     if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
         return None
     return (
-        f"server.weighting = by_size has no meaning under server.aggregation = "
+        "server.weighting = by_size is not defined under server.aggregation = "
         f"{job.server.aggregation}: only equal is allowed"
     )
 
@@ -276,7 +277,7 @@ def _enough_to_start(job: JobFields) -> str | None:
     wanted, number = job.deployment.start_clients, job.clients.number
     if wanted is None or number is None or wanted <= number:
         return None
-    return f"deployment.start_clients = {wanted} is outside [1, {number}], the clients there are"
+    return f"deployment.start_clients = {wanted} is outside [1, {number}], the number of clients"
 
 
 @RULES.rule("protection", "deployment")
@@ -301,14 +302,14 @@ def _cohorts_may_differ(job: JobFields) -> str | None:
     position = job.protection.position
     if job.secret_turns and job.privacy.unit == "example":
         return (
-            "clients.sampling = poisson is refused under privacy.unit = example: a client's "
-            "examples would be in a round or not all together, and each is counted by itself"
+            "clients.sampling = poisson is refused under privacy.unit = example: it would draw "
+            "all of a client's examples together, but each counts separately"
         )
     if job.clients.sampling == "fixed" or position.secret_turns or len(position.phases) == 1:
         return None
     return (
-        f"clients.sampling = poisson is refused under protection.name = {job.protection.name}: its "
-        f"rounds are made for a cohort of known size; under it only fixed is allowed"
+        f"clients.sampling = poisson is refused under protection.name = {job.protection.name}: "
+        "its rounds need a cohort of known size, so only fixed is allowed"
     )
 
 
@@ -319,7 +320,7 @@ def _canaries_few(job: JobFields) -> str | None:
         return None
     return (
         f"audit.canaries = {job.audit.canaries} is outside [0, {job.clients_per_round}]: more "
-        f"canaries than clients that a round draws would drown what these have learnt"
+        "canaries than clients in a round would drown what the clients have learnt"
     )
 
 
@@ -355,8 +356,8 @@ def _step_small(job: JobFields) -> str | None:
     if server.optimizer not in ("adam", "yogi") or server.lr < 1:
         return None
     return (
-        f"server.lr = {server.lr!r} under server.optimizer = {server.optimizer} moves every weight "
-        f"by about as much in a round, which is rarely meant"
+        f"server.lr = {server.lr!r} under server.optimizer = {server.optimizer} moves every "
+        "weight by about that much in a round, which is rarely intended"
     )
 
 

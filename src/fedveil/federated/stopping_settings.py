@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedveil.settings.settings import Block, text
 
-MetricName = Annotated[str, text("a name of a record's figure", r"[a-z][a-z0-9_]*")]
+MetricName = Annotated[str, text("the name of a figure in the rounds' records", r"[a-z][a-z0-9_]*")]
 
 
 class StoppingSettings(Block):
@@ -20,20 +20,20 @@ class StoppingSettings(Block):
 
     metric: MetricName | None = Field(
         None,
-        description="the figure of the rounds' records that decides; null: the first of "
+        description="the deciding figure in the rounds' records; null: the first of "
         "`evaluation.metrics`",
     )
     target: float | None = Field(
-        None, description="the run ends when the figure is as good; null: it does not"
+        None, description="the run stops when the figure reaches this value; null: never"
     )
     patience: int | None = Field(
         None,
         ge=1,
-        description="the run ends when so many tests have brought no better figure; null: it does "
-        "not",
+        description="the run stops after this number of tests without a better figure; null: never",
     )
     keep: Literal["last", "best"] = Field(
-        "last", description="the model that is saved: of the last round, or of the best tested one"
+        "last",
+        description="the model that is saved: that of the last round, or the best tested one",
     )
 
     @property

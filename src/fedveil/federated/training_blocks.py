@@ -20,33 +20,37 @@ class TrainingSettings(Block):
 
     train: Literal["all", "head"] = Field(
         "all",
-        description="what is trained, and travels: all of the model; or its head, the last linear "
-        "layer, alone: what comes before it is fixed, and is computed once for every example",
+        description="trained and sent part of the model. all: the whole model; head: only "
+        "its last linear layer. The part before it is then fixed, and computed "
+        "once for every example",
     )
     epochs: int = Field(
-        10, ge=1, description="local epochs a round; left out under `privacy.unit: example`: 1"
+        10, ge=1, description="local epochs per round; 1 if left out under `privacy.unit: example`"
     )
     batch_size: int = Field(
         20,
         ge=1,
-        description="examples in a local step; the last may be short. Under `privacy.unit: "
-        "example`: what the sum over the sampled batch is divided by, however many it holds",
+        description="examples in a local step; the last step may have fewer. Under "
+        "`privacy.unit: example`: the divisor of the sum over the sampled "
+        "batch, whatever its size",
     )
     sampling_rate: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="probability with which a client takes each of its examples into a round's "
-        "batch, secretly; under `privacy.unit: example`",
+        description="probability with which a client secretly draws each of its examples "
+        "into a round's batch, under `privacy.unit: example`",
     )
     algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn"] = Field(
-        "fedavg", description="how clients that differ are kept together: docs/algorithms.md"
+        "fedavg",
+        description="federated algorithm, which decides how different clients stay together: "
+        "docs/algorithms.md",
     )
     normal_steps: Annotated[float | None, Under("algorithm", "fednova")] = Field(
         None,
         gt=0,
-        description="under `algorithm: fednova`: the number of local steps that every client's "
-        "update is scaled to, whatever it took; it is public, and the clients' own are not told",
+        description="under `algorithm: fednova`: the public number of local steps to which "
+        "every client's update is scaled. The clients' own numbers stay secret",
     )
     dynamic: Annotated[float, Under("algorithm", "feddyn")] = Field(
         0.1, gt=0, description="alpha of `algorithm: feddyn`, the weight of its regularisation"
@@ -57,9 +61,10 @@ class TrainingSettings(Block):
     lr: float = Field(0.1, gt=0, description="the client's learning rate")
     lr_schedule: Schedule = Field(
         "constant",
-        description="how the rate changes from round to round; step: times `lr_factor` after "
-        "every `lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over `lr_rounds` rounds; "
-        "or a function of yours that gives a round's rate, of `round`, from 1, and `lr`",
+        description="learning rate from round to round. step: times `lr_factor` after every "
+        "`lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over "
+        "`lr_rounds` rounds; or a function of yours that returns the rate, "
+        "given `round`, from 1, and `lr`",
     )
     lr_rounds: Annotated[int, Under("lr_schedule", "step", "cosine")] = Field(
         10, ge=1, description="rounds of `lr_schedule: step` and `cosine`"
@@ -70,30 +75,35 @@ class TrainingSettings(Block):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
     gradient_norm: float | None = Field(
-        None, gt=0, description="L2 norm that the gradient of each step is shortened to; null: none"
+        None,
+        gt=0,
+        description="L2 norm to which the gradient of each step is clipped; null: no clipping",
     )
     class_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
         None,
         min_length=2,
-        description="what the loss of each class counts times, in their order, under "
-        "`task: classification`; null: once",
+        description="weights of the classes in the loss, in their order, under `task: "
+        "classification`; null: all 1",
     )
     proximal: float = Field(
         0.0,
         ge=0,
-        description="FedProx's mu: what pulls a client's weights back to those of the round",
+        description="FedProx's mu: the strength that pulls a client's weights to the "
+        "round's initial weights",
     )
-    device: Device = Field("cpu", description="where clients train")
+    device: Device = Field("cpu", description="device on which clients train")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="what clients compute in; bfloat16: mixed precision, products and convolutions "
-        "in 16 bits, while weights, gradients, optimiser and report stay float32",
+        description="number format of the clients' computation. bfloat16: mixed precision, "
+        "with products and convolutions in 16 bits, while weights, gradients, "
+        "optimiser and report stay float32",
     )
     engine: Literal["auto", "loop", "vmap"] = Field(
         "auto",
-        description="loop: clients one after another, by torch's autograd; vmap: many at once; "
-        "auto: the fastest, which is vmap on a GPU where the model can, and on a CPU native code "
-        "on threads where the model is a plain chain of known layers; otherwise loop",
+        description="loop: one client after another, with torch's autograd; vmap: many at "
+        "once; auto: the fastest of vmap (on a GPU, if the model allows it), "
+        "native threads (on a CPU, if the model is a plain chain of known "
+        "layers) and loop",
     )
 
 
@@ -102,15 +112,17 @@ class ServerSettings(Block):
 
     weighting: Weighting = Field(
         "by_size",
-        description="how clients count in the aggregate; left out: by_size, or equal under "
-        f"{', '.join(_NOISED)}, with pw_encrypt's central_eps and under `aggregation: median` and "
-        "trimmed_mean, where by_size is an error",
+        description="weights of the clients in the aggregate. Default: by_size, or equal "
+        f"under {', '.join(_NOISED)}, pw_encrypt's central_eps, and "
+        "`aggregation: median` and trimmed_mean, which refuse by_size",
     )
     aggregation: Combination = Field(
         "mean",
-        description="what the server makes of reports: their mean; or, where it sees each of them, "
-        "entry by entry their median, or their mean without the extremes (`trim`), for which it "
-        "holds all of a round's reports; or their mean, each shortened to `norm_bound`",
+        description="combination of the reports. mean: their mean; median: entry by entry; "
+        "trimmed_mean: their mean entry by entry without the extremes (`trim`); "
+        "norm_bound: their mean, each clipped to `norm_bound`. The last three "
+        "need a server that sees single reports; median and trimmed_mean store "
+        "all reports of a round",
     )
     trim: Annotated[float, Under("aggregation", "trimmed_mean")] = Field(
         0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`, rounded up"

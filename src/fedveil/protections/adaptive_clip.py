@@ -32,23 +32,24 @@ class AdaptiveClipSettings(Settings):
         None,
         gt=0,
         lt=1,
-        description="the clip begins at `clip` and follows this quantile of the clients' norms, "
-        "within the same epsilon: each client's report says whether its update was shortened; "
-        "null: the clip stays",
+        description="clip that moves: it starts at `clip` and follows this quantile of the "
+        "clients' norms, within the same epsilon. Each client's report says if "
+        "its update was shortened. null: the clip is fixed",
     )
     clip_rate: float = Field(
         _RATE,
         gt=0,
         le=10,
-        description="how fast it follows: the clip is multiplied by exp(-clip_rate * (share of the "
-        "clients below it - clip_quantile)) after every round",
+        description="speed of a moving clip: after every round it is multiplied by "
+        "exp(-clip_rate * (share of the clients below it - clip_quantile))",
     )
     clip_bit_noise: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the noise in how many clients say that they are below "
-        "the clip, more than noise_multiplier: the less it is, the more noise is in the updates; "
-        "null: a twentieth of a round's clients, or 3.3 * noise_multiplier where that is more",
+        description="standard deviation of the noise in the number of clients below the "
+        "clip. It is above noise_multiplier; a smaller value means more noise "
+        "in the updates. null: a twentieth of a round's clients, or 3.3 * "
+        "noise_multiplier if that is more",
     )
 
 
@@ -59,7 +60,7 @@ def clip_follows(settings: AdaptiveClipSettings, cohort: Cohort) -> str | None:
         return None
     for name, default in (("clip_rate", _RATE), ("clip_bit_noise", None)):
         if (value := getattr(settings, name)) != default:
-            return f"{name} = {value!r} needs clip_quantile: without it the clip stays where it is"
+            return f"{name} = {value!r} needs clip_quantile: without it the clip is fixed"
     return None
 
 
@@ -83,8 +84,8 @@ class Clipping:
             return
         if context.unit == "example":
             raise InvalidValue(
-                f"clip_quantile = {settings.clip_quantile!r} needs privacy.unit = client: what one "
-                f"example adds is clipped where it is trained"
+                f"clip_quantile = {settings.clip_quantile!r} needs privacy.unit = client: "
+                "contributions of single examples are clipped during training"
             )
         self.moving = made = QuantileClip(
             clip, ratio, dimension=context.dimension, clients=context.clients_per_round,

@@ -6,7 +6,7 @@ A protection sends nothing: an engine carries messages between two state machine
     message = server.opening()               the same for all
     report = client.respond(message, update)                          trains, protects
     server.receive(client, report)           folds, or raises
-    messages = server.advance()              None: complete; else the next phase's, one a client
+    messages = server.advance()              None: complete; else the next phase's, one per client
     server.aggregate()                       the update
 """
 
@@ -49,9 +49,9 @@ Weighting: TypeAlias = Literal["by_size", "equal"]
 #: The unit that a loss protects: all data of a client, or one of its examples.
 Whose: TypeAlias = Literal["client", "example"]
 #: The ledger's sentence about weights: no epsilon covers them.
-BY_SIZE = "how many examples clients have, each or in sum (weighting = by_size)"
+BY_SIZE = "the clients' numbers of examples, each or in total (weighting = by_size)"
 #: The ledger's sentence about answer times, if a client answers as soon as it is ready.
-TIMING = "how long a client takes to answer (answer_after_s is not set)"
+TIMING = "the time that a client takes to answer (answer_after_s is not set)"
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,17 @@ class Spending:
 class JobContext:
     """The part of a job that a protection needs.
 
-    `job`: a digest of the whole job, equal for all participants. `simulated`: in a simulation, keys
-    that outlive a round are derived from `seed`. Elsewhere `roster` holds every client's public
-    key, and `identity` is this client's own private key. `seeded`: the server's noise is derived
-    from `seed` too, like the reports of the job. `delta`: the delta at which the run's epsilon is
-    stated. `masks`: secure aggregation masks the vectors; if False, a simulation adds them
-    unmasked. `unit`: whose data is protected. With "example", one example changes an update by at
-    most the protection's `norm_clip`, and it is in a round with probability `sampling_rate`.
-    `combining`: how the server combines reports. `poisson`: cohorts are secret, and
-    `clients_per_round` is their expected size, or the number of all clients if there is a
-    `turn_rate`.
+    `job`: a digest of the whole job, equal for all participants.
+    `simulated`: in a simulation, keys that outlive a round are derived from `seed`. Otherwise
+    `roster` has every client's public key, and `identity` is this client's own private key.
+    `seeded`: the server's noise is derived from `seed` too, like the job's reports.
+    `delta`: the delta at which the run's epsilon is stated.
+    `masks`: secure aggregation masks the vectors. If False, a simulation adds them unmasked.
+    `unit`: whose data is protected. With "example", one example changes an update by at most the
+    protection's `norm_clip`, and it is in a round with probability `sampling_rate`.
+    `combining`: the combination of reports on the server.
+    `poisson`: cohorts are secret, and `clients_per_round` is their expected size, or the number of
+    all clients if there is a `turn_rate`.
     """
 
     weighting: Weighting
@@ -275,7 +276,10 @@ class Protection(Audited):
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
-        """Return the key that `budget --target-epsilon` solves for. By default, less costs less."""
+        """Return the key that `fedveil budget --target-epsilon` solves for.
+
+        By default, a smaller value costs less.
+        """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
 
@@ -352,7 +356,7 @@ class Protection(Audited):
         """Return the cost to a client of each report in a round that opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return each report's cost once `reports` were summed. It never exceeds `spending`."""
+        """Return each report's cost after `reports` of them were summed: at most `spending`."""
         return self.spending(state)
 
     def longest_report(self) -> int:
@@ -384,7 +388,7 @@ class Protection(Audited):
         if len(self.flow) > 1:
             raise InvalidValue(
                 f"protection.name = {self.name or type(self).__name__} has several phases: its "
-                f"class must say in `reading` what one of its reports tells"
+                "class must define `reading` for one of its reports"
             )
         (client,) = context.cohort[:1]
         server = self.server_round(replace(context, cohort=[client]))

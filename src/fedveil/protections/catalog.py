@@ -35,9 +35,7 @@ def find(name: str) -> type[Protection]:
     key = f"protection = {name!r}"
     found = own_code.load(name, key=key, error=InvalidValue, built_in=POSITIONS)
     if not (isinstance(found, type) and issubclass(found, Protection)):
-        raise InvalidValue(
-            f"{key} is not a class that is derived from fedveil.protections.base.Protection"
-        )
+        raise InvalidValue(f"{key} is not a class derived from fedveil.protections.base.Protection")
     return found
 
 

@@ -54,18 +54,20 @@ class CentralGaussianSettings(AdaptiveClipSettings):
         "target_epsilon": "loss",
     }
 
-    clip: float = Field(1.0, gt=0, description="L2 norm that an update is clipped to")
+    clip: float = Field(1.0, gt=0, description="L2 norm to which an update is clipped")
     noise_multiplier: float | None = Field(
         None,
         gt=0,
-        description="sigma of the noise on a round's sum, over 2 * clip, which is how far one "
-        f"client moves it; null: what target_epsilon asks for, or {_MULTIPLIER:g} without it",
+        description="standard deviation of the noise on a round's sum, divided by the "
+        "sensitivity 2 * clip; null: computed from target_epsilon, or "
+        f"{_MULTIPLIER:g} without it",
     )
     target_epsilon: float | None = Field(
         None,
         gt=0,
-        description="in place of noise_multiplier: epsilon of the whole run at privacy.delta, for "
-        "a client that is drawn in every round, against everybody but the server",
+        description="epsilon of the whole run at privacy.delta, instead of "
+        "noise_multiplier. It holds for a client in every round, against "
+        "everyone but the server",
     )
 
     def ratio(self, delta: float, rounds: int) -> float:
@@ -78,8 +80,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
 def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
     return (
         f"clip = {settings.clip!r}: the server reads every client's clipped update and adds the "
-        f"noise to their sum itself, so that epsilon holds against everybody else, and not "
-        f"against the server"
+        "noise to their sum itself, so epsilon holds against everyone except the server"
     )
 
 
@@ -135,12 +136,12 @@ class CentralGaussian(Clipped):
 
     @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
-        """Return that an app lacks the number of rounds, if a target epsilon is set."""
+        """Return why an app cannot have a target epsilon: its number of rounds is unknown."""
         if settings.target_epsilon is None:
             return None
         return (
-            f"target_epsilon = {settings.target_epsilon!r} is of a whole run, and an app does not "
-            f"say how many rounds it has: set noise_multiplier instead"
+            f"target_epsilon = {settings.target_epsilon!r} is for a whole run, and an app does "
+            "not state its number of rounds: set noise_multiplier instead"
         )
 
     @staticmethod
@@ -193,7 +194,7 @@ class CentralGaussian(Clipped):
             raise MessageInvalid("field multiples is longer than the clip")
         moving = self.clipping.moving
         if moving is not None and abs(int(multiples[-1])) * self.noise.step > moving.half:
-            raise MessageInvalid("field multiples says more than a bit of the clip")
+            raise MessageInvalid("field multiples holds a clip bit beyond its range")
         return multiples
 
 
@@ -206,7 +207,7 @@ class CentralGaussianServerRound(OneReportRound):
         super().__init__(context)
         self._protection = protection
         self._sum = np.zeros(protection.clipping.length, np.int64)
-        # With secret cohorts, it is also a secret if anybody reported.
+        # With secret cohorts, even the existence of a report is a secret.
         self.may_be_empty = protection.context.poisson
 
     def opening(self) -> Message:

@@ -33,7 +33,7 @@ def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
     for name, direction in directions(type(demanded)).items():
         offered, wanted = getattr(asked, name), getattr(demanded, name)
         if direction == "larger" and offered > wanted:
-            return f"{name} is {offered}, at most {wanted} is demanded"
+            return f"{name} is {offered}, but at most {wanted} is allowed here"
         if direction == "smaller" and offered < wanted:
-            return f"{name} is {offered}, at least {wanted} is demanded"
+            return f"{name} is {offered}, but at least {wanted} is required here"
     return None

@@ -67,12 +67,12 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "assume_honest": "larger",
     }
 
-    clip: float = Field(1.0, gt=0, description="L2 norm that each client clips its update to")
+    clip: float = Field(1.0, gt=0, description="L2 norm to which each client clips its update")
     noise_multiplier: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the noise in a round's sum over its sensitivity, which "
-        "is 2 * clip; null: the least that reaches target_epsilon",
+        description="standard deviation of the noise in a round's sum, divided by the "
+        "sensitivity 2 * clip; null: the smallest that reaches target_epsilon",
     )
     target_epsilon: float | None = Field(
         None,
@@ -84,27 +84,27 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         8,
         ge=4,
         le=24,
-        description="bits of an entry of a client's rotated update as a fixed-point number; what "
-        "is sent has more, for the noise and the sum",
+        description="bits per entry of a client's rotated update, as a fixed-point number. "
+        "A report uses more bits, for the noise and the sum",
     )
     rotation: bool = Field(
         True,
-        description="spread an update over its entries before it is rounded; under "
-        "`privacy.unit: example` sums are not rotated",
+        description="spread an update over all entries before rounding. Under "
+        "`privacy.unit: example` sums are never rotated",
     )
     dropout_tolerance: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="share of a round's clients that may drop out: the others' noise alone is "
-        "enough, and with fewer the round is void",
+        description="share of a round's clients that may drop out. The noise of the others "
+        "is enough; after more dropouts the round is void",
     )
     assume_honest: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="share of a round's clients that add their noise and keep it to themselves: "
-        "theirs alone is enough",
+        description="share of a round's clients that add their noise and keep it secret. "
+        "Their noise alone is enough",
     )
 
     @property
@@ -143,8 +143,8 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
         return None
     return (
         f"dropout_tolerance = {settings.dropout_tolerance!r} and assume_honest = "
-        f"{settings.assume_honest!r} leave none of {settings.sharing_clients(n)} clients whose "
-        f"noise can be counted on"
+        f"{settings.assume_honest!r} leave none of {settings.sharing_clients(n)} clients with "
+        "noise to rely on: lower dropout_tolerance or raise assume_honest"
     )
 
 
@@ -152,8 +152,8 @@ def noise_enforced(settings: DistributedDPSettings, cohort: Cohort) -> str | Non
     if cohort.per_round is None or settings.active_security:
         return None
     return (
-        "active_security = False: epsilon holds against a server that follows the protocol; one "
-        "that lies can see sums with less noise, of fewer clients"
+        "active_security = False: epsilon holds against a server that follows the protocol. A "
+        "lying server can see sums of fewer clients, with less noise"
     )
 
 
@@ -188,9 +188,9 @@ class DistributedDP(Clipped, SecureSum):
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. It uses their discrete Gaussian rather than Skellam
-    noise, which adds up exactly: the sum of shares of variance 16 or more is a discrete Gaussian to
-    within e^±η, η = 1e-61, so that its statement is the Gaussian's own and composes exactly. The
-    sampler is the one that the other protections use.
+    noise, which adds up exactly. The sum of shares of variance 16 or more is a discrete Gaussian to
+    within e^±η, η = 1e-61, so its statement is the Gaussian's own and composes exactly. The sampler
+    is the one that the other protections use.
     """
 
     name = block = "distributed_dp"
@@ -267,12 +267,12 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return that an app lacks the number of rounds, if no multiplier is set."""
+        """Return why an app needs a multiplier: its number of rounds is unknown."""
         assert isinstance(settings, DistributedDPSettings)
         if settings.noise_multiplier is None:
             return (
-                "noise_multiplier is not given: an app's number of rounds is not known before, so "
-                "that no target_epsilon can be worked out for it"
+                "noise_multiplier is not given: an app's number of rounds is unknown in "
+                "advance, so target_epsilon cannot be computed for it"
             )
         return super().unfit_for_apps(settings)
 
@@ -335,8 +335,8 @@ class DistributedDP(Clipped, SecureSum):
         """Return the mean update with its noise, over the survivors whose turn is expected."""
         if self.noise.wrapped(total):
             raise ImpossibleSum(
-                f"an entry of the sum of {survivors} clients is beyond what clipped updates and "
-                f"their noise reach"
+                f"an entry of the sum of {survivors} clients exceeds the range of clipped "
+                "updates and their noise"
             )
         return self.noise.mean(total, survivors, self.signs(round)) / self.context.turn_rate
 

@@ -58,10 +58,11 @@ class DPEncryptSettings(Settings):
 
     dp_eps: float = Field(50.0, gt=0, description="epsilon of one report")
     dp_delta: float = Field(0.01, gt=0, lt=1, description="delta of one report; 1/clients is usual")
-    dp_norm_clip: float = Field(1.0, gt=0, description="L2 norm that an update is clipped to")
+    dp_norm_clip: float = Field(1.0, gt=0, description="L2 norm to which an update is clipped")
     noise: Literal["discrete", "continuous"] = Field(
         "discrete",
-        description="discrete Gaussian on a fine grid, or the floating-point one of other systems",
+        description="discrete: a Gaussian on a fine grid; continuous: the floating-point "
+        "Gaussian of other systems",
     )
 
 
@@ -70,8 +71,8 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
     if number is None or delta * number <= 1:
         return None
     return (
-        f"dp_delta = {delta!r} is above 1/clients = {1 / number:g}: a mechanism that shows one "
-        f"client's data outright is then within the promise"
+        f"dp_delta = {delta!r} is above 1/clients = {1 / number:g}: such a delta allows a "
+        "mechanism that publishes one client's data"
     )
 
 
@@ -264,13 +265,13 @@ class _FloatForm:
         if self._limit > MAX_MAGNITUDE:
             raise InvalidValue(
                 f"dp_norm_clip = {mechanism.clip!r} leads to values of up to {self._limit:g}; "
-                f"continuous noise allows 2^40"
+                "continuous noise allows at most 2^40"
             )
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         warnings.warn(
-            "noise = continuous is for comparison only: the low bits of floating-point noise tell "
-            "updates apart, so that no epsilon is promised",
+            "noise = continuous is for comparison only: the low bits of floating-point noise "
+            "can distinguish updates, so there is no epsilon",
             FedveilWarning,
             stacklevel=3,
         )

@@ -26,16 +26,16 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
         return None
     return (
         f"noise_multiplier = {settings.noise_multiplier!r} and target_epsilon = "
-        f"{settings.target_epsilon!r} both say how much noise there is: set one of them"
+        f"{settings.target_epsilon!r} both determine the noise: set only one of them"
     )
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
     """Raise `InvalidValue` if the job leaves the sum without a sensitivity or an epsilon."""
     if context.weighting != "equal":
-        raise InvalidValue(f"{name} needs clients that count equally: weighting = equal")
+        raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:
         raise InvalidValue(
-            f"privacy.delta = 0 leaves {name} without an epsilon, which Gaussian noise has at a "
-            f"delta above 0 alone"
+            f"privacy.delta = 0 leaves {name} without an epsilon: Gaussian noise needs a delta "
+            "above 0"
         )

@@ -41,8 +41,9 @@ class NotEncryptSettings(Settings):
         65_535,
         ge=1,
         le=1 << 31,
-        description="largest weight of a client under `server.weighting: by_size`; a client with "
-        "more examples reports nothing, a report that claims more is refused",
+        description="largest weight of a client under `server.weighting: by_size`. A client "
+        "with more examples sends no report, and a report that claims more is "
+        "refused",
     )
 
 

@@ -36,10 +36,12 @@ class OneReportRound(PhasedRound):
         rounds or types, or if one of them has already returned its aggregate.
         """
         if self._told is not None or other._told is not None:
-            raise ValueError("a half that has told its aggregate has no sums any more")
+            raise ValueError("a half that has returned its aggregate has no sums any more")
         twice = self._answered & other._answered
         if twice or other._context.round != self._context.round or type(other) is not type(self):
-            raise ValueError(f"these two halves are not of one round, or share clients {twice}")
+            raise ValueError(
+                f"these two halves do not belong to one round, or share clients {twice}"
+            )
         self._merge_sums(other)
         self._answered |= other._answered
         self._invited |= other._invited
@@ -70,14 +72,14 @@ class OneReportClient(ABC):
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:
-            raise ClientWithheld("the update is not of the length of the model")
+            raise ClientWithheld("the update is not of the model's length")
         return self._report(message, update)
 
     def keep(self) -> State:
         return {}
 
     def take_up(self, kept: State) -> None:
-        raise ClientWithheld("this client has answered the round before")
+        raise ClientWithheld("this client has already answered this round")
 
     @abstractmethod
     def _report(self, opening: Message, update: Update) -> Message:

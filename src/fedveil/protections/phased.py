@@ -117,7 +117,7 @@ class PhasedClient(ABC):
     def respond(self, message: Message, update: Update | None) -> Message:
         phase, flow = str(message.get("phase")), self.protection.flow
         if message.get("round") != self._context.round or phase not in flow:
-            raise ClientWithheld("the message is not of this round")
+            raise ClientWithheld("the message does not belong to this round")
         if flow.index(phase) <= self._last:
             raise ClientWithheld("phase out of order")
         trains = phase == self.protection.trains

@@ -78,7 +78,7 @@ class PWEncrypt(SecureSum):
         largest = self.fixed.largest * self.largest_weight
         central = self.central = settings.central_noise(self.fixed.step, context.dimension)
         if self.central is not None and context.weighting != "equal":
-            raise InvalidValue("central_eps needs clients that count equally: weighting = equal")
+            raise InvalidValue("central_eps needs server.weighting = equal")
         beyond, self.norm_clip = (0, math.inf) if central is None else (central.reach, central.clip)
         self.length = context.dimension + 1
         self.ring = Ring.for_sum(context.clients_per_round, largest, beyond)
@@ -116,8 +116,8 @@ class PWEncrypt(SecureSum):
             )
         if self.fixed.clips(update):
             warnings.warn(
-                f"entries lie beyond protection.pw_encrypt.clip = "
-                f"{self.fixed.clip:g} and are clipped to it",
+                f"some entries exceed protection.pw_encrypt.clip = {self.fixed.clip:g} and are "
+                "clipped to it",
                 FedveilWarning,
                 stacklevel=2,
             )
@@ -138,7 +138,7 @@ class PWEncrypt(SecureSum):
         if self.central is not None:
             numbers = np.clip(self._noised(numbers, self.central, round), -most, most)
         elif max(int(numbers.max()), -int(numbers.min())) > most:
-            raise ImpossibleSum(f"an entry of the sum of {survivors} clients is beyond their clip")
+            raise ImpossibleSum(f"an entry of the sum of {survivors} clients exceeds their clip")
         mean = self.fixed.restore(numbers)
         mean /= weight
         return mean

@@ -28,27 +28,33 @@ class PWEncryptSettings(SecureSumSettings):
     }
 
     clip: float = Field(
-        8.0, gt=0, description="largest magnitude of an update's entry; larger ones are set to it"
+        8.0,
+        gt=0,
+        description="largest magnitude of an update's entry. Larger entries are clipped to it",
     )
     entry_bits: int = Field(
-        20, ge=2, le=24, description="bits of an entry as a fixed-point number, its sign included"
+        20, ge=2, le=24, description="bits per entry as a fixed-point number, including the sign"
     )
     max_examples: int = Field(
         65_535,
         ge=1,
         le=1 << 20,
-        description="largest weight of a client under `server.weighting: by_size`; "
-        "a client with more examples reports nothing",
+        description="largest weight of a client under `server.weighting: by_size`. A client "
+        "with more examples sends no report",
     )
     central_eps: float | None = Field(
         None,
         gt=0,
-        description="epsilon of a round's mean, by noise that the server adds to the sum, against "
-        "everybody but the server; null: no noise",
+        description="epsilon of a round's mean, by noise that the server adds to the sum. It holds "
+        "against everyone except the server. null: no noise",
     )
-    central_delta: float = Field(_DELTA, gt=0, lt=1, description="delta beside central_eps")
+    central_delta: float = Field(
+        _DELTA, gt=0, lt=1, description="delta that belongs to central_eps"
+    )
     central_norm_clip: float = Field(
-        _NORM_CLIP, gt=0, description="L2 norm that each client clips its update to for central_eps"
+        _NORM_CLIP,
+        gt=0,
+        description="L2 norm to which each client clips its update under central_eps",
     )
 
     def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
@@ -66,10 +72,11 @@ def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
     if settings.central_eps is None:
         for name, default in (("central_delta", _DELTA), ("central_norm_clip", _NORM_CLIP)):
             if getattr(settings, name) != default:
-                return f"{name} = {getattr(settings, name)!r} needs central_eps beside it"
+                return f"{name} = {getattr(settings, name)!r} needs central_eps"
     elif clip > settings.clip:
         return (
-            f"central_norm_clip = {clip!r} is above clip = {settings.clip!r}, which holds entries"
+            f"central_norm_clip = {clip!r} is above clip = {settings.clip!r}, the bound of every "
+            "entry"
         )
     return None
 
@@ -79,5 +86,5 @@ def central_trusts(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
         return None
     return (
         f"central_eps = {settings.central_eps!r}: the server sees the sum and adds the noise "
-        f"itself, so that epsilon holds against everybody else, and not against the server"
+        "itself, so epsilon holds against everyone except the server"
     )

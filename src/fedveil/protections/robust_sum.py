@@ -75,8 +75,8 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of the values in the middle.
 
-    `cut` is the share that is left out at each end, entry by entry, rounded up to whole reports. At
-    most, only the middle one or two remain.
+    `cut` is the share that is left out at each end, entry by entry, rounded up to whole reports. It
+    leaves out all but the middle one or two at most.
     """
 
     def __init__(self, cut: float) -> None:

@@ -90,17 +90,17 @@ class Unary(Protection):
         if settings.adaptive and settings.total_eps is None and not context.simulated:
             raise InvalidValue(
                 "protection.unary.total_eps is not given: outside simulation adaptive needs it, "
-                "so that a client can refuse an epsilon without bound"
+                "so that a client can refuse an unbounded epsilon"
             )
         if settings.fidelity == "aggregate" and not context.simulated:
             raise InvalidValue(
-                "protection.unary.fidelity = 'aggregate' is for simulation only: a report is not "
-                "private on its own then; per_client is allowed"
+                "protection.unary.fidelity = 'aggregate' is for simulation only, since its "
+                "reports are not private on their own: use per_client"
             )
         if settings.fidelity == "aggregate" and settings.report == "bits":
             raise InvalidValue(
-                "protection.unary.fidelity = 'aggregate' needs report = 'sum': the aggregate has "
-                "the same law, and the upload bytes of bits would be wrong"
+                "protection.unary.fidelity = 'aggregate' needs report = 'sum': the aggregate "
+                "has the same distribution, but the upload bytes of 'bits' would be wrong"
             )
 
     @classmethod
@@ -112,9 +112,9 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return that reports of bits are weaker than sums: bits reveal more than their sum."""
+        """Return why bits are weaker than sums (bits reveal more than their sum), or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
-            return "reports of bits in place of sums, which say less"
+            return "reports are bits instead of sums, which reveal less"
         return None
 
     @classmethod
@@ -154,7 +154,7 @@ class Unary(Protection):
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
-            raise MessageInvalid(f"field eps holds {eps!r}, which no round of the job has")
+            raise MessageInvalid(f"field eps holds {eps!r}, which no round of this job uses")
         self.encoding(eps)
         if not _AMOUNT.fullmatch(take(state, "spent", str)):
             raise MessageInvalid("field spent is not an amount")
@@ -173,8 +173,8 @@ class Unary(Protection):
         total, spent = self.settings.total_eps, self.spent_after(context.state)
         if total is not None and spent > as_written(total):
             raise LimitReached(
-                f"protection.unary.total_eps = {total!r}: round {context.round} would bring the "
-                f"loss of a client that takes part in every round to {spent}"
+                f"protection.unary.total_eps = {total!r}: round {context.round} would raise the "
+                f"loss of a client in every round to {spent}"
             )
         if self.settings.fidelity == "aggregate":
             return UnaryCohortRound(context, self, self.context.clients_per_round)
@@ -357,7 +357,7 @@ class UnaryClientRound(OneReportClient):
         try:
             states, beyond = encoding.encode_moved(start, update, entropy)
         except InvalidValue as error:
-            raise ClientWithheld(f"this cannot be coded: {error}") from None
+            raise ClientWithheld(f"the update cannot be coded: {error}") from None
         self.saturated = beyond / len(update)
         if job.fidelity == "aggregate":
             packed, token = encoding.pack(states), entropy.token(_TOKEN_BYTES)
@@ -376,7 +376,7 @@ class UnaryClientRound(OneReportClient):
         if round != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if not (eps == job.eps or (job.adaptive and eps > job.eps)):
-            raise ClientWithheld(f"the opening's eps = {eps!r} is not what the job allows")
+            raise ClientWithheld(f"the opening's eps = {eps!r} is not allowed by the job")
         try:
             cost = self._protection.report_cost(eps)
         except InvalidValue as error:

@@ -66,12 +66,12 @@ class SecureSum(Protection):
     def __init__(self, settings: SecureSumSettings, context: JobContext) -> None:
         super().__init__(settings, context)
         if not context.masks and not context.simulated:
-            raise InvalidValue("only a simulation can do without masks")
+            raise InvalidValue("masks can be left out only in a simulation")
         if not context.masks and settings.share_secrets_ratio < 1:
             ratio = f"share_secrets_ratio = {settings.share_secrets_ratio:g}"
             raise InvalidValue(
-                f"simulation.masks = false adds up what all clients of a round send, and under "
-                f"{ratio} only some of them take part: masks are needed"
+                "simulation.masks = false adds up the vectors of all clients in a round, but "
+                f"under {ratio} only some clients take part: set simulation.masks = true"
             )
         self._identities: dict[ClientId, Identity] = {}
         #: The round and model that were digested last, and the digest.
@@ -133,13 +133,13 @@ class SecureSum(Protection):
         """Return why an app cannot use these settings, or None. An app has no roster of keys."""
         if settings.active_security:
             return (
-                "active_security = True needs a roster of the clients' keys, which an app that is "
-                "protected in two lines has not; a deployed job can have one, here it is False"
+                "active_security = True needs a roster of the clients' keys, which a protected "
+                "app does not have: set it to False, or deploy a job"
             )
         if settings.reconstruct_secrets_threshold == 1:
             return (
-                "reconstruct_secrets_threshold = 1 is outside [2, inf): the sum of one client is "
-                "no secret"
+                "reconstruct_secrets_threshold = 1 is outside [2, inf): the sum of one client "
+                "is no secret"
             )
         return None
 
@@ -241,7 +241,8 @@ class MaskedServerRound:
     def __init__(self, protection: SecureSum, context: RoundContext) -> None:
         expected = protection.context.clients_per_round
         if len(context.cohort) > expected:
-            raise InvalidValue(f"a cohort of {len(context.cohort)}, the terms are for {expected}")
+            size = len(context.cohort)
+            raise InvalidValue(f"the cohort has {size} clients, but the terms are for {expected}")
         self._protection, words = protection, protection.words(context.state)
         self._server = Server(
             protection.terms(context.round),
@@ -282,8 +283,8 @@ class MaskedServerRound:
     def merge(self, other: Any) -> None:
         """Refuse to merge: masks cancel only within one server's sum."""
         raise InvalidValue(
-            f"{self._protection.name} has one server (server_num = 1): the masks of clients cancel "
-            f"in a sum of all of them, so that servers with some of them each cannot unmask theirs"
+            f"{self._protection.name} has one server (server_num = 1): masks cancel only in the "
+            "sum of all clients, so several servers cannot unmask"
         )
 
     def aggregate(self) -> Aggregate:
@@ -366,7 +367,7 @@ class BareServerRound(OneReportRound):
         vector = take_array(message, "vector", "uint8", (self._size,))
         bits = self._protection.ring.bits
         if not spare_bits_zero(vector, self._protection.length, bits):
-            raise MessageInvalid("field vector has bits behind its last entry")
+            raise MessageInvalid("field vector has bits after its last entry")
         add_packed(vector, bits, self._total)
 
     def _merge_sums(self, other: BareServerRound) -> None:

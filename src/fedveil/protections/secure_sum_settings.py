@@ -35,23 +35,26 @@ class SecureSumSettings(Settings):
         1.0,
         gt=0,
         le=1,
-        description="share of the clients of a round that share secrets and take part in it",
+        description="share of a round's clients that share secrets and take part in the round",
     )
     reconstruct_secrets_threshold: int | None = Field(
         None,
         ge=1,
-        description="clients needed to reconstruct; below those that share secrets; left out: more "
-        "than two thirds of them, or 80 in the sparse graph of many clients",
+        description="number of clients that can reconstruct a secret, below the number that "
+        "share it; null: more than two thirds of them, or 80 in the sparse "
+        "graph of many clients",
     )
     cipher_time_window: int = Field(
         300_000, gt=0, description="deadline of each phase in milliseconds"
     )
     neighbours: Literal["auto", "complete"] | int = Field(
-        "auto", description="masking graph: complete, k neighbours each, or sparse for many clients"
+        "auto",
+        description="masking graph: complete, k neighbours each, or auto (sparse for many clients)",
     )
     active_security: bool = Field(
         False,
-        description="sign keys and survivors: the promise then holds against a server that lies",
+        description="sign keys and survivors, so that the guarantee also holds against a "
+        "server that lies",
     )
 
     def sharing_clients(self, clients: int) -> int:
@@ -136,7 +139,7 @@ def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
         return None
     return (
         f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
-        f"{cohort.per_round} clients a round share secrets; at most {MAX_CLIENTS} can"
+        f"{cohort.per_round} clients in a round share secrets; at most {MAX_CLIENTS} can"
     )
 
 
@@ -148,7 +151,7 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
         return None
     place = f"neighbours = {settings.neighbours}"
     if settings.active_security:
-        return f"{place} leaves a sparse graph; active_security requires complete, or auto"
+        return f"{place} leaves a sparse graph; active_security needs complete or auto"
     if cohort.per_round is not None and not 1 <= settings.neighbours < cohort.per_round:
         return f"{place} is outside [1, {cohort.per_round}): below the clients a round"
     threshold = settings.reconstruct_secrets_threshold or 1
@@ -169,14 +172,14 @@ def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     place = f"reconstruct_secrets_threshold = {threshold}"
     if 2 * threshold <= n:
         return (
-            f"{place} is at most half of the {n} {who} that share secrets: a lying server "
-            f"acting alone can unmask a client; above {n // 2}, with active_security, it cannot"
+            f"{place} is at most half of the {n} {who} that share secrets: a lying server can "
+            f"unmask a client on its own. Above {n // 2}, with active_security, it cannot"
         )
     if 3 * threshold <= 2 * n:
         return (
             f"{place} is at most two thirds of the {n} {who} that share secrets: a lying server "
-            f"that colludes with clients can unmask others; above {2 * n // 3}, with "
-            f"active_security, it cannot with up to a third of them"
+            f"that colludes with clients can unmask others. Above {2 * n // 3}, with "
+            "active_security, it needs more than a third of them"
         )
     return None
 
@@ -193,21 +196,21 @@ def shared_weaker(
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)
     if threshold < least:
-        return f"{threshold} clients reconstruct a secret, at least {least} are demanded"
+        return f"{threshold} clients reconstruct a secret, but at least {least} are required"
     there = asked.neighbourhood(clients)
     if expected is None:
         if 2 * threshold <= there:
             return (
-                f"{threshold} of {there} clients reconstruct a secret, more than half are "
-                f"demanded where `clients` does not say of how many {least} are"
+                f"{threshold} of {there} clients reconstruct a secret, but more than half are "
+                f"required, because `clients` does not say how many clients {least} belongs to"
             )
     elif threshold * demanded.neighbourhood(expected) < least * there:
         return (
-            f"{threshold} of {there} clients reconstruct a secret, {least} of "
-            f"{demanded.neighbourhood(expected)} are demanded"
+            f"{threshold} of {there} clients reconstruct a secret, but {least} of "
+            f"{demanded.neighbourhood(expected)} are required"
         )
     degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
     among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
     if among < min(wanted, clients - 1):
-        return f"a client has {among} neighbours, at least {wanted} are demanded"
+        return f"a client has {among} neighbours, but at least {wanted} are required"
     return None

@@ -54,28 +54,29 @@ class SignDSSettings(Settings):
     }
 
     sign_k: float = Field(
-        0.01, gt=0, le=0.25, description="share of the dimensions that forms the top-k set"
+        0.01, gt=0, le=0.25, description="share of the dimensions in the top-k set"
     )
     sign_eps: float = Field(
         100.0, gt=0, le=100, description="epsilon of the selected dimensions of one report"
     )
     sign_thr_ratio: float = Field(
-        0.6, ge=0.5, le=1, description="least expected share of top-k dimensions among the selected"
+        0.6,
+        ge=0.5,
+        le=1,
+        description="smallest expected share of top-k dimensions among the selected",
     )
     sign_global_lr: float = Field(
-        1.0, gt=0, description="global step where the magnitude is not estimated"
+        1.0, gt=0, description="global step if the magnitude is not estimated"
     )
     sign_dim_out: int = Field(
-        0, ge=0, le=50, description="number of selected dimensions; 0 takes the best one"
+        0, ge=0, le=50, description="number of selected dimensions; 0: the best number"
     )
     sign_mag_eps: float | None = Field(
-        None,
-        gt=0,
-        le=100,
-        description="epsilon of the magnitude bit; sign_eps where it is left out",
+        None, gt=0, le=100, description="epsilon of the magnitude bit; null: sign_eps"
     )
     magnitude: Literal["estimated", "fixed"] = Field(
-        "estimated", description="fixed uses sign_global_lr alone and sends no magnitude bit"
+        "estimated",
+        description="estimated, or fixed: uses only sign_global_lr and sends no magnitude bit",
     )
     regrow: bool = Field(
         False, description="let the estimate grow again after five rounds in a row below r"
@@ -265,8 +266,8 @@ class SignDSClientRound(OneReportClient):
 def _warn_of_small_set(sign_k: float, dimension: int) -> None:
     if sign_k * dimension <= _FEW_DIMENSIONS:
         warnings.warn(
-            f"protection.signds.sign_k = {sign_k:g} of {dimension} dimensions makes a top-k set "
-            f"of {sign_k * dimension:g}: SignDS needs more than {_FEW_DIMENSIONS} to learn from",
+            f"protection.signds.sign_k = {sign_k:g} of {dimension} dimensions gives a top-k set "
+            f"of {sign_k * dimension:g}: SignDS needs more than {_FEW_DIMENSIONS} to learn",
             FedveilWarning,
             stacklevel=3,
         )

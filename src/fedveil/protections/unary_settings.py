@@ -26,29 +26,36 @@ class UnarySettings(Settings):
         "fidelity": "loss",
     }
 
-    eps: float = Field(4.8, gt=0, description="the source's epsilon, of one bit of the code")
+    eps: float = Field(4.8, gt=0, description="the source's epsilon: for one bit of the code")
     cells: int = Field(
-        50, ge=1, le=4096, description="states run from -cells to cells: 2 * cells + 1 of them"
+        50,
+        ge=1,
+        le=4096,
+        description="number of cells: states run from -cells to cells, 2 * cells + 1 of them",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
-        "nearest", description="to the nearest state, or to a neighbouring one without bias"
+        "nearest",
+        description="nearest: to the nearest state; stochastic: to a neighbouring state, "
+        "without bias",
     )
     report: Literal["sum", "bits"] = Field(
-        "sum", description="the sum of the perturbed code's states, or the packed code itself"
+        "sum",
+        description="sum: the sum of the perturbed code's states; bits: the packed code itself",
     )
     target: Literal["weights", "update"] = Field(
-        "weights", description="what is clipped and coded: the new weights or the update"
+        "weights", description="values that are clipped and coded: the new weights or the update"
     )
     clip: float = Field(1.0, gt=0, description="values are clipped to [-clip, clip]")
     adaptive: bool = Field(
-        False, description="epsilon of the next round is eps divided by the models' similarity"
+        False, description="the next round's epsilon is eps divided by the models' similarity"
     )
     total_eps: float | None = Field(
-        None, gt=0, description="the run ends before a client's whole loss would pass this"
+        None, gt=0, description="the run stops before a client's total loss would exceed this"
     )
     fidelity: Literal["per_client", "aggregate"] = Field(
         "per_client",
-        description="aggregate draws the cohort's sum at once, exactly in law; simulation only",
+        description="aggregate: the server draws the cohort's sum at once, from its exact "
+        "distribution; simulation only",
     )
 
 
@@ -57,6 +64,6 @@ def exact_reports(settings: UnarySettings) -> str | None:
     if settings.fidelity == "per_client":
         return None
     return (
-        "protection.unary.fidelity = 'per_client': a report under 'aggregate' is not private on "
-        "its own, which the audit would find"
+        "protection.unary.fidelity = 'per_client': reports under 'aggregate' are not private on "
+        "their own, and the audit would show it"
     )

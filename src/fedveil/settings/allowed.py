@@ -94,7 +94,7 @@ class Allowed:
             near = difflib.get_close_matches(value.lower(), self.words, 1, _NEAR)
             return complaint + (did_you_mean(near) or self._own(value))
         if self.text and value is not None and not isinstance(value, list | Mapping):
-            return f"{complaint}; text that looks like something else is written in quotes"
+            return f"{complaint}; write text that looks like something else in quotes"
         return complaint
 
     def _own(self, value: str) -> str:
@@ -102,8 +102,8 @@ class Allowed:
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
-            return f"; what NAME is in {value} is written {value.removesuffix('.py')}:NAME"
-        own = f"; one of yours that is {value} in own.py is written own:{value}"
+            return f"; to use NAME from {value}, write {value.removesuffix('.py')}:NAME"
+        own = f"; to use {value} from own.py, write own:{value}"
         return own if value.isidentifier() else ""
 
 
@@ -165,7 +165,8 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
     elif "." in name and not place and followed(root, tuple(name.split(".")))[2] is not None:
         first, *_ = name.split(".")
         return (
-            f"{dotted(path)} = {shown(value)} is a key of the block {first}, and stands within it"
+            f"{dotted(path)} = {shown(value)} is a key of the block {first}: write it inside "
+            "that block"
         )
     close = [".".join((*place, match)) for match in near]
     close = close or [".".join(key) for key in keys(root) if key[-1] == name]

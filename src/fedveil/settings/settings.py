@@ -53,7 +53,10 @@ class Settings(BaseModel):
         """Raise an error that says how to change a setting."""
         if name in type(self).model_fields:
             raise JobError(
-                [f"{name} = {value!r} cannot be set in place: job.with_(...) gives another job"]
+                [
+                    f"{name} = {value!r} cannot be set in place: use job.with_(...), which "
+                    "returns another job"
+                ]
             )
         super().__setattr__(name, value)
 

@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
             return
         problem = f"the aliases up to here stand for more than {_MOST_ALIASED} values"
         if stands_for is None:
-            problem = f"the alias {allowed.plain(alias.anchor)} stands in the block that it names"
+            problem = f"the alias {allowed.plain(alias.anchor)} is inside the block that it names"
         raise yaml.composer.ComposerError(None, None, problem, alias.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -130,7 +130,7 @@ def read(
     except IsADirectoryError:
         held = FilePath(path) / JOB
         named = f": its job is {held}" if held.is_file() else ""
-        raise JobError([f"{path} is a folder, and a job's file is wanted{named}"]) from None
+        raise JobError([f"{path} is a folder, not a job file{named}"]) from None
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror or error}"
         if "=" in str(path):
@@ -143,7 +143,7 @@ def read(
         return {}
     if not isinstance(data, dict):
         hint = _line_hint(text) or (
-            "; a key and its value stand so: `rounds: 20`" if "=" in text else ""
+            "; write a key and its value like this: `rounds: 20`" if "=" in text else ""
         )
         raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
@@ -154,7 +154,7 @@ def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> Non
     keys = [text for text in overrides or () if "=" not in text]
     if path is not None and len(keys) == 1 and not path.exists():
         key, value = allowed.plain(keys[0]), allowed.plain(str(path))
-        raise JobError([f"--set {key} {value} is written --set {key}={value}"])
+        raise JobError([f"--set {key} {value} must be written --set {key}={value}"])
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
@@ -163,8 +163,8 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
     model = held.get("model")
     if isinstance(model, dict) and {"train_net", "eval_net"} & model.keys():
         raise JobError(
-            [f"{path} is a vertical job of MindSpore Federated, which is not read: networks are in "
-             f"Python here, and docs/own-split-models.md says what stands for what"]
+            [f"{path} is a vertical job of MindSpore Federated, which cannot be read: here, "
+             "networks are written in Python; docs/own-split-models.md shows the counterparts"]
         )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
         raise JobError([f"{source}{place}: {problem}{_line_hint(text)}"]) from None
     except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
         reason = str(error).partition("\n")[0]
-        raise JobError([f"{source} is not YAML that can be read: {reason}"]) from None
+        raise JobError([f"{source} is not readable YAML: {reason}"]) from None
     if loader.problems:
         raise JobError([f"{source}, {problem}" for problem in loader.problems])
     return data
@@ -262,7 +262,7 @@ def _line_hint(text: str) -> str:
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
         if line.startswith("\t"):
-            return f"; line {number} is indented by a tab, which takes spaces"
+            return f"; line {number} is indented by a tab: use spaces"
     return ""
 
 

@@ -47,7 +47,9 @@ def write_starter(directory: Path, name: str = "table") -> list[Path]:
     sources = TEMPLATES[name].files
     taken = [name for name in sources if (directory / name).exists()]
     if taken:
-        raise RunFolderError(f"{directory} already holds {' and '.join(taken)}; nothing is written")
+        raise RunFolderError(
+            f"{directory} already holds {' and '.join(taken)}; nothing was written"
+        )
     make_folder(directory)
     try:
         for target, source in sources.items():

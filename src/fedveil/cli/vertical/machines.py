@@ -85,7 +85,12 @@ def follower(
 ) -> object:
     """Train or serve as a follower; reconnect if the link breaks."""
     if serve is not None and resume is not None:
-        raise JobError(["--serve and --resume do not go together: one looks, the other trains"])
+        raise JobError(
+            [
+                "--serve and --resume exclude each other: --serve uses a trained model, --resume "
+                "trains"
+            ]
+        )
     settings = _own_job(job, overrides, out, resume or serve)
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import follower_of
@@ -118,8 +123,8 @@ def certificates(
 
     wrote = list(write_certificates(directory, party, days=days))
     for path in wrote:
-        say(f"wrote {path}: give this folder to {path.name} and to nobody else")
-    say(f"{directory / 'authority.key'} stays here: whoever has it can pass for any party")
+        say(f"wrote {path}: give this folder only to {path.name}")
+    say(f"{directory / 'authority.key'} stays here: anyone who has it can impersonate any party")
     return {"wrote": wrote, "authority": directory / "authority.key"}
 
 
@@ -152,9 +157,7 @@ def _own_job(
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
-        raise JobError(
-            ["--resume and --serve take the run's own job: no JOB, --set or --out beside them"]
-        )
+        raise JobError(["--resume and --serve use the run's own job: remove JOB, --set and --out"])
     return None
 
 
@@ -176,8 +179,8 @@ def _machine(
     machine = Machine.reopened(old, here, stack)
     if machine.has_finished and not finished:
         raise RunFolderError(
-            f"the run in {old} has ended: `fedveil vertical evaluate` and `predict` of the leader, "
-            f"with --serve at the followers, look at its model"
+            f"the run in {old} has ended: use its model with `fedveil vertical evaluate` or "
+            "`predict` at the leader, and --serve at the followers"
         )
     return machine
 
@@ -192,7 +195,7 @@ def _meeting(
 
     if (tls is None) != insecure:
         raise InvalidValue(
-            "--tls and --insecure do not go together"
+            "--tls and --insecure exclude each other"
             if insecure
             else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
         )

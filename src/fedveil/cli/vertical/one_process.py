@@ -41,7 +41,7 @@ def run(
     elif job is None and not overrides and out is None:
         work = partial(vertical.resume, resume)
     else:
-        raise JobError(["--resume takes the run's own job: no JOB, --set or --out beside it"])
+        raise JobError(["--resume uses the run's own job: remove JOB, --set and --out"])
     from fedveil.vertical.log_lines import line
 
     result = work(progress=lambda record: say(line(record)), say=remark)
@@ -122,8 +122,8 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
     known = sizable(settings, task)
     if not known:
         raise JobError(
-            ["the sizes of the parts follow from data that is not here, or from functions of the "
-             "job's own: they are known when a run makes them"]
+            ["the sizes of the parts depend on data that is not here, or on functions of the "
+             "job's own: start the run to see them"]
         )  # fmt: skip
     found = memory_of(sized(settings, task, known))
     for part in found:
@@ -132,7 +132,7 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
         say(f"{party} in all: {told([part for part in found if part.owner == party])}")
     for party in (task.leader, *task.followers):
         if party not in known:
-            say(f"{party}: the sizes of its parts follow from data that this job does not name")
+            say(f"{party}: the sizes of its parts depend on data that this job does not name")
     return [asdict(part) for part in found]
 
 
