@@ -1,14 +1,15 @@
-"""fedveil on Flower against its floors: secure aggregation's rounds, and what protection adds.
+"""fedveil on Flower against its floors: rounds of secure aggregation, and the cost of protection.
 
     python benchmarks/flower.py [--peers-python PYTHON] [PART ...]
 
-The parts, all of them without names:
+The parts (default: all):
 
 simulation  rounds of secure aggregation with 100 clients in Flower's simulation engine, with
-            fedveil and with Flower's own SecAgg+; needs PYTHON, that of an environment made from
-            ``requirements-peers.txt`` that has fedveil too
+            fedveil and with Flower's own SecAgg+; needs PYTHON, from an environment made from
+            ``requirements-peers.txt`` that also has fedveil
 engine      an app with real training on a SuperLink and two SuperNodes of this machine, without
-            protection and with each; and an exchange of a message without work, the engine's own
+            protection and with each; and the exchange of a message without work, which is the
+            engine's own time
 
 Both need a machine that does nothing else.
 """
@@ -40,7 +41,7 @@ PATIENCE_S = 180.0
 
 
 def simulation_figures(options: argparse.Namespace) -> Iterator[Figure]:
-    """Rounds of 100 clients with 61,706 parameters, nobody dropping."""
+    """Time rounds of 100 clients with 61,706 parameters and no dropouts."""
     results = {
         how: _peer(options, how, rounds)
         for how, rounds in (("fedveil", options.rounds), ("secaggplus", 1))
@@ -71,7 +72,7 @@ def _peer(options: argparse.Namespace, how: str, rounds: int) -> dict[str, Any]:
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes on free ports of this machine; gone when it is closed."""
+    """A SuperLink and its SuperNodes on free ports of this machine. They end when it is closed."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-")))
@@ -110,7 +111,7 @@ class Deployment:
         self._stack.callback(_stop, process)
 
     def run(self, how: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, float]]]:
-        """One run of the app; what its server and its clients have measured."""
+        """Run the app once. Returns the measurements of its server and of its clients."""
         result, clocks = self.folder / f"{how}.json", self.folder / f"{how}.clocks"
         settings = f'how="{how}" rounds={rounds} result="{result}" clocks="{clocks}"'
         command = ["flwr", "run", str(HERE / "flower_app"), "--run-config", settings]
@@ -129,10 +130,10 @@ class Deployment:
 
 
 def engine_figures(options: argparse.Namespace) -> Iterator[Figure]:
-    """LeNet on two SuperNodes: a round without protection, and what each protection adds."""
+    """Time LeNet on two SuperNodes: a round without protection, and the cost of each protection."""
     with contextlib.ExitStack() as stack:
         deployment = Deployment(stack)
-        deployment.run("plain", 1)  # imports and compiled code come into the caches
+        deployment.run("plain", 1)  # imports, and compiled code, into the caches
         plain, clocks = deployment.run("plain", options.rounds)
         round_s = statistics.median(plain["seconds"])
         training_s = statistics.median(line["training_s"] for line in clocks)
@@ -168,7 +169,7 @@ def _wait_for_port(port: int) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started."""
+    """End a process and the processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -185,7 +186,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """Print the figures; the exit status is 1 where a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--peers-python", help="the interpreter that has the peers and fedveil")
