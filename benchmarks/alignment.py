@@ -158,7 +158,7 @@ def figures(counts: list[int]) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ids", type=int, action="append", help="how many each party has")
+    parser.add_argument("--ids", type=int, action="append", help="number of ids of each party")
     return show(figures(parser.parse_args().ids or [100_000]))
 
 

@@ -219,9 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--effort", choices=EFFORTS, default="quick")
     parser.add_argument("--part", choices=("plain", "positions", "all"), default="all")
-    parser.add_argument(
-        "--rows", default="", help="the row of this name, or all that have it in theirs"
-    )
+    parser.add_argument("--rows", default="", help="only rows whose name contains this text")
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--peer-cases", type=int, default=3)

@@ -171,7 +171,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--effort", default="quick", choices=("quick", "standard", "full"))
-    parser.add_argument("--only", default="", help="a data set, or a position, by its first word")
+    parser.add_argument(
+        "--only", default="", help="only this dataset or protection, by its first word"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for part in arguments.parts:

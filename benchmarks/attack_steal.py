@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--only", help="one position")
     parser.add_argument("--part", choices=("steal", "exact", "both"), default="both")
     parser.add_argument("--exact", type=int, default=1 << 12, help="starts a batch")
-    parser.add_argument("--pictures", type=Path, help="a folder for them")
+    parser.add_argument("--pictures", type=Path, help="a folder for the pictures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     effort: Effort = options.effort

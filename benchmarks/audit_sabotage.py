@@ -103,7 +103,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--effort", choices=["quick", "full"], default="quick")
-    parser.add_argument("--only", default="", help="positions whose name begins so")
+    parser.add_argument("--only", default="", help="only protections whose name starts with this")
     given = parser.parse_args()
     runs, sound = (5, 40) if given.effort == "quick" else (10, 100)
     warnings.simplefilter("ignore", FedveilWarning)

@@ -111,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bytes", action="store_true", help="images of whole numbers of 8 bits")
+    parser.add_argument("--bytes", action="store_true", help="images of 8-bit integers")
     parser.add_argument("--protection", default="not_encrypt")
     parser.add_argument("--set", action="append", default=[], help="further settings of the job")
     return parser.parse_args()

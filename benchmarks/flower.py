@@ -52,8 +52,10 @@ def simulation_figures(options: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("  SecAgg+", theirs["best"], "s")
     floor = 20.0 if options.clients == 100 else None
     yield Figure("  SecAgg+ over fedveil", theirs["best"] / ours["best"], "times", at_least=floor)
-    yield Figure("  fedveil: up, a parameter", ours["bytes_up_per_parameter"], "bytes", at_most=5)
-    yield Figure("  SecAgg+: up, a parameter", theirs["bytes_up_per_parameter"], "bytes")
+    yield Figure(
+        "  fedveil: sent per parameter", ours["bytes_up_per_parameter"], "bytes", at_most=5
+    )
+    yield Figure("  SecAgg+: sent per parameter", theirs["bytes_up_per_parameter"], "bytes")
     yield Figure("  fedveil: largest error", 1e6 * ours["worst_error"], "1e-6")
     yield Figure("  SecAgg+: largest error", 1e6 * theirs["worst_error"], "1e-6")
 
@@ -138,8 +140,8 @@ def engine_figures(options: argparse.Namespace) -> Iterator[Figure]:
         round_s = statistics.median(plain["seconds"])
         training_s = statistics.median(line["training_s"] for line in clocks)
         yield Figure("deployment engine, 2 SuperNodes: a round", round_s, "s")
-        yield Figure("  of it training", training_s, "s")
-        yield Figure("  the engine's own: start, exchange, polling", round_s - training_s, "s")
+        yield Figure("  of that, training", training_s, "s")
+        yield Figure("  engine overhead: start, exchange, polling", round_s - training_s, "s")
         for how in PROTECTIONS:
             result, clocks = deployment.run(how, options.rounds)
             rest_s = statistics.median(line["rest_s"] for line in clocks)
@@ -147,7 +149,7 @@ def engine_figures(options: argparse.Namespace) -> Iterator[Figure]:
             yield Figure("  protection and encoding at a client", rest_s, "s")
             share = 100 * rest_s / round_s
             yield Figure("  of a round without protection", share, "%", at_most=10)
-            yield Figure("  up, a client", result["bytes_up"][0], "bytes")
+            yield Figure("  sent per client", result["bytes_up"][0], "bytes")
 
 
 def _free_ports(count: int) -> list[int]:
@@ -164,7 +166,7 @@ def _wait_for_port(port: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         if time.monotonic() > end:
-            raise SystemExit(f"nobody listens on port {port}")
+            raise SystemExit(f"no server listens on port {port}")
         time.sleep(0.2)
 
 
@@ -189,7 +191,7 @@ def main() -> int:
     """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--peers-python", help="the interpreter that has the peers and fedveil")
+    parser.add_argument("--peers-python", help="the Python with the peers and fedveil")
     parser.add_argument("--clients", type=int, default=100, help="of the simulation")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
     options = parser.parse_args()

@@ -55,7 +55,7 @@ def figures(peers_python: str | None) -> Iterator[Figure]:
         name = f"OpenDP {theirs['version']}, noise of 1000 steps"
         yield Figure(name, theirs["ns_per_value"], "ns")
         ratio = theirs["ns_per_value"] / slowest
-        yield Figure("  over ours, the slower", ratio, "times", at_least=200)
+        yield Figure("  over our slower one", ratio, "times", at_least=200)
 
 
 def peer_result(python: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def main() -> int:
     """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("speed", "cost"), default="speed")
-    parser.add_argument("--peers-python", help="the interpreter that has the peer")
+    parser.add_argument("--peers-python", help="the Python with the peer")
     arguments = parser.parse_args()
     if arguments.what == "cost":
         print_cost()

@@ -135,7 +135,7 @@ def main() -> int:
     """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("speed", "accuracy"), default="speed")
-    parser.add_argument("--peers-python", help="the interpreter that has the peers")
+    parser.add_argument("--peers-python", help="the Python with the peers")
     arguments = parser.parse_args()
     if arguments.what == "accuracy":
         print_accuracy()

@@ -115,10 +115,10 @@ MODES = {
     "central": lambda: [
         row
         for (n, e), rate in RATES.items()
-        for row in (shares(n, e, rate, EXACT, name="nobody may drop out"), trusted(n, e, rate))
+        for row in (shares(n, e, rate, EXACT, name="no dropouts allowed"), trusted(n, e, rate))
     ],
     "dropouts": lambda: [
-        shares(n, e, rate, "simulation.dropouts.masked=0.1", name="a tenth missing")
+        shares(n, e, rate, "simulation.dropouts.masked=0.1", name="10% missing")
         for (n, e), rate in RATES.items()
         if n == 1000
     ],
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--only", default="", help="only rows whose name contains this text")
     asked = parser.parse_args()
     print("| setting | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
     print("|---|---|---|---|---|---|", flush=True)

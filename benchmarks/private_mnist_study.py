@@ -186,9 +186,7 @@ def main() -> None:
     asked = parser.parse_args()
     unknown = [name for name in asked.names if name not in SETTINGS]
     if unknown or (asked.scan and asked.test):
-        parser.error(
-            f"no setting {unknown[0]}" if unknown else "nothing is scanned on the test set"
-        )
+        parser.error(f"no setting {unknown[0]}" if unknown else "--scan cannot use the test set")
     torch.set_num_threads(asked.threads)
     kind = torch.bfloat16 if asked.bfloat16 else torch.float32
     halves = functools.cache(

@@ -220,8 +220,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=LENET)
     parser.add_argument("--clients", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long reports may come in")
-    parser.add_argument("--simulate", type=int, metavar="N", help="fold a round of N reports too")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds in which reports arrive"
+    )
+    parser.add_argument("--simulate", type=int, metavar="N", help="also fold a round of N reports")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     for line in lines(options):

@@ -265,9 +265,9 @@ def two_process_figures(crowd: Crowd, dropped: int, one: float) -> Iterator[Figu
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     helper = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     longer = two.seconds - two.unmasking + max(two.unmasking, helper)
-    yield Figure("  with two processes, the longer way, over one", longer / one, "times", 0.65)
+    yield Figure("  with two processes, the slower one, over one", longer / one, "times", 0.65)
     first, second = (serve(crowd, dropped, n, time.perf_counter).seconds for n in (1, 2))
-    yield Figure("  the same on the clock of this machine", second / first, "times")
+    yield Figure("  the same in wall-clock time", second / first, "times")
 
 
 def memory_figures() -> Iterator[Figure]:
@@ -406,7 +406,7 @@ def main() -> int:
     """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, "peers"]))
-    parser.add_argument("--peers-python", help="the interpreter that has the peers")
+    parser.add_argument("--peers-python", help="the Python with the peers")
     arguments = parser.parse_args()
     chosen = arguments.parts or [*PARTS, *(["peers"] if arguments.peers_python else [])]
     if unknown := set(chosen) - {*PARTS, "peers"}:

@@ -78,9 +78,7 @@ def compare(options: argparse.Namespace) -> bool:
                 ratio = best[peer] / best["fedveil"]
                 met &= ratio >= floor
                 word = "met" if ratio >= floor else "MISSED"
-                print(
-                    f"{model}: {ratio:.2f}x the rounds a second of {peer} (floor {floor}x: {word})"
-                )
+                print(f"{model}: {ratio:.2f}x the speed of {peer} (floor {floor}x: {word})")
     return met
 
 
@@ -93,7 +91,7 @@ def beside_blazefl(options: argparse.Namespace) -> bool:
             best = min(best, result["best"])
         work = ("--model", "cnn", "--clients", 100, "--examples", 500, "--batch", 50, "--epochs", 5)
         ours = measure(sys.executable, "fedveil_rounds.py", *work, "--warmup", 1, "--rounds", 2)
-        print(f"cnn: {best / ours['best']:.2f}x the rounds a second of blazefl", flush=True)
+        print(f"cnn: {best / ours['best']:.2f}x the speed of blazefl", flush=True)
     return True
 
 
@@ -190,13 +188,13 @@ def main() -> None:
     """Measure and print. Exits with status 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", help="the peers' Python")
-    parser.add_argument("--blazefl", help="a Python that has BlazeFL")
-    parser.add_argument("--kernel", help="a C++ file whose lenet_train is timed beside")
+    parser.add_argument("--blazefl", help="a Python with BlazeFL")
+    parser.add_argument("--kernel", help="a C++ file with a lenet_train to compare with")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
     every = (compare, beside_blazefl, against_kernel, against_loop, growth, protected)
     checks = {check.__name__: check for check in every}
-    parser.add_argument("--only", choices=checks, help="one part of it")
+    parser.add_argument("--only", choices=checks, help="run only this part")
     options = parser.parse_args()
     results = [check(options) for name, check in checks.items() if options.only in (None, name)]
     met = all(results)

@@ -205,7 +205,7 @@ def deployed(position: str, model: str, clients: int) -> dict[str, Any]:
             time.sleep(0.2)
         if process.returncode:
             logs = [path.read_text()[-2000:] for path in sorted(Path(folder).glob("*.log"))]
-            raise SystemExit("\n".join([f"{position}: the run did not come to its end", *logs]))
+            raise SystemExit("\n".join([f"{position}: the run did not finish", *logs]))
         lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     record = json.loads(lines[-1])
     return {**seconds(record), "reports": record["reports"], "most_mb": most}

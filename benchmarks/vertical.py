@@ -133,11 +133,13 @@ def exchange() -> Iterator[Figure]:
             f"a step of two crossings of {crossing:.2f} MB, median",
             1000 * statistics.median(seconds), "ms", at_most=6,
         )  # fmt: skip
-        yield Figure("the same, 9 in 10", 1000 * sorted(seconds)[int(0.9 * len(seconds))], "ms")
+        yield Figure(
+            "the same, 90th percentile", 1000 * sorted(seconds)[int(0.9 * len(seconds))], "ms"
+        )
         for size in (100, 64 << 10, MEGABYTE):
             data = np.zeros(size, np.uint8)
             yield Figure(
-                f"{size:,} bytes there and back, median", 1000 * there_and_back(link, data), "ms"
+                f"{size:,} bytes, median round trip", 1000 * there_and_back(link, data), "ms"
             )
         link.send({"kind": "end"})
         link.close()
@@ -233,9 +235,9 @@ def throughput(task: str, more: Sequence[str], window: int) -> Iterator[Figure]:
         for in_flight, floor in ((4, 1.0), (1, 0.7)):
             sets = [*settings, f"in_flight={in_flight}"]
             rate = apart(folder, leader, followers, sets, cores)
-            what = f"{task}, parties apart, in_flight {in_flight}"
+            what = f"{task}, separate processes, in_flight {in_flight}"
             yield Figure(what, rate, f"{unit}/s")
-            yield Figure("  against one process", rate / one, "x", at_least=floor)
+            yield Figure("  relative to one process", rate / one, "x", at_least=floor)
 
 
 def parties_of(settings: Sequence[str]) -> tuple[str, ...]:

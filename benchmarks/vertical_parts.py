@@ -98,12 +98,12 @@ def figures(preset: str) -> Iterator[Figure]:
         with tempfile.TemporaryDirectory() as folder:
             told, stepped, written = alone(trained, preset, name, f"{folder}/run")
             most = MOST * told + 64
-            yield Figure(f"{preset}, {name}: told", told, "MiB")
+            yield Figure(f"{preset}, {name}: forecast", told, "MiB")
             yield Figure(f"{preset}, {name}: after a step", stepped, "MiB", at_most=most)
             what = f"{preset}, {name}: with checkpoint and model written"
             yield Figure(what, written, "MiB", at_most=most)
             again = alone(goes_on, preset, name, f"{folder}/run")
-            yield Figure(f"{preset}, {name}: going on from it", again, "MiB", at_most=most)
+            yield Figure(f"{preset}, {name}: after resuming", again, "MiB", at_most=most)
 
 
 def main() -> int:

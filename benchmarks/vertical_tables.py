@@ -104,7 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--parquet", action="store_true", help="needs pyarrow")
-    parser.add_argument("--folder", type=Path, help="whose tables are used, or made there")
+    parser.add_argument("--folder", type=Path, help="a folder with the tables, or for new ones")
     given = parser.parse_args()
     return show(figures(given.rows, given.parquet, given.folder))
 

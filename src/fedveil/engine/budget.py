@@ -50,9 +50,9 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     if not figure.thin:
         return None
     key = key_of_cost(protection)
-    change = "fewer rounds or more noise promise more"
+    change = "fewer rounds or more noise give a stronger guarantee"
     if key is not None:
-        change = f"`fedveil budget --target-epsilon E` finds the {key} for an epsilon of yours"
+        change = f"`fedveil budget --target-epsilon E` finds the {key} for a target epsilon"
     drawn = whose(job, f"a client that is drawn in all {job.rounds} rounds")
     return f"{drawn} is promised {figure}: {change}"
 

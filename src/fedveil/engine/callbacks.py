@@ -59,7 +59,7 @@ class Callbacks:
         for key, callback in self._all:
             if not isinstance(callback, Callback):
                 raise InvalidValue(
-                    f"{key} is a {type(callback).__name__}, which is not derived from "
+                    f"{key} is a {type(callback).__name__}, not a subclass of "
                     f"fedveil.engine.callbacks.Callback"
                 )
 

@@ -61,7 +61,7 @@ class Canvass:
         return [
             Measured(BOUND, audit.bound, cases=m, unseen=audit.unseen),
             Measured(ALONE, audit.alone, cases=m, unseen=audit.unseen_alone),
-            Measured("the most that so many could show", audit.reachable, cases=m),
+            Measured("the most that these canaries could show", audit.reachable, cases=m),
             share("coins guessed right", audit.right_of_all, m, guess=0.5),
             *(bound(error) for bound in bounds),
         ]

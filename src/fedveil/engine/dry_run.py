@@ -115,7 +115,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     _check_outputs(dataset, outputs, targets)
     loss = task.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor) or loss.ndim:
-        raise TypeError("the task's loss is no single number: the mean over the batch is needed")
+        raise TypeError("the task's loss is not a single number. Return the mean over the batch")
     learnt = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(loss, learnt, allow_unused=True)
     alone = job.privacy.unit == "example"
@@ -153,15 +153,15 @@ def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):
-        raise TypeError(f"it gives a {type(outputs).__name__}, one tensor of scores is needed")
+        raise TypeError(f"it returns a {type(outputs).__name__} instead of one tensor of scores")
     shape, wanted, classes = tuple(outputs.shape), tuple(targets.shape), dataset.classes
     if dataset.targets in ("numbers", "bits"):
         if shape != wanted and (classes, shape) != (1, wanted[:1]):
-            raise ValueError(f"it gives a tensor of shape {shape} where {wanted} is needed")
+            raise ValueError(f"it returns a tensor of shape {shape} instead of {wanted}")
     elif shape[:-1] != wanted or shape[-1] < classes:
         what = "tokens" if dataset.targets == "tokens" else "examples"
         count = " x ".join(map(str, wanted))
         raise ValueError(
-            f"it gives a tensor of shape {shape} for {count} {what} of {classes} classes: a "
-            f"row of {classes} scores for each is needed"
+            f"it returns a tensor of shape {shape} for {count} {what} of {classes} classes. Return "
+            f"a row of {classes} scores for each"
         )

@@ -35,7 +35,7 @@ def only_head(model: nn.Module) -> nn.Module:
     if shared:
         raise ModelInvalid(
             "training.train = head: the head shares a weight with the layers before it, which "
-            "would change with it: give it one of its own"
+            "must stay fixed. Give the head a weight of its own"
         )
     features.requires_grad_(False)
     setattr(model, _MARK, True)
@@ -152,7 +152,7 @@ class TrainedPart:
         """Return lines about the trained part for the event log."""
         if self.features is None:
             return []
-        return ["only the last layer is trained: what comes before it is computed once"]
+        return ["only the last layer is trained: the output of the others is computed once"]
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ def taken(model: nn.Module, x: Array) -> Array:
         return x if x.dtype.kind == "f" else x.astype(np.int64)
     if x.dtype.kind in "iu" and max(int(x.max()), -int(x.min())) > _EXACT_IN_FLOAT32:
         raise ModelInvalid(
-            "the examples hold whole numbers beyond 2^24, which float32 cannot tell apart, and the "
-            "model has no nn.Embedding that would look them up"
+            "the examples have integers beyond 2^24, which float32 cannot represent exactly, and "
+            "the model has no nn.Embedding for them"
         )
     return x.astype(np.float32)
 
@@ -218,9 +218,9 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
         features, head = model[:-1], model[-1]
     if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):
         raise ModelInvalid(
-            "training.train = head needs a model whose head can be told: an nn.Sequential that "
-            "ends in an nn.Linear, or a module whose attributes are `features`, a module, and "
-            "`head`, an nn.Linear, and which gives head(features(x))"
+            "training.train = head needs a model whose head can be recognised: an nn.Sequential "
+            "that ends in an nn.Linear, or a module with the attributes `features`, a module, and "
+            "`head`, an nn.Linear, that returns head(features(x))"
         )
     return features, head
 
@@ -231,8 +231,8 @@ def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor)
     alike = fits and torch.allclose(head(features), scores, 1e-3, 1e-5, equal_nan=True)
     if not alike:
         raise ModelInvalid(
-            "training.train = head: the model gives other scores than its head gives of its "
-            "features: it must do nothing else than head(features(x))"
+            "training.train = head: the model's scores differ from head(features(x)). Its forward "
+            "pass must do nothing else"
         )
 
 
