@@ -272,7 +272,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return how the job's clients update the state that they keep between rounds.
+    """Return the job's rule for the state that clients keep between rounds.
 
     `model` comes from `make_model`.
     """
@@ -289,7 +289,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
-    """Return training without client state. FedNova scales each client's update."""
+    """Return training without client state. Under FedNova it scales each client's update."""
     normal = job.training.normal_steps or 0.0
 
     def scale(examples: int) -> float:

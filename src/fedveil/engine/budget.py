@@ -25,7 +25,7 @@ from fedveil.rounds.outcomes import ClientId
 
 
 def project_job(job: Job) -> Iterator[Line]:
-    """Yield the cost of a bit, of a parameter, of a round and of the whole run.
+    """Yield the privacy cost of one bit, one parameter, one round and the whole run.
 
     If the unit of privacy is an example, yields only the last two: an example affects every part of
     a report, so a bit or a parameter costs as much as the round.

@@ -116,8 +116,8 @@ class Canvass:
     ) -> Measured:
         """Return a bound from a `distance` in standard deviations.
 
-        `unseen` is the smallest epsilon that the bound would have missed. It follows from scaling
-        the claim's own distance by the same factor, or from adding `uncertain` to it.
+        Its `unseen` is the largest true epsilon that the bound would have missed: the one that the
+        same factor, or `uncertain`, brings down to the claim.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -32,7 +32,7 @@ from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 
-#: The number of batches to try: some clients' examples may spoil a batch for other reasons.
+#: The number of batches to try. Unusual examples may make a single batch fail.
 _BATCHES = 8
 
 
@@ -41,14 +41,14 @@ Batch = tuple[Any, Any]
 
 
 def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
-    """Yield a batch each from several clients."""
+    """Yield one batch from each of several clients."""
     for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
         rows = split.of(client)[: job.training.batch_size]
         yield dataset.train.x[rows], dataset.train.y[rows]
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples, for when the training examples are the clients' own."""
+    """Yield batches of test examples, if training examples must not decide about the run."""
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))

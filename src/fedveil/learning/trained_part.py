@@ -63,7 +63,7 @@ class TrainedPart:
         """Return the inputs of the trained part: float32, or integers if the model looks them up.
 
         Each example passes through the fixed layers alone and on one thread. So its features have
-        the same bytes on any machine and beside any other examples. Several examples share a pass
+        the same bytes in every process and beside any other examples. Several examples share a pass
         only if all fixed layers declare that this changes nothing (`examples_at_once`).
         """
         x = taken(self.whole, x)
@@ -78,11 +78,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs like `seen`, but let no example affect another, and the usable mask.
+        """Return the inputs like `seen`, and a mask of the usable examples.
 
-        An example counts for nothing and is replaced by zeros if the model cannot take its numbers,
-        if its features are not finite, or if the fixed layers raise for it. The dtype that the
-        model takes is determined without any example.
+        No example affects another. An example counts for nothing and is replaced by zeros if the
+        model cannot take its numbers, if its features are not finite, or if the fixed layers raise
+        for it. The dtype that the model takes is determined without any example.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -111,7 +111,7 @@ class TrainedPart:
     def held(self, x: Array, device: str = "cpu") -> Array:
         """Return the inputs in the form in which they are stored: small integers stay as they are.
 
-        They take a quarter of float32's memory. `as_floats` converts them for training.
+        They take at most half of float32's memory. `as_floats` converts them for training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
