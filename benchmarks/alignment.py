@@ -1,11 +1,11 @@
 """Private set intersection between two processes on one machine, against its floors.
 
-    python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      a minute, and some six
+    python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      1 minute, and about 6
 
-Leader and follower have as many ids each, half of them in common, a core each, and gRPC on loopback
-with mutual TLS between them. Memory is the most that each process held, of which its ids and what
-it imports are a part. Where openmined-psi is installed (`pip install openmined-psi`), the same ids
-go through it in the same run, in two processes with a pipe between them.
+Leader and follower have the same number of ids, half of them in common. Each has one core, and gRPC
+on loopback with mutual TLS connects them. Memory is the peak of each process, including its ids and
+its imports. If openmined-psi is installed (`pip install openmined-psi`), it intersects the same ids
+in the same run, in two processes connected by a pipe.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from figures import Figure, show
 
 SPAWN = multiprocessing.get_context("spawn")
 LEADER_CORE, FOLLOWER_CORE = 0, 1
-#: ids -> the most seconds and megabytes of a party.
+#: Number of ids -> the most seconds and megabytes of a party.
 FLOORS = {100_000: (18.0, None), 1_000_000: (200.0, 500.0)}
 PEER = "private_set_intersection"
 
 
 def ids_of(party: str, count: int) -> np.ndarray:
-    """Telephone numbers; half of them both parties have."""
+    """Return `count` telephone numbers for a party. Both parties have half of them."""
     start = 491_700_000_000 + (0 if party == "leader" else count // 2)
     return np.arange(start, start + count).astype(np.str_)
 
@@ -134,7 +134,7 @@ def peers_client(count: int, told: Connection) -> None:
 
 
 def measured(work: Any, count: int) -> Any:
-    """What a process of its own says of it."""
+    """Run `work` in a new process and return its result."""
     here, there = SPAWN.Pipe()
     process = SPAWN.Process(target=work, args=(count, there))
     process.start()
@@ -158,7 +158,7 @@ def figures(counts: list[int]) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ids", type=int, action="append", help="how many each party has")
+    parser.add_argument("--ids", type=int, action="append", help="number of ids of each party")
     return show(figures(parser.parse_args().ids or [100_000]))
 
 

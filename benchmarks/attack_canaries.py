@@ -1,16 +1,17 @@
-"""What the audit by canaries finds: how often wrongly, which planted faults, how much of a claim.
+"""The audit by canaries: its false alarms, the planted faults that it finds, and its tightness.
 
-Whole simulated runs of two rounds, a net of 2,080 parameters, as many canaries as clients. The
-table of validity counts the runs whose bound is above a claim that is true; that of faults the runs
-of a broken protection in which the claim is refuted; that of tightness says what share of a claim
-the bounds reach. `dp_encrypt` is the position itself and is read report by report. `central` is
-what others see of `pw_encrypt` with `central_eps`, a sum of clipped updates with `CentralNoise`,
-without the masks, which take most of such a run's time; the last row has pw_encrypt itself.
+Each row is based on whole simulated runs of two rounds with a network of 2,080 parameters and as
+many canaries as clients. The table of validity counts the runs whose bound is above a true claim.
+The table of faults counts the runs of a broken protection in which the claim is refuted. The table
+of tightness shows the share of a claim that the bounds reach. `dp_encrypt` is the protection
+itself, with evidence from each report. `central` is what others see of `pw_encrypt` with
+`central_eps`: a sum of clipped updates with `CentralNoise`. It leaves out the masks, which take
+most of such a run's time. The last row has pw_encrypt itself.
 
     python benchmarks/attack_canaries.py --effort quick
 
-A quarter of an hour of one busy core at quick: validity takes 7 minutes of it, tightness 2.5. At
-full tightness is of nine runs in place of three.
+Takes a quarter of an hour of one busy core at quick: 7 minutes for validity, 2.5 for tightness. At
+full, tightness uses nine runs instead of three.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ Fault = Literal["none", "half", "C", "rounds", "clients", "one", "share"]
 
 
 def data() -> dict[str, Any]:
-    """Clusters, two examples for each client of the largest run."""
+    """Return clustered data, two examples for each client of the largest run."""
     draw = Seeded(0, "canary benchmark").generator()
     y = draw.integers(0, CLASSES, 2 * CLIENTS + 64)
     x = (draw.normal(size=(CLASSES, FEATURES))[y] + draw.normal(size=(len(y), FEATURES))) / 4
@@ -79,12 +80,12 @@ def data() -> dict[str, Any]:
 
 
 def net() -> nn.Module:
-    """2,080 parameters."""
+    """Return a network of 2,080 parameters."""
     return nn.Linear(FEATURES, CLASSES)
 
 
 class LocalSettings(DPEncryptSettings):
-    """dp_encrypt's, and what is broken."""
+    """The settings of dp_encrypt, and the fault."""
 
     fault: Fault = "none"
 
@@ -122,7 +123,7 @@ class Local(DPEncrypt):
 
 
 class Silent:
-    """Clips as another mechanism does and adds no noise."""
+    """Clips like another mechanism and adds no noise."""
 
     def __init__(self, clipping: Any, step: float) -> None:
         self._clipping, self._step = clipping, step
@@ -132,13 +133,13 @@ class Silent:
 
 
 class SharesSettings(DistributedDPSettings):
-    """distributed_dp's, and how many clients add no noise."""
+    """The settings of distributed_dp, and the number of clients that add no noise."""
 
     missing: int = 0
 
 
 class Shares(DistributedDP):
-    """distributed_dp in which the first so many clients send their updates without noise."""
+    """distributed_dp in which the first `missing` clients send their updates without noise."""
 
     block, settings_type = "own", SharesSettings
     settings: SharesSettings
@@ -151,7 +152,7 @@ class Shares(DistributedDP):
 
 
 class CentralSettings(Settings):
-    """Central noise, in so many shares, and what is broken."""
+    """The settings of central noise, its number of shares, and the fault."""
 
     eps: float = 1.0
     delta: float = DELTA
@@ -161,7 +162,7 @@ class CentralSettings(Settings):
 
 
 class Central(Protection):
-    """The mean of clipped updates with central noise; a report is read by the server alone."""
+    """The mean of clipped updates with central noise. Only the server sees a report."""
 
     settings_type, cost_parameter = CentralSettings, "eps"
     settings: CentralSettings
@@ -177,7 +178,7 @@ class Central(Protection):
         return [Spending(self.noise.loss)]
 
     def noises(self) -> list[CentralNoise]:
-        """What is added to a sum, share by share: sigma is in proportion to the clip."""
+        """Return the noise of each share. Its sigma is proportional to the clip."""
         given = self.settings
         scale = (0.5 if given.fault in ("half", "C") else 1.0) / given.shares**0.5
         share = CentralNoise(given.eps, given.delta, scale * given.clip, STEP, self.dimension)
@@ -227,7 +228,10 @@ class _CentralClient(OneReportClient):
 
 
 def per_round(eps: float) -> float:
-    """The epsilon of a round at DELTA, of which two cost `eps` at a job's delta, rounded down."""
+    """Return the epsilon of a round at DELTA, so that two cost `eps` at a job's delta.
+
+    Rounds down.
+    """
     ratio, low, high = 2**0.5 * analytic_sigma(eps, 1e-5, 1.0), 1e-6, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -245,7 +249,7 @@ def job(
     rounds: int = 2,
     **own: Any,
 ) -> Job:
-    """A job whose whole run costs `eps`."""
+    """Return a job whose whole run costs `eps`."""
     each, threshold = per_round(eps), canaries + 2
     block, parameters = {
         "local": ("own", {"dp_eps": each, "dp_delta": DELTA, **own}),
@@ -275,7 +279,7 @@ def job(
 
 
 def audited(job: Job) -> tuple[float, float, float, float]:
-    """The three bounds of a run, and what its ledger states."""
+    """Return the three bounds of a run, and the epsilon of its ledger."""
     with tempfile.TemporaryDirectory() as folder:
         finding = fedveil.simulate(job, Path(folder) / "run").audit
     assert finding is not None
@@ -284,7 +288,7 @@ def audited(job: Job) -> tuple[float, float, float, float]:
 
 
 def validity(runs: int) -> None:
-    """How often a bound is above a true claim."""
+    """Print how often a bound is above a true claim."""
     print(f"\nValidity, {runs} runs of 100 canaries each: runs with a bound above the claim")
     print("| position | claim | at least | if canaries tell nothing of each other "
           "| if noise is Gaussian and alike | any |")  # fmt: skip
@@ -296,13 +300,13 @@ def validity(runs: int) -> None:
 
 
 def _over(found: np.ndarray) -> str:
-    """In how many runs each bound is above what is stated, and in how many any is."""
+    """Format the number of runs in which each bound is above the claim, and in which any is."""
     over = found[:, :-1] > found[:, -1:]
     return " | ".join(map(str, [*over.sum(axis=0), over.any(axis=1).sum()]))
 
 
 def faults(runs: int) -> None:
-    """In how many runs of a broken protection the claim is refuted."""
+    """Print the number of runs of a broken protection in which the claim is refuted."""
     print(f"\nFaults at a claim of epsilon 8, {runs} runs each: runs in which it is refuted")
     print("| position | fault | canaries | by the first bound | by the second | by the third "
           "| by any |")  # fmt: skip
@@ -328,7 +332,7 @@ def faults(runs: int) -> None:
 
 
 def tightness(runs: int) -> None:
-    """How much of a claim the bounds reach."""
+    """Print the share of a claim that the bounds reach."""
     print(f"\nTightness, the median of {runs} runs (and the least)")
     print("| position | claim | canaries | at least | if they tell nothing of each other "
           "| if noise is Gaussian and alike |")  # fmt: skip
@@ -350,7 +354,7 @@ def tightness(runs: int) -> None:
 
 
 def accuracy(runs: int) -> None:
-    """What canaries cost a model: digits, 100 clients, thirty rounds."""
+    """Print the accuracy that canaries cost: digits, 100 clients, 30 rounds."""
     print(f"\nTest accuracy with canaries in, the mean of {runs} runs (and the least)")
     print("| position | 0 canaries | 10 | 50 | 100 |")
     print("|---|---|---|---|---|")

@@ -1,11 +1,11 @@
-"""How well features are reconstructed from what crosses between parties, by who knows what.
+"""Reconstructs features from split training's messages, by attackers of different knowledge.
 
     FEDVEIL_DATA=... python benchmarks/attack_features.py --effort quick --pictures docs/attacks
 
 Three models: MNIST cut after a first convolution of 8 channels (needs MNIST's files), the left half
 of `mnist_halves` as shipped, and the bank's features of `tabular`. Four attackers (see
 fedveil.attacks.split.features), without protection, with one bit of every number, and under
-EmbeddingDP, from one report and from ten. At quick effort it takes about four minutes of one core.
+EmbeddingDP, from one report and from ten. Takes about four minutes of one core at quick.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def tables(effort: Effort, folder: Path | None) -> None:
-    """The correlation, median over the features; the deep part reads them as numbers."""
+    """Print the median correlation over the features. The deep part reads them as numbers."""
     for table in ("breast_cancer", "wine", "diabetes"):
         job = VerticalJob(task={"name": "tabular", "tabular": {"table": table}})
         whole = SplitTarget.of(job)
@@ -70,7 +70,7 @@ def tables(effort: Effort, folder: Path | None) -> None:
 
 
 def halves(effort: Effort, folder: Path | None) -> None:
-    """The left half of 16 digits, as the leader has it."""
+    """Reconstruct the left half of 16 digits, as the leader has it."""
     whole = SplitTarget.of(VerticalJob())
     rows = []
     print("\nmnist_halves (digits), left: medians of 16")
@@ -92,7 +92,10 @@ def under(whole: SplitTarget, privacy: EmbeddingPrivacy | None) -> SplitTarget:
 
 
 def attacked(strength: str, aim: features.Aim, skip: tuple[str, ...]) -> list[torch.Tensor]:
-    """Print a line for every attacker; what one with weights and public examples found."""
+    """Print a line per attacker.
+
+    Returns the results of the one with weights and public examples.
+    """
     part = aim.target.split.by_name[aim.part.name]
     aim = features.Aim(aim.target, part, aim.effort)
     kept = []
@@ -113,7 +116,7 @@ def attacked(strength: str, aim: features.Aim, skip: tuple[str, ...]) -> list[to
 
 
 def convolution(effort: Effort, folder: Path | None) -> None:
-    """MNIST cut after its first convolution: nothing else lies between the image and the cut."""
+    """Attack MNIST cut after its first convolution, so that only this lies before the cut."""
     data = load("mnist")
     truth, public = (
         (torch.from_numpy(examples.x[:count].copy()) + 1) / 2

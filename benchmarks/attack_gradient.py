@@ -1,15 +1,15 @@
-"""What gradient inversion recovers of MNIST images, plain and under each position.
+"""Gradient inversion of MNIST images, without protection and under each protection.
 
     FEDVEIL_DATA=FOLDER python benchmarks/attack_gradient.py [--effort quick] [--pictures FOLDER]
     FEDVEIL_DATA=FOLDER python benchmarks/attack_gradient.py --peer FOLDER
 
-A table row for each job: the medians over the images that were sought and the share of their
-labels that were recovered, with intervals at 95%, and what guessing reaches: the mean training
-image and the commonest label. The first row has the floors that an unprotected report must give.
-`--part` plain, positions or all; `--peer` compares with the package breaching instead, whose folder
-of an installation is given (no dependencies but torch, SciPy and omegaconf are needed), at its own
-defaults for `deepleakage` and `invertinggradients`. `quick` takes about ten minutes of one core,
-the peer's 11 and 130 seconds for an image.
+Each job has a row with the medians over the attacked images, the share of their labels that were
+recovered, with 95% intervals, and the result of guessing: the mean training image and the most
+common label. The first row has the floors that an unprotected report must give. `--part` is plain,
+positions or all. `--peer` compares with the package breaching instead, installed in the given
+folder (it needs only torch, SciPy and omegaconf), at its own defaults for `deepleakage` and
+`invertinggradients`. `quick` takes about ten minutes of one core. The peer takes 11 and 130 seconds
+per image.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEAD = (
     "| job | MSE | PSNR | SSIM | labels | found by | epsilon | seconds |\n"
     "|---|---|---|---|---|---|---|---|"
 )
-#: Rows without protection: what they are called, and what differs from one image in one step.
+#: Rows without protection: name -> changes to the job of one image and one step.
 PLAIN = {
     "1 image, 1 step": [],
     "1 image, 5 steps": ["training.epochs=5"],
@@ -53,7 +53,7 @@ PLAIN = {
         "training.batch_size=2",
     ],
 }
-#: Batches of the net that `attack_steal.py` inverts exactly, by this attack, which optimises.
+#: Batches of the network that `attack_steal.py` inverts exactly, attacked here by optimisation.
 PLAIN |= {
     f"{count} images, 1 step, mlp": [
         "model=mlp",
@@ -62,7 +62,7 @@ PLAIN |= {
     ]
     for count in (5, 10, 15)
 }
-#: Positions at their strengths.
+#: The protections with their settings.
 POSITIONS = {
     **{
         f"{name}, eps {e}": [f"protection={name}", f"protection.{name}.target_epsilon={e}"]
@@ -86,7 +86,7 @@ POSITIONS = {
 
 
 def target(overrides: list[str]) -> Target:
-    """One image a client and one step, cohorts of four, through the model that DLG attacks."""
+    """Return a target: one image per client, one step, cohorts of four, and the model of DLG."""
     base = [
         "data.name=mnist",
         "model=lenet_smooth",
@@ -101,7 +101,7 @@ def target(overrides: list[str]) -> Target:
 
 
 def row(name: str, finding: Finding, seconds: float) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
 
     def cell(figure: Measured) -> str:
         text = f"{figure.value:.3g}"
@@ -116,7 +116,7 @@ def row(name: str, finding: Finding, seconds: float) -> str:
 
 
 def floors(finding: Finding) -> Iterator[Figure]:
-    """What the attack must reach where nothing protects a single image."""
+    """Yield the floors that the attack must reach if nothing protects a single image."""
     yield Figure("median MSE, 1 image", finding.figure("mse").value, "", at_most=0.01)
     labels = finding.figure("label accuracy").value
     yield Figure("labels recovered, 1 image", labels, "", at_least=1)
@@ -146,8 +146,8 @@ def table(rows: dict[str, list[str]], effort: Effort, pictures: Path | None) -> 
 
 
 def peer(folder: Path, cases: int, effort: Effort, others: list[str]) -> None:
-    """Some of breaching's attacks and ours on the same exact gradients."""
-    for part in ("", ".cases", ".cases.models"):  # whose __init__ asks for torchvision and hydra
+    """Compare breaching's attacks with ours on the same exact gradients."""
+    for part in ("", ".cases", ".cases.models"):  # its __init__ asks for torchvision and hydra
         package = types.ModuleType("breaching" + part)
         package.__path__ = [str(folder / ("breaching" + part).replace(".", "/"))]
         sys.modules[package.__name__] = package
@@ -173,8 +173,11 @@ def peer(folder: Path, cases: int, effort: Effort, others: list[str]) -> None:
 
 
 def _by_breaching(folder: Path, name: str, view: Any) -> np.ndarray:
-    """One of its attacks at its defaults; its total variation takes images of three channels only,
-    so that it seeks a coloured image behind a model that sees the mean of the channels."""
+    """Run one of breaching's attacks at its defaults.
+
+    Its total variation takes images of three channels only. It therefore seeks a coloured image
+    behind a model that sees the mean of the channels.
+    """
     import breaching.attacks
     from omegaconf import OmegaConf
 
@@ -216,9 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--effort", choices=EFFORTS, default="quick")
     parser.add_argument("--part", choices=("plain", "positions", "all"), default="all")
-    parser.add_argument(
-        "--rows", default="", help="the row of this name, or all that have it in theirs"
-    )
+    parser.add_argument("--rows", default="", help="only rows whose name contains this text")
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--peer-cases", type=int, default=3)

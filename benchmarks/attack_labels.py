@@ -1,15 +1,15 @@
-"""What followers read of labels and tokens in split training: the tables of docs/attacks.md.
+"""Recovers labels and tokens as a follower in split training: the tables of docs/attacks.md.
 
     python benchmarks/attack_labels.py labels [--effort quick] [--data digits]
     python benchmarks/attack_labels.py tokens [--effort quick] [--text FILE]
     python benchmarks/attack_labels.py copies [--effort quick] [--text FILE] [--epochs 1]
 
-`labels` aims the attack at `task: tables` (the breast cancer table of scikit-learn as two CSV
-files), at the table of three classes and at halves of images, without protection and under
-LabelDP; `--data mnist` needs FEDVEIL_DATA. `tokens` aims it at `task: pangu` (tiny) before the
-first step under EmbeddingDP of several eps; `copies` at runs of so many epochs, where the attacker
-may have no tables but those from before them. One core; at `quick` labels take half a minute,
-tokens two, copies four.
+`labels` attacks `task: tables` (the breast cancer table of scikit-learn as two CSV files), the
+table of three classes and halves of images, without protection and under LabelDP. `--data mnist`
+needs FEDVEIL_DATA. `tokens` attacks `task: pangu` (tiny) before the first step under EmbeddingDP
+with several eps. `copies` attacks finished runs of `--epochs` epochs, in which the attacker may
+have only the tables from before the run. Takes one core; at `quick` half a minute for labels, two
+for tokens, four for copies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EMBEDDING_DP: dict[str, Mapping[str, Any]] = {
 
 
 def shown(name: str, findings: Iterable[tuple[str, Finding]]) -> None:
-    """A table: a line for each protection, a column for each figure."""
+    """Print a table with a line for each protection and a column for each figure."""
     heads: list[str] = []
     for protection, finding in findings:
         if not heads:
@@ -65,7 +65,7 @@ def shown(name: str, findings: Iterable[tuple[str, Finding]]) -> None:
 
 
 def two_files(folder: Path) -> dict[str, Any]:
-    """The task `tables` over the breast cancer table: the leader has its first half."""
+    """Return the task `tables` for the breast cancer table. The leader has its first half."""
     bunch: Any = datasets.load_breast_cancer()
     ids = np.arange(len(bunch.data))
     halves = {"leader": bunch.data[:, :15], "bank": bunch.data[:, 15:]}
@@ -84,7 +84,7 @@ def two_files(folder: Path) -> dict[str, Any]:
 
 
 def of_labels(effort: Effort, data: str) -> None:
-    """The tables of labels."""
+    """Print the tables of labels."""
     with tempfile.TemporaryDirectory() as folder:
         tasks = {
             "tables, 2 classes": two_files(Path(folder)),
@@ -100,13 +100,13 @@ def of_labels(effort: Effort, data: str) -> None:
 
 
 def of_tokens(effort: Effort, text: str | None) -> None:
-    """The table of tokens before the first step."""
+    """Print the table of tokens before the first step."""
     target = SplitTarget.of(VerticalJob(task=pangu(text)))
     shown("before the first step", each(target, EMBEDDING_DP, effort, tokens))
 
 
 def of_copies(effort: Effort, text: str | None, epochs: int) -> None:
-    """The table of tokens of runs that have ended, and of tables from before them."""
+    """Print the table of tokens of finished runs, and of tables from before them."""
     for eps in (None, 5.0):
         privacy = {} if eps is None else {"embedding_dp": {"eps": eps}}
         with tempfile.TemporaryDirectory() as folder:
@@ -119,14 +119,14 @@ def of_copies(effort: Effort, text: str | None, epochs: int) -> None:
 
 
 def pangu(text: str | None) -> dict[str, Any]:
-    """The language model on a text, or on the one that comes with Python."""
+    """Return the language model's job on a text, or on the text that comes with Python."""
     return {"name": "pangu", "pangu": {"text": text}}
 
 
 def each(
     target: SplitTarget, protections: Mapping[str, Mapping[str, Any]], effort: Effort, attack: Any
 ) -> Iterable[tuple[str, Finding]]:
-    """The attack under each protection in turn."""
+    """Yield the attack's finding under each protection."""
     for protection, privacy in protections.items():
         found = attack.attack(target.under(PrivacySettings(**privacy)), effort, Watch())
         yield protection, found

@@ -1,11 +1,11 @@
-"""How well membership is told from a trained model and from single reports: docs/attacks.md.
+"""Membership inference from a trained model and from single reports: docs/attacks.md.
 
     FEDVEIL_DATA=FOLDER python benchmarks/attack_membership.py [PART ...] [--effort quick]
 
-overfitted: Location-30 and purchase100-synthetic with the dense net of the literature, MNIST with
-LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every position
-at two or three strengths. mnist and purchase: the other two of the first part, the same. At quick
-the parts take 4, 6, 10 and 20 minutes of one core; half of that goes into each job's four reference
+overfitted: Location-30 and purchase100-synthetic with the dense network of the literature, MNIST
+with LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every
+protection with two or three settings. mnist and purchase: the same for the other two datasets. At
+quick the parts take 4, 6, 10 and 20 minutes of one core. Half of that is each job's four reference
 runs, of which standard has 16.
 """
 
@@ -76,17 +76,20 @@ SHOWN = (
 
 
 def location() -> tuple[object, ...]:
-    """2,000 examples to train on, of which the attack makes half members."""
+    """Return 2,000 training examples of Location-30. The attack makes half of them members."""
     return _cut("location30", 2000)
 
 
 def purchase() -> tuple[object, ...]:
-    """The same of the made-up shoppers, 4,000."""
+    """Return 4,000 training examples of synthetic shoppers.
+
+    The attack makes half of them members.
+    """
     return _cut("purchase100-synthetic", 4000)
 
 
 def mnist() -> tuple[object, ...]:
-    """The same of the digits, 2,000."""
+    """Return 2,000 training examples of digits. The attack makes half of them members."""
     return _cut("mnist", 2000)
 
 
@@ -96,7 +99,7 @@ def _cut(name: str, examples: int) -> tuple[object, ...]:
 
 
 def found(name: str, overrides: Sequence[str], effort: Effort) -> Finding:
-    """The finding of a job."""
+    """Return the finding of a job."""
     watch = Watch(lambda done, total, what: print(f"  {what}", file=sys.stderr, flush=True))
     began = time.monotonic()
     finding = attack(Target.of(Job.load(None, overrides)), effort, watch)
@@ -105,7 +108,7 @@ def found(name: str, overrides: Sequence[str], effort: Effort) -> Finding:
 
 
 def overfitted(effort: Effort, only: str) -> None:
-    """Every figure without protection."""
+    """Print every figure without protection."""
     for name, job in OVERFITTED.items():
         if only in name:
             finding = found(name, job, effort)
@@ -115,18 +118,18 @@ def overfitted(effort: Effort, only: str) -> None:
 
 
 def positions(effort: Effort, only: str) -> None:
-    """Location-30, a line for each position and strength."""
+    """Print a line for each protection and setting on Location-30."""
     table(f"Location-30, effort {effort}", MANY, effort, only)
 
 
 def overfitted_positions(effort: Effort, only: str, data: str) -> None:
-    """A data set of the first part, a line for each position and strength."""
+    """Print a line for each protection and setting on a dataset of the first part."""
     name = next(name for name in OVERFITTED if name.startswith(data))
     table(f"{name}, effort {effort}", OVERFITTED[name], effort, only)
 
 
 def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
-    """A job under every position whose name begins so."""
+    """Print a job's findings under every protection whose name starts with `only`."""
     print(f"\n| {name} | epsilon of a report | of the run | {' | '.join(SHOWN)} |")
     print("|---" * (3 + len(SHOWN)) + "|")
     for name, settings in POSITIONS.items():
@@ -164,11 +167,13 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts that are named."""
+    """Run the named parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--effort", default="quick", choices=("quick", "standard", "full"))
-    parser.add_argument("--only", default="", help="a data set, or a position, by its first word")
+    parser.add_argument(
+        "--only", default="", help="only this dataset or protection, by its first word"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for part in arguments.parts:

@@ -1,10 +1,10 @@
-"""What reports tell: two updates told apart, one update averaged over many reports, one sign.
+"""Attacks on reports: telling two updates apart, averaging many reports of one, reading a sign.
 
     python benchmarks/attack_reports.py --effort quick
 
-A job of ten rounds on the digits (multinomial regression of 7,850 weights, ten clients), under
-each position at three strengths. Some ten minutes of one core at `quick`. Every bound on epsilon
-must lie below the ledger's figure; one above it ends the program with code 1.
+A job of ten rounds on the digits (multinomial regression with 7,850 weights, ten clients), under
+each protection with three settings. Takes about ten minutes of one core at `quick`. Every bound on
+epsilon must be below the ledger's figure. Otherwise the program exits with status 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LENET = 61_706
 
 
 def targets(only: Sequence[str]) -> Iterator[tuple[str, Target]]:
-    """A word for each, and the job under it."""
+    """Yield a label and a target for each protection and setting."""
     for name, strengths in STRENGTHS.items():
         for settings in strengths if not only or name in only else ():
             job = Job(
@@ -58,7 +58,10 @@ def targets(only: Sequence[str]) -> Iterator[tuple[str, Target]]:
 
 
 def told_apart(name: str, target: Target, effort: Effort) -> bool:
-    """A line a pair and a number of rounds; whether every bound is below the ledger's figure."""
+    """Print a line per pair and number of rounds.
+
+    Returns True if all bounds are below the ledger's.
+    """
     began, sound = time.perf_counter(), True
     finding = distinguishing.attack(target, effort, Watch())
     for pair in ("far apart", "two clients"):
@@ -79,7 +82,7 @@ def told_apart(name: str, target: Target, effort: Effort) -> bool:
 
 
 def averaged(name: str, target: Target, effort: Effort) -> None:
-    """A line for each number of reports."""
+    """Print a line for each number of reports."""
     finding = repetition.attack(target, effort, Watch())
     scaled = any(figure.name.startswith("relative error") for figure in finding.figures)
     for count in repetition.COUNTS:
@@ -96,7 +99,7 @@ def averaged(name: str, target: Target, effort: Effort) -> None:
 
 
 def embedding() -> None:
-    """EmbeddingDP: 200 vectors of 64 values, fresh reports and one that is given again."""
+    """Attack EmbeddingDP: 200 vectors of 64 values, with fresh reports and with a repeated one."""
     vectors = Seeded(0).generator().normal(size=(200, 64))
     for eps in (0.5, 1.0, 5.0):
         for reuse in (False, True):
@@ -112,7 +115,7 @@ def embedding() -> None:
 
 
 def signs() -> None:
-    """SignDS: one weight's sign, from even odds."""
+    """Attack SignDS: one weight's sign, from even odds."""
     for name, (k, eps) in MODELS.items():
         plan = SignDS(k, eps).plan(LENET)
         told = sign_told(plan, LENET, eps)

@@ -1,11 +1,11 @@
-"""A model made to steal, and a batch inverted exactly, under every position of the switch.
+"""A model built to steal examples, and exact inversion of a batch, under every protection.
 
     FEDVEIL_DATA=data python benchmarks/attack_steal.py --effort standard
 
-The first table has the examples recovered (20 dB or better, matched one to one) of a cohort of 50
-clients that hold 1,000 MNIST images at effort standard, 200 at quick, which train one full step or
-ten epochs in batches of 5; the second the examples recovered from single reports of one step
-through a dense net, at as many starts as `--exact` says, in CPU seconds. About ten minutes of one
+The first table counts the recovered examples (20 dB or better, matched one to one) of a cohort of
+50 clients with 1,000 MNIST images at standard, 200 at quick. The clients train one full step or ten
+epochs in batches of 5. The second table counts the examples recovered from single reports of one
+step through a dense network, with `--exact` starts, in CPU seconds. Takes about ten minutes of one
 core at standard.
 """
 
@@ -31,7 +31,7 @@ from fedveil.protections.catalog import POSITIONS
 CLIENTS, COHORT = 3000, 50
 ONE_STEP = {"epochs": 1, "batch_size": 1000}
 MANY_STEPS = {"epochs": 10, "batch_size": 5}
-#: Protection, its settings, and what trains, in which form, with how many statistics.
+#: Protection, its settings, the training, the form, and the number of statistics.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], Form, int]] = [
     ("not_encrypt", {}, ONE_STEP, "relu", 1),
     ("not_encrypt", {}, ONE_STEP, "window", 1),
@@ -61,7 +61,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], Form, int]] = [
 
 
 def job(data: str, protection: str, settings: dict[str, Any], training: dict[str, Any]) -> Job:
-    """Fifty clients of many a round."""
+    """Return a job with fifty clients per round."""
     clients = CLIENTS if data == "mnist" else 2 * COHORT
     return Job(
         model="mlp",
@@ -73,7 +73,7 @@ def job(data: str, protection: str, settings: dict[str, Any], training: dict[str
 
 
 def stealing(data: str, examples: int, only: str | None, pictures: Path | None) -> None:
-    """The first table."""
+    """Print the first table."""
     for protection, settings, training, form, statistics in CASES:
         if only not in (None, protection):
             continue
@@ -96,7 +96,7 @@ def stealing(data: str, examples: int, only: str | None, pictures: Path | None) 
 
 
 def exact(data: str, starts: int, only: str | None) -> None:
-    """The second table."""
+    """Print the second table."""
     for protection in POSITIONS:
         if only not in (None, protection):
             continue
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--only", help="one position")
     parser.add_argument("--part", choices=("steal", "exact", "both"), default="both")
     parser.add_argument("--exact", type=int, default=1 << 12, help="starts a batch")
-    parser.add_argument("--pictures", type=Path, help="a folder for them")
+    parser.add_argument("--pictures", type=Path, help="a folder for the pictures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     effort: Effort = options.effort

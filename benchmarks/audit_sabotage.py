@@ -1,14 +1,14 @@
-"""What the audit inside a run notices: planted faults, position by position, effort by effort.
+"""Planted faults that the audit of a run finds, by protection and effort.
 
-Every fault is a patch of the shipped code (tests/support/sabotage.py), which goes on stating its
-usual epsilon. A cell is the number of runs that the audit refutes. The rows without a fault must
-stay near 0: the audit is right with probability 95%, so that 1 run of 20 may be refuted. Clients
-learn as always, at a rate of 0.1, in a net of 2,080 parameters; there are as many of them as
-canaries. Secure sums are without masks, which changes no sum.
+Every fault is a patch of the shipped code (tests/support/sabotage.py), which still states its usual
+epsilon. A cell is the number of runs that the audit refutes. The rows without a fault must stay
+near 0: the audit is right with probability 95%, so 1 run in 20 may be refuted. Clients train as
+usual, at a learning rate of 0.1, on a network of 2,080 parameters. There are as many clients as
+canaries. Secure sums have no masks, which changes no sum.
 
     python benchmarks/audit_sabotage.py --effort quick
 
-A quarter of an hour of one busy core at quick. At full there are more runs.
+Takes a quarter of an hour of one busy core at quick. At full there are more runs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import sabotage as s
 
-#: Canaries and rounds.
+#: Numbers of canaries and rounds.
 EFFORTS = ((20, 2), (100, 2), (100, 6), (300, 6))
 _SUM = {"reconstruct_secrets_threshold": 2}
-#: Positions with their parameters, and the faults that they can have.
+#: Protections with their parameters, and the faults that apply to them.
 ROWS: Sequence[tuple[str, str, dict[str, Any], Sequence[s.Sabotage]]] = (
     ("dp_encrypt", "the defaults", {},
      (s.same_noise_each_round, s.same_noise_for_all_clients, s.half_the_noise,
@@ -58,7 +58,7 @@ ROWS: Sequence[tuple[str, str, dict[str, Any], Sequence[s.Sabotage]]] = (
 
 
 def job(position: str, own: dict[str, Any], canaries: int, rounds: int, seed: int) -> Job:
-    """A job of that position, with as many clients as canaries."""
+    """Return a job with this protection and as many clients as canaries."""
     return Job(
         name="sabotaged", seed=seed, rounds=rounds, model="attack_canaries:net",
         clients={"number": canaries, "fraction": 1.0},
@@ -71,7 +71,7 @@ def job(position: str, own: dict[str, Any], canaries: int, rounds: int, seed: in
 
 
 def audited(job: Job) -> Finding:
-    """What the audit of a run finds."""
+    """Return the finding of a run's audit."""
     with tempfile.TemporaryDirectory() as folder:
         finding = fedveil.simulate(job, Path(folder) / "run").audit
     assert finding is not None
@@ -85,7 +85,7 @@ def row(
     efforts: Sequence[tuple[int, int]],
     runs: int,
 ) -> tuple[list[int], list[str]]:
-    """In how many runs the fault is found, by effort, and by which bounds at the last one."""
+    """Return the number of refuted runs by effort, and the refuting bounds of the last effort."""
     counts, by = [], set()
     for canaries, rounds in efforts:
         refuted = 0
@@ -103,7 +103,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--effort", choices=["quick", "full"], default="quick")
-    parser.add_argument("--only", default="", help="positions whose name begins so")
+    parser.add_argument("--only", default="", help="only protections whose name starts with this")
     given = parser.parse_args()
     runs, sound = (5, 40) if given.effort == "quick" else (10, 100)
     warnings.simplefilter("ignore", FedveilWarning)

@@ -1,14 +1,14 @@
-"""Whether noise that is correlated across rounds is worth it: exact figures, and MNIST.
+"""Noise that is correlated across rounds: exact gains, and MNIST.
 
     python benchmarks/correlated_noise.py factorise
     FEDVEIL_DATA=FOLDER python benchmarks/correlated_noise.py simulate --clients 1000 --epsilon 1
 
-``factorise`` takes a minute and a half: by how much the best factorisations lower the noise of the
-iterates and of the final model at the same epsilon, where everybody joins every round and where a
-client's rounds lie ten apart. ``simulate`` trains a linear head on fixed oriented filters, in
-floating point, with noise in the sum alone; it chooses clip and rate for every row by the last
-10,000 training images, then tests once per seed. One epsilon and momentum take four minutes
-of one core. benchmarks/RESULTS.md says what the figures mean.
+``factorise`` takes a minute and a half. It computes how much the best factorisations lower the
+noise of the iterates and of the final model at the same epsilon, if every client joins every round
+and if a client's rounds are ten apart. ``simulate`` trains a linear head on fixed oriented filters,
+in floating point, with noise in the sum alone. It chooses clip and rate for every row on the last
+10,000 training images, then tests once per seed. One epsilon and momentum take four minutes of one
+core. benchmarks/RESULTS.md explains the figures.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from fedveil.privacy.gaussian_curve import analytic_sigma
 
 DELTA, MOMENTA = 1e-5, (0.0, 0.9)
 NOISES = ("independent", "sized", "handed back", "banded")
-#: Of a noise and a momentum.
+#: (noise, momentum) -> its mixing matrix.
 Mixings = dict[tuple[str, float], Matrix]
-#: The last training images choose the settings: first clip times step, at the first clip (these
-#: at epsilon 1 and 60 rounds), then the clip, at the best product.
+#: Settings are chosen on the training images from HELD on: first the product of clip and step at
+#: the first clip (these products at epsilon 1 and 60 rounds), then the clip at the best product.
 HELD, CLIPS, PRODUCTS = 50_000, (0.025, 0.0125, 0.05), (0.6, 1.2, 2.5, 5.0, 10.0)
 
 
 def factorise() -> None:
-    """Both tables, exact but for the optimisers' last digits."""
+    """Print both tables, exact up to the optimisers' last digits."""
     print("| participation | rounds | momentum | noise | iterates (RMS) | largest | final |")
     print("|---|---|---|---|---|---|---|")
     for rounds, momentum in itertools.product((60, 300), MOMENTA):
@@ -81,10 +81,10 @@ def factorise() -> None:
 
 
 def oriented(images: npt.NDArray[np.float32]) -> Tensor:
-    """785 features of each image, and of nobody's data: strokes of 8 directions and 2 widths.
+    """Return 785 features of each image: strokes of 8 directions and 2 widths, without any data.
 
-    The modulus of an even and an odd Gabor filter, averaged over squares of 4 x 4 pixels; without
-    each channel's mean over the image, scaled to norm 1, and a constant.
+    The modulus of an even and an odd Gabor filter, averaged over squares of 4 x 4 pixels, minus
+    each channel's mean over the image, scaled to norm 1, plus a constant feature.
     """
     features = []
     for batch in torch.from_numpy(images * 0.5 + 0.5).reshape(-1, 1, 28, 28).split(1000):
@@ -120,23 +120,23 @@ def _gabor(wavelength: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Trial:
-    """A mechanism at an epsilon, and how the server and the clients go about it."""
+    """A mechanism at an epsilon, with the settings of the server and the clients."""
 
     noise: str
     momentum: float
     epsilon: float
     clip: float
-    step: float  # the rate, over 1 - momentum
+    step: float  # the rate divided by 1 - momentum
 
     @property
     def kind(self) -> tuple[str, float]:
-        """What is compared."""
+        """The noise and the momentum, which are compared."""
         return self.noise, self.momentum
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Who is in a round: everybody, or the next of some fixed cohorts."""
+    """The clients of each round: all of them, or the next of several fixed cohorts."""
 
     name: str
     rounds: int
@@ -144,7 +144,10 @@ class Protocol:
     noises: tuple[str, ...]
 
     def mixing(self, noise: str, momentum: float) -> Matrix:
-        """Row t: what round t's sum is given of the draws; for a sensitivity of 1."""
+        """Return the mixing matrix, for sensitivity 1.
+
+        Row t has the weights of the draws in round t.
+        """
         if noise == "independent":
             return np.eye(self.rounds) * math.sqrt(self.rounds / self.cohorts)
         rows = workload(self.rounds, momentum)
@@ -169,7 +172,7 @@ PROTOCOLS = (
 
 
 class Population:
-    """Clients with as many examples each, drawn by a seed."""
+    """Clients with the same number of examples each, drawn from a seed."""
 
     def __init__(self, features: Tensor, labels: Tensor, clients: int, seed: int) -> None:
         each = len(labels) // clients
@@ -181,9 +184,9 @@ class Population:
         self.alike = self.features @ self.features.mT
 
     def clipped_sum(self, first: int, last: int, weights: Tensor, clips: Tensor) -> Tensor:
-        """Of the clients from `first` to before `last`, one full gradient each, for every trial.
+        """Return the sum of the clipped gradients of clients `first` to `last` - 1, for each trial.
 
-        A client's gradient is features.T @ residuals; its norm needs only the inner products.
+        A client's gradient is features.T @ residuals. Its norm needs only the inner products.
         """
         total = torch.zeros_like(weights)
         trials = len(clips)
@@ -205,7 +208,10 @@ class Population:
 def train(
     population: Population, protocol: Protocol, trials: Sequence[Trial], mixings: Mixings, seed: int
 ) -> Tensor:
-    """The final heads of all trials, side by side; they share the draws of the noise."""
+    """Return the final heads of all trials, side by side.
+
+    All trials share the draws of the noise.
+    """
     clients, size = len(population.features), population.features.shape[2]
     cohort = clients // protocol.cohorts
     draws = torch.randn(
@@ -232,7 +238,7 @@ def train(
 
 
 def accuracies(weights: Tensor, features: Tensor, labels: Tensor) -> list[float]:
-    """In percent, of every trial."""
+    """Return the accuracy of every trial, in percent."""
     right = (features @ weights.flatten(1)).view(len(labels), -1, 10).argmax(2) == labels[:, None]
     return [100 * share for share in right.float().mean(0).tolist()]
 
@@ -243,7 +249,7 @@ def choose(
     mixings: Mixings,
     reached: Callable[[Sequence[Trial]], list[float]],
 ) -> list[Trial]:
-    """The best trial of each noise and momentum, by the accuracy that is `reached`."""
+    """Return the best trial for each noise and momentum, by the accuracy that `reached` returns."""
     best: dict[tuple[str, float], tuple[float, Trial]] = {}
     scale = epsilon ** (2 / 3) * 60 / protocol.rounds
     trials = [
@@ -298,7 +304,7 @@ def simulate(
 
 
 def show(clients: int, protocol: Protocol, trials: Sequence[Trial], tested: Matrix) -> None:
-    """Lines of the table; the gain is over independent noise with the same seed."""
+    """Print lines of the table. The gain is over independent noise with the same seed."""
     plain = {
         trial.momentum: reached
         for trial, reached in zip(trials, tested.T, strict=True)
@@ -315,7 +321,7 @@ def show(clients: int, protocol: Protocol, trials: Sequence[Trial], tested: Matr
 
 
 def spread(values: Matrix, sign: str = "") -> str:
-    """The mean, and the standard deviation over seeds."""
+    """Format the mean and the standard deviation over seeds."""
     return f"{values.mean():{sign}.2f} ± {values.std(ddof=1):.2f}"
 
 

@@ -1,8 +1,8 @@
-"""Factorisations of a run's noise: how little of it reaches the models, at the same epsilon.
+"""Factorisations of a run's noise that minimise its effect on the models, at the same epsilon.
 
-A run of T rounds releases C S + Z, row t of S the sum of round t's updates and Z independent
-noise, of which the server makes S + C^-1 Z. A workload's row t says with which weights the sums
-enter the model after round t.
+A run of T rounds releases C S + Z. Row t of S is the sum of round t's updates, and Z is independent
+noise. The server turns this into S + C^-1 Z. Row t of a workload has the weights of the sums in the
+model after round t.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 Matrix = npt.NDArray[np.float64]
-#: The rounds from one of a client's to its next, where not everybody is in every round.
+#: The distance between two rounds of a client, if not every client is in every round.
 SEPARATION = 10
 
 
 def workload(rounds: int, momentum: float) -> Matrix:
-    """Row t: the weights of the rounds' sums in the model after round t, at rate 1."""
+    """Return the workload at rate 1. Row t has the sums' weights in the model after round t."""
     steps = np.arange(1, rounds + 1)
     weights = (1 - momentum**steps) / (1 - momentum)
     return np.tril(toeplitz(weights))
 
 
 def participations(rounds: int) -> int:
-    """In how many rounds a client is, if they lie SEPARATION apart."""
+    """Return the number of rounds with a client, if they are SEPARATION apart."""
     return math.ceil(rounds / SEPARATION)
 
 
 def sized(rounds: int, momentum: float, *, final: bool = False) -> Matrix:
-    """Independent noise of the best sizes, everybody in every round: C is diagonal.
+    """Return the best diagonal C: independent noise whose size varies, every client in every round.
 
-    The sensitivity of C = diag(c) is the norm of c, and the error is the sum of m_t / c_t², where
-    m_t is what the workload makes of round t's noise; least where c_t² is as the root of m_t.
+    The sensitivity of C = diag(c) is the norm of c. The error is the sum of m_t / c_t², where m_t
+    is the workload's factor for round t's noise. It is least if c_t² is proportional to the root of
+    m_t.
     """
     rows = workload(rounds, momentum)
     made = (rows[-1:] ** 2 if final else rows**2).sum(axis=0)
@@ -58,16 +59,16 @@ def _minimised(error: Callable[[Tensor], Tensor], start: Matrix) -> Matrix:
 
 
 def _root_coefficients(count: int) -> Matrix:
-    """Of the square root of the prefix sums, the best C for one participation."""
+    """Return the coefficients of the prefix sums' square root, the best C for one participation."""
     steps = np.arange(1, count)
     return np.cumprod(np.r_[1.0, (2 * steps - 1) / (2 * steps)])
 
 
 def banded(rounds: int, rows: Matrix) -> Matrix:
-    """The best C of SEPARATION bands with sensitivity 1 (Choquette-Choo et al., 2023).
+    """Return the best C of SEPARATION bands with sensitivity 1 (Choquette-Choo et al., 2023).
 
-    Two columns of a client's rounds have no row in common, so that the directions of its changes
-    do not matter: the squared sensitivity is the sum of the columns' squared norms, all alike.
+    Two columns of a client's rounds have no row in common, so the directions of its changes do not
+    matter. The squared sensitivity is the sum of the columns' squared norms, which are all equal.
     """
     down, across = np.tril_indices(rounds)
     kept = down - across < SEPARATION
@@ -88,16 +89,17 @@ def banded(rounds: int, rows: Matrix) -> Matrix:
 
 
 def _lower(coefficients: Tensor) -> Tensor:
-    """The lower triangular Toeplitz matrix with this first column."""
+    """Return the lower triangular Toeplitz matrix with this first column."""
     rounds = len(coefficients)
     places = torch.arange(rounds)[:, None] - torch.arange(rounds)[None, :]
     return torch.where(places >= 0, coefficients[places.clamp(min=0)], 0.0)
 
 
 def _toeplitz_sensitivity(coefficients: Tensor) -> Tensor:
-    """Under the separation, a bound: of coefficients that fall and are not negative it is exact.
+    """Return an upper bound on the sensitivity under the separation.
 
-    (McMahan et al., 2024, theorem 2: the worst client comes in round 1 and as often as it may.)
+    It is exact for coefficients that decrease and are not negative (McMahan et al., 2024, theorem
+    2: the worst client takes part in round 1 and as often as possible).
     """
     falling = coefficients.abs().flip(0).cummax(0).values.flip(0)
     total = torch.zeros_like(falling)
@@ -107,7 +109,7 @@ def _toeplitz_sensitivity(coefficients: Tensor) -> Tensor:
 
 
 def blt(rounds: int, rows: Matrix, buffers: int) -> Matrix:
-    """The best buffered linear Toeplitz C: coefficient i is the sum of w_j d_j^(i - 1)."""
+    """Return the best buffered linear Toeplitz C. Coefficient i is the sum of w_j d_j^(i - 1)."""
     target = torch.tensor(rows)
     steps = torch.arange(rounds - 1, dtype=torch.float64)
 
@@ -130,7 +132,7 @@ def blt(rounds: int, rows: Matrix, buffers: int) -> Matrix:
 
 
 def banded_inverse(rounds: int, rows: Matrix, bands: int) -> Matrix:
-    """The best C whose inverse has few bands: a round's noise needs only the last few draws."""
+    """Return the best C whose inverse is banded: a round's noise needs only the last few draws."""
     target = torch.tensor(rows)
     unit = torch.zeros(rounds, 1, dtype=torch.float64)
     unit[0] = 1
@@ -145,14 +147,14 @@ def banded_inverse(rounds: int, rows: Matrix, bands: int) -> Matrix:
         whole, sensitivity = inverse(point)
         return (target @ whole).square().sum().log() + 2 * sensitivity.log()
 
-    roots = np.convolve([1.0, -1.0], _root_coefficients(bands))[1:bands]  # of (1 - x)^(1/2)
+    roots = np.convolve([1.0, -1.0], _root_coefficients(bands))[1:bands]  # (1 - x)^(1/2)
     whole, sensitivity = inverse(torch.tensor(_minimised(error, roots)))
     return np.linalg.inv((whole * sensitivity).numpy())
 
 
 @dataclass(frozen=True)
 class Gains:
-    """How many times larger the standard deviation is with independent noise of one size."""
+    """The standard deviation with independent noise of one size, relative to the mechanism's."""
 
     iterates: float
     largest: float
@@ -163,7 +165,7 @@ class Gains:
 
 
 def gains(rows: Matrix, errors: Matrix, sensitivity: float) -> Gains:
-    """`errors`: of each iterate, in a mechanism of sensitivity 1."""
+    """Return the gains. `errors` are those of each iterate for a mechanism of sensitivity 1."""
     plain = sensitivity * np.linalg.norm(rows, axis=1)
     return Gains(
         math.sqrt((plain**2).sum() / (errors**2).sum()),
@@ -173,20 +175,21 @@ def gains(rows: Matrix, errors: Matrix, sensitivity: float) -> Gains:
 
 
 def errors_of(rows: Matrix, encoder: Matrix) -> Matrix:
-    """The standard deviation of each iterate's noise, per unit of sensitivity 1."""
+    """Return the standard deviation of each iterate's noise, per unit of sensitivity 1."""
     return np.linalg.norm(rows @ np.linalg.inv(encoder), axis=1)
 
 
 def everybody(encoder: Matrix, rows: Matrix) -> tuple[Gains, Gains, float]:
-    """A C where everybody is always there, and the diagonal one that is never worse.
+    """Compare C with a diagonal one that is never worse, if every client is in every round.
 
-    The squared sensitivity is the largest trace(X U) of correlations U: its dual is the smallest
-    trace of a diagonal D above X = C'C. The last figure is by how much the D found is not above.
+    The squared sensitivity is the largest trace(X U) over correlations U. Its dual is the smallest
+    trace of a diagonal D above X = C'C. The last result is the amount by which the computed D fell
+    short.
     """
     gram = encoder.T @ encoder
     rounds = len(gram)
     directions = np.eye(rounds) + 1e-3 * np.random.default_rng(0).standard_normal((rounds, rounds))
-    for _ in range(3000):  # of rounds' changes of norm 1: uphill until they stay
+    for _ in range(3000):  # gradient ascent over the rounds' changes of norm 1
         pulled = gram @ directions
         before, directions = directions, pulled / np.linalg.norm(pulled, axis=1, keepdims=True)
         if np.abs(directions - before).max() < 1e-10:

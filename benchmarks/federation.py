@@ -1,6 +1,6 @@
 """The workload of benchmarks/simulator.py for a job: `federation:data`, and models.
 
-The same shapes, sizes and kind of numbers as in benchmarks/peers, which train these models too.
+Shapes, sizes and number types are those of benchmarks/peers, which trains these models too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-#: Tokens that there are, and those of a window, whose next ones are learnt.
+#: The vocabulary size, and the tokens of a window, each with a next token to predict.
 TOKENS, WINDOW = 2340, 20
 SHAPES = {"lenet": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "dense": ((600,), 100)}
 
 
 def data() -> dict[str, Any]:
-    """Synthetic examples with owners; sizes come from the environment, as the job has no keys."""
+    """Return synthetic examples with owners. Their sizes are set by environment variables."""
     clients, examples = int(os.environ["BENCHMARK_CLIENTS"]), int(os.environ["BENCHMARK_EXAMPLES"])
     generator = np.random.default_rng(int(os.environ["BENCHMARK_SEED"]))
     owners = np.repeat(np.arange(clients), examples)
@@ -44,7 +44,7 @@ def data() -> dict[str, Any]:
 
 
 def dense() -> nn.Module:
-    """600-1024-512-256-100 with ReLU between: 1,297,252 parameters."""
+    """Return a dense network, 600-1024-512-256-100 with ReLU: 1,297,252 parameters."""
     return nn.Sequential(
         *(nn.Linear(600, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()),
         *(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)),
@@ -52,7 +52,7 @@ def dense() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """LeNet's layers on images of CIFAR's shape, as in torch's tutorial: 62,006 parameters."""
+    """Return LeNet for images of CIFAR's shape, as in torch's tutorial: 62,006 parameters."""
     return nn.Sequential(
         *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),

@@ -1,7 +1,7 @@
-"""Time rounds of a protection in fedveil's simulator; prints one line of JSON, as the peers do.
+"""Times rounds of a protection in fedveil's simulator. Prints one line of JSON, like the peers.
 
-The clock is read between the ends of rounds, as for the peers, so that everything a round does is
-in it: training, protection, aggregation, the ledger, the record, and the checkpoint's fsync.
+The time is that between the ends of rounds, as for the peers. It includes everything in a round:
+training, protection, aggregation, the ledger, the record, and the checkpoint's fsync.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import fedveil
 from fedveil.federated.job import Job
 
-#: The models that a job names; the others are this benchmark's.
+#: The models that a job can name. The others belong to this benchmark.
 BUILT_IN = ("lenet", "transformer")
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     job = Job.load(
         None,
         [
-            f"rounds={rounds + 1}",  # the last one evaluates, and is not timed
+            f"rounds={rounds + 1}",  # the last round evaluates and is not timed
             "data={name: 'federation:data', split: by_client}",
             f"clients={{number: {options.clients}, fraction: {fraction}}}",
             f"model={'' if options.model in BUILT_IN else 'federation:'}{options.model}",
@@ -68,7 +68,7 @@ def main() -> None:
 def describe(
     options: argparse.Namespace, spent: list[tuple[float, float]], metrics: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The figures."""
+    """Return the result to print."""
     times, cpu = zip(*spent, strict=True)
     timed = metrics[options.warmup : -1]
     parts = ("training", "protection", "aggregation")
@@ -111,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bytes", action="store_true", help="images of whole numbers of 8 bits")
+    parser.add_argument("--bytes", action="store_true", help="images of 8-bit integers")
     parser.add_argument("--protection", default="not_encrypt")
     parser.add_argument("--set", action="append", default=[], help="further settings of the job")
     return parser.parse_args()

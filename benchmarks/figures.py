@@ -1,4 +1,4 @@
-"""What a benchmark shows: a figure, the floor it must keep, and whether it does."""
+"""The figures of a benchmark, and the floors that they must keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure and the floor that it must keep: `at_most`, or `at_least` for ratios."""
+    """One measured figure and its floor: `at_most`, or `at_least` for ratios."""
 
     work: str
     value: float
@@ -20,7 +20,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Whether the floor, if there is one, is kept."""
+        """True if the figure keeps its floor or has none."""
         return (self.at_most is None or self.value <= self.at_most) and (
             self.at_least is None or self.value >= self.at_least
         )
@@ -38,7 +38,7 @@ class Figure:
 def best_s(
     work: Callable[[], Any], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds by `clock` of the fastest run; one more before it compiles and warms the caches."""
+    """Return the seconds of the fastest run. One extra run before compiles and warms the caches."""
     work()
     seconds = []
     for _ in range(repeats):
@@ -49,7 +49,7 @@ def best_s(
 
 
 def show(figures: Iterable[Figure]) -> int:
-    """Print them as they come; 1, the exit status, where a floor is missed."""
+    """Print the figures as they come. Returns the exit status: 1 if a floor is missed."""
     missed = False
     for figure in figures:
         print(figure, flush=True)

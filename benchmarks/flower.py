@@ -1,14 +1,15 @@
-"""fedveil on Flower against its floors: secure aggregation's rounds, and what protection adds.
+"""fedveil on Flower against its floors: rounds of secure aggregation, and the cost of protection.
 
     python benchmarks/flower.py [--peers-python PYTHON] [PART ...]
 
-The parts, all of them without names:
+The parts (default: all):
 
 simulation  rounds of secure aggregation with 100 clients in Flower's simulation engine, with
-            fedveil and with Flower's own SecAgg+; needs PYTHON, that of an environment made from
-            ``requirements-peers.txt`` that has fedveil too
+            fedveil and with Flower's own SecAgg+; needs PYTHON, from an environment made from
+            ``requirements-peers.txt`` that also has fedveil
 engine      an app with real training on a SuperLink and two SuperNodes of this machine, without
-            protection and with each; and an exchange of a message without work, the engine's own
+            protection and with each; and the exchange of a message without work, which is the
+            engine's own time
 
 Both need a machine that does nothing else.
 """
@@ -40,7 +41,7 @@ PATIENCE_S = 180.0
 
 
 def simulation_figures(options: argparse.Namespace) -> Iterator[Figure]:
-    """Rounds of 100 clients with 61,706 parameters, nobody dropping."""
+    """Time rounds of 100 clients with 61,706 parameters and no dropouts."""
     results = {
         how: _peer(options, how, rounds)
         for how, rounds in (("fedveil", options.rounds), ("secaggplus", 1))
@@ -51,8 +52,10 @@ def simulation_figures(options: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("  SecAgg+", theirs["best"], "s")
     floor = 20.0 if options.clients == 100 else None
     yield Figure("  SecAgg+ over fedveil", theirs["best"] / ours["best"], "times", at_least=floor)
-    yield Figure("  fedveil: up, a parameter", ours["bytes_up_per_parameter"], "bytes", at_most=5)
-    yield Figure("  SecAgg+: up, a parameter", theirs["bytes_up_per_parameter"], "bytes")
+    yield Figure(
+        "  fedveil: sent per parameter", ours["bytes_up_per_parameter"], "bytes", at_most=5
+    )
+    yield Figure("  SecAgg+: sent per parameter", theirs["bytes_up_per_parameter"], "bytes")
     yield Figure("  fedveil: largest error", 1e6 * ours["worst_error"], "1e-6")
     yield Figure("  SecAgg+: largest error", 1e6 * theirs["worst_error"], "1e-6")
 
@@ -71,7 +74,7 @@ def _peer(options: argparse.Namespace, how: str, rounds: int) -> dict[str, Any]:
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes on free ports of this machine; gone when it is closed."""
+    """A SuperLink and its SuperNodes on free ports of this machine. They end when it is closed."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-")))
@@ -110,7 +113,7 @@ class Deployment:
         self._stack.callback(_stop, process)
 
     def run(self, how: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, float]]]:
-        """One run of the app; what its server and its clients have measured."""
+        """Run the app once. Returns the measurements of its server and of its clients."""
         result, clocks = self.folder / f"{how}.json", self.folder / f"{how}.clocks"
         settings = f'how="{how}" rounds={rounds} result="{result}" clocks="{clocks}"'
         command = ["flwr", "run", str(HERE / "flower_app"), "--run-config", settings]
@@ -129,16 +132,16 @@ class Deployment:
 
 
 def engine_figures(options: argparse.Namespace) -> Iterator[Figure]:
-    """LeNet on two SuperNodes: a round without protection, and what each protection adds."""
+    """Time LeNet on two SuperNodes: a round without protection, and the cost of each protection."""
     with contextlib.ExitStack() as stack:
         deployment = Deployment(stack)
-        deployment.run("plain", 1)  # imports and compiled code come into the caches
+        deployment.run("plain", 1)  # imports, and compiled code, into the caches
         plain, clocks = deployment.run("plain", options.rounds)
         round_s = statistics.median(plain["seconds"])
         training_s = statistics.median(line["training_s"] for line in clocks)
         yield Figure("deployment engine, 2 SuperNodes: a round", round_s, "s")
-        yield Figure("  of it training", training_s, "s")
-        yield Figure("  the engine's own: start, exchange, polling", round_s - training_s, "s")
+        yield Figure("  of that, training", training_s, "s")
+        yield Figure("  engine overhead: start, exchange, polling", round_s - training_s, "s")
         for how in PROTECTIONS:
             result, clocks = deployment.run(how, options.rounds)
             rest_s = statistics.median(line["rest_s"] for line in clocks)
@@ -146,7 +149,7 @@ def engine_figures(options: argparse.Namespace) -> Iterator[Figure]:
             yield Figure("  protection and encoding at a client", rest_s, "s")
             share = 100 * rest_s / round_s
             yield Figure("  of a round without protection", share, "%", at_most=10)
-            yield Figure("  up, a client", result["bytes_up"][0], "bytes")
+            yield Figure("  sent per client", result["bytes_up"][0], "bytes")
 
 
 def _free_ports(count: int) -> list[int]:
@@ -163,12 +166,12 @@ def _wait_for_port(port: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         if time.monotonic() > end:
-            raise SystemExit(f"nobody listens on port {port}")
+            raise SystemExit(f"no server listens on port {port}")
         time.sleep(0.2)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started."""
+    """End a process and the processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -185,10 +188,10 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """Print the figures; the exit status is 1 where a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--peers-python", help="the interpreter that has the peers and fedveil")
+    parser.add_argument("--peers-python", help="the Python with the peers and fedveil")
     parser.add_argument("--clients", type=int, default=100, help="of the simulation")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
     options = parser.parse_args()

@@ -1,15 +1,15 @@
-"""What label protection leaves of the labels, and what it costs a model.
+"""Label protection: its effect on the attack, and its cost in accuracy.
 
     python benchmarks/label_protection.py                              the tables, 10 minutes
     python benchmarks/label_protection.py --choose                     on training data alone
     python benchmarks/label_protection.py --task halves [--data mnist]     10 minutes
 
-`tables` is the breast cancer table of scikit-learn as two CSV files, half of the features each.
-The attack (`fedveil attack labels`) has the gradients of 60 steps, at default settings, before
-anything is learnt. `sum` and `change` add up 300 steps, some twenty epochs of the tables. Quality
-is that of runs of `--epochs` epochs, the mean and the spread over seeds. With `--choose` the
-held-out part of the table is left out, and a part of the rest is held out in its place: what
-defaults are chosen by. One core.
+`tables` is the breast cancer table of scikit-learn as two CSV files with half of the features each.
+The attack (`fedveil attack labels`) gets the gradients of 60 steps, at default settings, before
+anything is learnt. `sum` and `change` add up 300 steps, about twenty epochs of the tables. Quality
+is that of runs of `--epochs` epochs: the mean and the spread over seeds. With `--choose` the
+held-out part of the table is left out and a part of the rest is held out instead. Defaults are
+chosen that way. One core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedveil.vertical import VerticalJob, party_run, train
 from fedveil.vertical.returned_gradients import ReturnedGradients
 from fedveil.vertical.split import Crossing
 
-#: A setting of the job's privacy, and of the task.
+#: Settings of the job's privacy block and of its task.
 Setting = tuple[Mapping[str, Any], Mapping[str, Any]]
 MARVELL: dict[str, Setting] = {
     f"marvell, power {power:g}": ({"label_protection": {"name": "marvell", "power": power}}, {})
@@ -56,12 +56,12 @@ TABLES: dict[str, Setting] = {
 }
 HALVES: dict[str, Setting] = {"none": ({}, {}), **MAX_NORM}
 SHARE = 0.2
-#: Settings that are also measured with noise that every step draws anew.
+#: Settings that are also measured with fresh noise in every step.
 ANEW = {"max_norm", "marvell, power 16"}
 
 
 def without_held_out(task: dict[str, Any]) -> dict[str, Any]:
-    """The tables without what would be held out, and a fraction that holds out a fifth of them."""
+    """Return the tables without their held-out part. A fifth of the rest is held out instead."""
     for table in task["tables"]["files"].values():
         path = Path(table["path"])
         with path.open() as file:
@@ -69,12 +69,12 @@ def without_held_out(task: dict[str, Any]) -> dict[str, Any]:
         out = held_out(np.array([row[0] for row in rows[1:]]), SHARE)
         kept = [row for row, gone in zip(rows[1:], out, strict=True) if not gone]
         path.write_text("\n".join(map(",".join, [rows[0], *kept])) + "\n")
-    task["tables"]["test_fraction"] = SHARE + SHARE * (1 - SHARE)  # of all the digests
+    task["tables"]["test_fraction"] = SHARE + SHARE * (1 - SHARE)  # relative to all digests
     return task
 
 
 class DrawnAnew(ReturnedGradients):
-    """Noise that every step draws anew, as the paper has it, to compare with."""
+    """Noise that is drawn anew in every step, as in the paper, for comparison."""
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
         drawn = normal(len(places) * values, Secure())
@@ -83,7 +83,7 @@ class DrawnAnew(ReturnedGradients):
 
 @contextmanager
 def drawn_anew() -> Iterator[None]:
-    """Let runs and attacks draw the noise of every step anew."""
+    """Make runs and attacks draw the noise anew in every step."""
     with (
         patch.object(party_run, "ReturnedGradients", DrawnAnew),
         patch.object(split_target, "ReturnedGradients", DrawnAnew),
@@ -92,7 +92,7 @@ def drawn_anew() -> Iterator[None]:
 
 
 def measured(task: Mapping[str, Any], name: str, setting: Setting, epochs: int, seeds: int) -> str:
-    """One line of the table."""
+    """Return a line of the table."""
     privacy, own = setting
     kind = task["name"]
     task = {**task, kind: {**task[kind], **own}}

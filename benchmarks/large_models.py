@@ -1,4 +1,4 @@
-"""Models of a size that people train, and synthetic data of their shapes: for `sizes.py`."""
+"""Models of a size used in practice, and synthetic data of their shapes, for `sizes.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 25_000, 64, 768, 12, 12
 
 
 def resnet18_data() -> Any:
-    """Noise in the shape of CIFAR's images, ten classes, and whose it is."""
+    """Return noise in the shape of CIFAR's images, ten classes, with owners."""
     made = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS * IMAGES, 3, 32, 32, generator=made)
     y = torch.randint(10, (len(x),), generator=made)
@@ -22,14 +22,14 @@ def resnet18_data() -> Any:
 
 
 def transformer_data() -> Any:
-    """Windows of random tokens."""
+    """Return windows of random tokens."""
     made = torch.Generator().manual_seed(0)
     x = torch.randint(VOCABULARY, (CLIENTS * WINDOWS, CONTEXT + 1), generator=made).numpy()
     return {"x_train": x, "x_test": x[:2]}
 
 
 def resnet18(shape: Sequence[int], classes: int) -> nn.Module:
-    """ResNet-18 in CIFAR's form with group norm: 11,173,962 parameters with ten classes."""
+    """Return ResNet-18 for CIFAR with group norm: 11,173,962 parameters for ten classes."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), _norm(64), nn.ReLU()]
     width = 64
     for wide, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -39,7 +39,7 @@ def resnet18(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def transformer(shape: Sequence[int], outputs: int) -> nn.Module:
-    """A decoder of GPT-2's small size, 25,000 tokens, not tied: 123,505,152 parameters."""
+    """Return a decoder of GPT-2's small size with 25,000 untied tokens: 123,505,152 parameters."""
     return _Decoder()
 
 

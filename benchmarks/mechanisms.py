@@ -3,8 +3,9 @@
     python benchmarks/mechanisms.py --ldp-python PYTHON --opendp-python PYTHON
 
 The Pythons are those of environments made from requirements-unary.txt and
-requirements-mechanisms.txt; without them fedveil is measured alone. Each position's cost inside a
-round is the client's half over the training, both added up over the workers of the same run.
+requirements-mechanisms.txt. Without them only fedveil is measured. The cost of a protection inside
+a round is the time of the client's half over that of training, both summed over the workers of the
+same run.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ ROUNDS = Path(__file__).parent / "fedveil_rounds.py"
 
 
 def in_a_round() -> Iterator[Figure]:
-    """The share of a LeNet round of 100 clients that each position takes, both halves.
+    """Yield each protection's share of a LeNet round of 100 clients, both halves included.
 
-    By torch's autograd (engine loop), and of the shorter round with steps written out (auto).
+    Measured with torch's autograd (engine loop), and with native steps, whose rounds are shorter
+    (auto).
     """
     for name in ("dp_encrypt", "signds", "rr", "oue"):
         for engine, at_most in (("loop", 15), ("auto", None)):
@@ -45,7 +47,7 @@ def in_a_round() -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Print every figure; the exit status is 1 where a floor is missed."""
+    """Print every figure. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ldp-python", help="the Python of multi-freq-ldpy and pure-ldp")
     parser.add_argument("--opendp-python", help="the Python of OpenDP")

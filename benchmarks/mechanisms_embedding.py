@@ -2,7 +2,7 @@
 
     python benchmarks/mechanisms_embedding.py
 
-Plain NumPy draws from a generator that is not secure, one double for each bit.
+Plain NumPy uses a generator that is not secure, and draws one double for each bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPS = 5.0
 
 
 def figures() -> Iterator[Figure]:
-    """Every figure; the first call of each kernel, which compiles it, is not in any."""
+    """Yield every figure. The first call of each kernel, which compiles it, is not timed."""
     torch.set_num_threads(1)
     tensor = torch.randn(VALUES, generator=torch.Generator().manual_seed(0))
     values, mechanism, entropy = tensor.numpy(), EmbeddingDP(EPS), Secure()

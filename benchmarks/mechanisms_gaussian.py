@@ -3,8 +3,8 @@
     python benchmarks/mechanisms_gaussian.py --peers-python PYTHON
     python benchmarks/mechanisms_gaussian.py cost
 
-PYTHON is that of an environment made from ``requirements-mechanisms.txt``. ``cost`` prints the
-table of docs/mechanisms/dp_encrypt.md.
+PYTHON is from an environment made from ``requirements-mechanisms.txt``. ``cost`` prints the table
+of docs/mechanisms/dp_encrypt.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PEER_SCRIPT = Path(__file__).parent / "peers" / "opendp_gaussian.py"
 
 
 def figures(peers_python: str | None) -> Iterator[Figure]:
-    """Every figure, ours first; without a Python for the peer the ratio is left out."""
+    """Yield every figure, ours first. Without a Python for the peer there is no ratio."""
     entropy = Secure()
     update = Seeded(0).generator().standard_normal(DIMENSION).astype(np.float32)
 
@@ -55,18 +55,18 @@ def figures(peers_python: str | None) -> Iterator[Figure]:
         name = f"OpenDP {theirs['version']}, noise of 1000 steps"
         yield Figure(name, theirs["ns_per_value"], "ns")
         ratio = theirs["ns_per_value"] / slowest
-        yield Figure("  over ours, the slower", ratio, "times", at_least=200)
+        yield Figure("  over our slower one", ratio, "times", at_least=200)
 
 
 def peer_result(python: str) -> dict[str, Any]:
-    """What the peer's own script measures, in its own environment."""
+    """Run the peer's script in its own environment and return its result."""
     done = subprocess.run([python, str(PEER_SCRIPT)], check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
 def print_cost() -> None:
-    """A table in Markdown: sigma, what rounding takes, what clients average out, bits sent."""
+    """Print a Markdown table: sigma, cost of rounding, error of the clients' mean, bits sent."""
     print("| ε | δ | parameters | σ | kept by rounding | clients for noise = update | bits |")
     print("|---|---|---|---|---|---|---|")
     for size in (66_521, 1_000_000):
@@ -88,10 +88,10 @@ def print_cost() -> None:
 
 
 def main() -> int:
-    """Print the figures; the exit status is 1 where a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("speed", "cost"), default="speed")
-    parser.add_argument("--peers-python", help="the interpreter that has the peer")
+    parser.add_argument("--peers-python", help="the Python with the peer")
     arguments = parser.parse_args()
     if arguments.what == "cost":
         print_cost()

@@ -1,9 +1,9 @@
-"""What a client does under `distributed_dp` against its floors: rotation, rounding, noise.
+"""A client's work under `distributed_dp` against its floors: rotation, rounding, noise.
 
     python benchmarks/mechanisms_shares.py
 
-One core, half a minute. The rotation is set beside the same butterfly in NumPy, and beside SciPy's
-FFT of as many real numbers, which others rotate with.
+One core, half a minute. The rotation is compared with the same butterfly in NumPy, and with SciPy's
+FFT of the same number of reals, which other implementations use for rotation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL = 1 << 13
 
 
 def figures() -> Iterator[Figure]:
-    """Nanoseconds an entry."""
+    """Yield the nanoseconds per entry."""
     vector = Seeded(0).generator().standard_normal(LENGTH).astype(np.float32)
 
     def per_entry(seconds: float, length: int = LENGTH) -> float:
@@ -36,7 +36,7 @@ def figures() -> Iterator[Figure]:
         work[:] = vector
         return best_s(lambda: transform(work), repeats=9)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # it grows from one repeat to the next
+    with np.errstate(over="ignore", invalid="ignore"):  # grows with every repeat
         ours = per_entry(again(hadamard.walsh_hadamard))
         numpy = per_entry(again(hadamard._walsh_hadamard_numpy))
     fft = per_entry(best_s(lambda: scipy.fft.rfft(vector), repeats=9))

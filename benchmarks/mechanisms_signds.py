@@ -2,7 +2,7 @@
 
     python benchmarks/mechanisms_signds.py
 
-NumPy's argpartition finds the top-k set alone; ours also draws the report and the magnitude.
+NumPy's argpartition only finds the top-k set. Ours also draws the report and the magnitude.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENET_FEMNIST = 66_521
 
 
 def figures() -> Iterator[Figure]:
-    """Every figure; the first call of each kernel, which compiles it, is not in any."""
+    """Yield every figure. The first call of each kernel, which compiles it, is not timed."""
     yield from _planning()
     yield from _report()
     for dimension in (1_000_000, 10_000_000):

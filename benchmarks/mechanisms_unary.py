@@ -3,8 +3,8 @@
     python benchmarks/mechanisms_unary.py --peers-python PYTHON
     python benchmarks/mechanisms_unary.py accuracy
 
-PYTHON is that of an environment made from ``requirements-unary.txt``. ``accuracy`` prints the
-tables of docs/mechanisms/rr_oue.md, from the variance formula alone.
+PYTHON is from an environment made from ``requirements-unary.txt``. ``accuracy`` prints the tables
+of docs/mechanisms/rr_oue.md, from the variance formula alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PEER_SCRIPT = Path(__file__).parent / "peers" / "unary_reports.py"
 
 
 def figures(peers_python: str | None) -> Iterator[Figure]:
-    """Every figure, ours first; without a Python for the peers the ratios are left out."""
+    """Yield every figure, ours first. Without a Python for the peers there are no ratios."""
     per_parameter = 1e9 / DIMENSION
     encoding = UnaryEncoding("rr", EPS, CELLS)
     entropy = Secure()
@@ -64,7 +64,7 @@ def figures(peers_python: str | None) -> Iterator[Figure]:
 
 
 def server_figures(encoding: UnaryEncoding, values: Any, entropy: Secure) -> Iterator[Figure]:
-    """500 packed reports to means, and how much memory the folding takes."""
+    """Yield the time to turn 500 packed reports into means, and the memory of the folding."""
     reports = [encoding.pack(encoding.perturb(values, entropy)) for _ in range(4)]
 
     def fold(count: int) -> Any:
@@ -90,7 +90,7 @@ def server_figures(encoding: UnaryEncoding, values: Any, entropy: Secure) -> Ite
 
 
 def peer_figures(python: str, ours: float) -> Iterator[Figure]:
-    """The peers' own script, run in their own environment, and their times over ours."""
+    """Run the peers' script in their own environment. Yields their times over ours."""
     done = subprocess.run(
         [python, str(PEER_SCRIPT), "--states", str(2 * CELLS + 1), "--eps", str(EPS)],
         check=True,
@@ -105,10 +105,11 @@ def peer_figures(python: str, ours: float) -> Iterator[Figure]:
 
 
 def error(kind: Any, rounding: Any, eps: float, cells: int, n: int) -> float:
-    """Root mean square error of the mean of n clients that share a value, uniform on [-1, 1].
+    """Return the RMSE of the mean of n clients that share a value, uniform on [-1, 1].
 
-    Nearest rounding leaves every client the same error, uniform within half a cell; stochastic
-    rounding one of its own, of variance f (1 - f) cells^-2 for a fraction f, on average 1/6.
+    Nearest rounding gives every client the same error, uniform within half a cell. Stochastic
+    rounding gives each its own error, of variance f (1 - f) cells^-2 for a fraction f: on average
+    1/6.
     """
     noise = UnaryEncoding(kind, eps, cells).variance(n, math.sqrt(1 / 3))
     rounded = 1 / (12 * cells**2) if rounding == "nearest" else 1 / (6 * cells**2 * n)
@@ -116,7 +117,7 @@ def error(kind: Any, rounding: Any, eps: float, cells: int, n: int) -> float:
 
 
 def print_accuracy() -> None:
-    """Tables in Markdown: error by cells under both roundings, and the best of 1 to 200 cells."""
+    """Print Markdown tables: error by cells with both roundings, and the best of 1 to 200 cells."""
     cells, n = (1, 2, 3, 5, 10, 20, 50, 100), 1000
     for eps in (1.0, 4.8):
         print(f"\neps {eps:g}, {n} clients\n")
@@ -131,10 +132,10 @@ def print_accuracy() -> None:
 
 
 def main() -> int:
-    """Print the figures; the exit status is 1 where a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("speed", "accuracy"), default="speed")
-    parser.add_argument("--peers-python", help="the interpreter that has the peers")
+    parser.add_argument("--peers-python", help="the Python with the peers")
     arguments = parser.parse_args()
     if arguments.what == "accuracy":
         print_accuracy()

@@ -1,8 +1,8 @@
-"""How far each switch position gets on MNIST, and what it costs: the curves of RESULTS.md.
+"""The accuracy of each protection on MNIST, and its cost: the curves of RESULTS.md.
 
     FEDVEIL_DATA=FOLDER python benchmarks/mnist.py [EXPERIMENT ...]
 
-Every experiment prints its table; without names all are run, which takes an hour on two cores.
+Every experiment prints its table. Without names all are run, which takes an hour on two cores.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fedveil.federated.job import Job
 from fedveil.privacy import told
 
 BASE = ("data.name=mnist", "training={epochs: 1, batch_size: 20, lr: 0.1}", "evaluation.every=1")
-#: Every round everybody: 100 clients with 600 images each.
+#: 100 clients with 600 images each, all in every round.
 HUNDRED = (*BASE, "clients={number: 100, fraction: 1.0}")
 SIGNDS = ("protection=signds", "protection.signds.sign_k=0.2", "protection.signds.sign_eps=100")
 
 
 def train(*overrides: str) -> list[dict[str, Any]]:
-    """The records of a run."""
+    """Run a job and return its records."""
     with tempfile.TemporaryDirectory() as folder:
         return fedveil.simulate(
             Job.load(None, overrides), Path(folder) / "run", progress=_show
@@ -38,13 +38,13 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> str:
-    """The first round that reaches an accuracy."""
+    """Return the first round that reaches an accuracy."""
     reached = [r["round"] for r in records if r.get("accuracy", 0) >= accuracy]
     return str(reached[0]) if reached else "never"
 
 
 def row(name: str, records: Sequence[dict[str, Any]]) -> str:
-    """A line of a table."""
+    """Return a line of a table."""
     last = records[-1]
     spent = told(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
     return (
@@ -60,19 +60,19 @@ HEAD = (
 
 
 def plain() -> None:
-    """Federated averaging, 30 rounds."""
+    """Run federated averaging, 30 rounds."""
     print(HEAD)
     print(row("not_encrypt, 100 clients", train(*HUNDRED, "rounds=30")), flush=True)
 
 
 def signds() -> None:
-    """The source's settings, 30 rounds."""
+    """Run SignDS with the settings of its paper, 30 rounds."""
     print(HEAD)
     print(row("signds, 100 clients", train(*HUNDRED, *SIGNDS, "rounds=30")), flush=True)
 
 
 def dp_encrypt() -> None:
-    """Epsilon 50, delta 1e-3, clip 1; of 1,000 clients with 60 images, more and more a round."""
+    """Run dp_encrypt at epsilon 50, delta 1e-3, clip 1, with more and more clients per round."""
     print(HEAD)
     for fraction in (0.1, 0.3, 1.0):
         records = train(
@@ -86,7 +86,10 @@ def dp_encrypt() -> None:
 
 
 def pw_encrypt() -> None:
-    """Secure aggregation and plain averaging of the same survivors: a tenth drops in each round."""
+    """Run secure aggregation, and plain averaging of the same clients.
+
+    10% drop out in each round.
+    """
     print(HEAD)
     base = (*HUNDRED, "rounds=20", "simulation.dropouts={masked: 0.1}")
     print(row("not_encrypt, 90 of 100 clients", train(*base)), flush=True)
@@ -95,7 +98,7 @@ def pw_encrypt() -> None:
 
 
 def unary() -> None:
-    """RR and OUE by epsilon, clients, split and cells: 40 rounds, batch 10, of 1,000 clients."""
+    """Run RR and OUE by epsilon, clients, split and cells: 40 rounds, batch 10, 1,000 clients."""
     print(UNARY_HEAD)
     base = (*BASE, "rounds=40", "training.batch_size=10")
     many = "clients={number: 1000, fraction: 0.5}"
@@ -129,7 +132,7 @@ UNARY_HEAD = (
 
 
 def unary_row(name: str, records: Sequence[dict[str, Any]]) -> str:
-    """A line of the table of noisy runs, whose last rounds are read together."""
+    """Return a line of the table of noisy runs, with the mean over the last rounds."""
     ends = [record["accuracy"] for record in records[-5:]]
     last = records[-1]
     spent = told(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
@@ -150,7 +153,7 @@ EXPERIMENTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Run the experiments that are named."""
+    """Run the named experiments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", nargs="*", choices=[*EXPERIMENTS, []], default=[])
     for name in parser.parse_args().experiment or EXPERIMENTS:

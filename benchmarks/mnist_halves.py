@@ -1,10 +1,10 @@
-"""What EmbeddingDP costs in accuracy on halves of images: the curve of RESULTS.md.
+"""The cost of EmbeddingDP in accuracy on halves of images: the curve of RESULTS.md.
 
     FEDVEIL_DATA=FOLDER python benchmarks/mnist_halves.py [--data mnist] [--epochs 5] [--eps 5 ...]
 
-The first line is the same network trained unsplit, by a plain loop; all others are `fedveil
-vertical run` with every party in one process. Same seed and initial weights. `--data digits` needs
-no files. The exit status is 1 where the split costs more than half a point.
+The first line is the same network trained unsplit, by a plain loop. All others are `fedveil
+vertical run` with every party in one process. Seed and initial weights are the same. `--data
+digits` needs no files. The exit status is 1 if the split costs more than half a point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD = (
 
 
 def job(data: str, epochs: int, *overrides: str) -> VerticalJob:
-    """The job of every line."""
+    """Return the job of a line."""
     return VerticalJob.load(
         None,
         [
@@ -45,7 +45,7 @@ def job(data: str, epochs: int, *overrides: str) -> VerticalJob:
 
 
 def unsplit(plain: VerticalJob) -> list[float]:
-    """The accuracy after every epoch of the joined network, trained by a loop of torch's own."""
+    """Return the accuracy of the joined network after every epoch of a plain torch loop."""
     task = build(plain.task.name, plain.task.settings, plain.seed)
     split = task.split_model()
     model = split.joined()
@@ -67,7 +67,7 @@ def unsplit(plain: VerticalJob) -> list[float]:
 
 
 def _everything(task: Task, subset: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """All columns, under their party's name, and the labels."""
+    """Return all columns, under their party's name, and the labels."""
     owned = {party: task.owned(party, subset) for party in (task.leader, *task.followers)}
     columns = {
         f"{party}.{name}": column
@@ -80,7 +80,7 @@ def _everything(task: Task, subset: str) -> tuple[dict[str, torch.Tensor], torch
 
 
 def split_run(settings: VerticalJob) -> VerticalRun:
-    """A run of all parties in this process."""
+    """Run all parties in this process."""
 
     def show(record: dict[str, object]) -> None:
         if "test_accuracy" in record:
@@ -91,14 +91,14 @@ def split_run(settings: VerticalJob) -> VerticalRun:
 
 
 def line(name: str, accuracies: Sequence[float], run: VerticalRun | None = None) -> str:
-    """A line of the table; the costs are those of the follower `left`."""
+    """Return a line of the table. The costs are those of the follower `left`."""
     costs = [line.figure for line in run.figures["left"]] if run is not None else []
     shown = [told(*costs[i]) for i in (0, 2, 3)] if costs else [told(math.inf)] * 3
     return f"| {name} | {accuracies[-1]:.4f} | {max(accuracies):.4f} | {' | '.join(shown)} |"
 
 
 def curve(data: str, epochs: int, epsilons: Sequence[float]) -> bool:
-    """Print the table; whether the split alone costs at most half a point."""
+    """Print the table. Returns True if the split alone costs at most half a point."""
     print(HEAD)
     whole = unsplit(job(data, epochs))
     print(line("unsplit", whole), flush=True)

@@ -1,11 +1,12 @@
-"""Which small nets stand noise best: accuracy on held-out training images of MNIST.
+"""The accuracy of small networks under noise, on held-out training images of MNIST.
 
     FEDVEIL_DATA=FOLDER python benchmarks/noisy_models.py [--models NAME ...] [--noise Z ...]
 
-200 clients of 20 images, all in every round, one full-batch step each, updates clipped to an L2
-norm, Gaussian noise of Z * 2 * clip on their sum, momentum at the server; 2,000 other images of the
-training set judge. The test set is not read. Noise Z = 0.16 disturbs the mean here as much as that
-of a whole run's epsilon of 8 does with 6,000 clients. Half a minute to a minute a figure, one core.
+200 clients of 20 images, all in every round, take one full-batch step each. Updates are clipped to
+an L2 norm, Gaussian noise of Z * 2 * clip is added to their sum, and the server uses momentum.
+2,000 other images of the training set measure accuracy. The test set is not read. Noise Z = 0.16
+disturbs the mean as much as epsilon 8 for a whole run does with 6,000 clients. Half a minute to a
+minute per figure, on one core.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PLAN = TrainingPlan(1, EACH, "sgd", 0.1, 0.0, 0.0)
 
 
 def lenet_group_norm() -> nn.Module:
-    """LeNet with GroupNorm after its convolutions."""
+    """Return LeNet with GroupNorm after its convolutions."""
     model = models.lenet((1, 28, 28), 10)
     assert isinstance(model, nn.Sequential)
     model.insert(1, nn.GroupNorm(2, 6))
@@ -40,7 +41,7 @@ def lenet_group_norm() -> nn.Module:
 
 
 def lenet_tanh() -> nn.Module:
-    """LeNet with another activation, and torch's own initial weights."""
+    """Return LeNet with tanh and torch's own initial weights."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(),
@@ -58,7 +59,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def accuracy(make: Callable[[], nn.Module], noise: float, clip: float, lr: float) -> float:
-    """Of the model on the held-out images, after the last round."""
+    """Return the model's accuracy on the held-out images after the last round."""
     torch.manual_seed(0)
     part = TrainedPart.of(make())
     train = load("mnist").train
@@ -85,7 +86,7 @@ def accuracy(make: Callable[[], nn.Module], noise: float, clip: float, lr: float
 
 
 def main() -> None:
-    """Print a table: for each model and noise, every step size."""
+    """Print a table with every step size for each model and noise."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""How the language model's loss falls with and without EmbeddingDP: the curves of RESULTS.md.
+"""The language model's loss with and without EmbeddingDP: the curves of RESULTS.md.
 
     python benchmarks/pangu.py TEXT [--epochs 4] [--eps 5 --eps 2 ...] [--set KEY=VALUE ...]
 
 TEXT is a .txt file or a folder of them. Every run is `task: pangu` (tiny) in one process, with the
-same seed, order and initial weights; they take about three minutes each on two cores.
+same seed, order and initial weights. Each takes about three minutes on two cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedveil.vertical.job_split import make_task
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.one_process import VerticalRun
 
-#: A curve's point is the mean loss of so many steps.
+#: The number of steps whose mean loss is a point of a curve.
 WINDOW = 20
 PLAIN, BITS = "no protection", "one bit, no noise"
 
@@ -96,9 +96,11 @@ def _print_costs(runs: Mapping[str, VerticalRun]) -> None:
 
 
 def _read_back(run: VerticalRun) -> float:
-    """The share of held-out tokens that one report betrays to a reader who has the leader's tables.
+    """Return the share of held-out tokens that one report reveals to a reader with the tables.
 
-    The reader takes the token whose bits agree with the report's most often.
+    The tables are the leader's.
+
+    The reader chooses the token whose bits agree most often with the report's.
     """
     part = run.split.by_name["embedding"]
     embedding = part.module
@@ -121,7 +123,7 @@ def _read_back(run: VerticalRun) -> float:
 
 
 def _steps(run: VerticalRun) -> list[dict[str, Any]]:
-    """The leader's lines about training."""
+    """Return the leader's records about training."""
     return [record for record in run.metrics if "look" not in record]
 
 

@@ -1,19 +1,19 @@
-"""MNIST under distributed noise: accuracy at a run's epsilon, real protocol, real discrete noise.
+"""MNIST under distributed noise: accuracy by epsilon, with the real protocol and discrete noise.
 
-Runs the jobs of examples/private_mnist with `fedveil.simulate` and prints test accuracy over seeds,
-and the epsilon that the ledger states: replace-one, whole run, delta 1e-5. Settings were chosen on
-a part of the training images (`private_mnist_study.py`), not here.
+Runs the jobs of examples/private_mnist with `fedveil.simulate`. Prints test accuracy over seeds,
+and the ledger's epsilon: replace-one, whole run, delta 1e-5. The settings were chosen on a part of
+the training images (`private_mnist_study.py`), not here.
 
     FEDVEIL_DATA=... python benchmarks/private_mnist.py clients --seeds 3      about half an hour
     FEDVEIL_DATA=... python benchmarks/private_mnist.py central | dropouts | bits | clip | example
     FEDVEIL_DATA=... python benchmarks/private_mnist.py curve
 
-`clients`: the claims. `central`: the same with a trusted server. `dropouts`: a tenth of the clients
-missing in every round. `bits`: precision of what is summed, 100 clients, and 30% missing, which a
-trusted server may miss too. `clip`: a clip that moves, from one that was chosen and from ones that
-are far off, scored on the part of the training images that settings are chosen on.
-`example`: five clients of 12,000 images, the unit one example. `curve`: every position at many
-epsilons, 1,000 clients.
+`clients`: the claims. `central`: the same with a trusted server. `dropouts`: 10% of the clients
+drop out in every round. `bits`: the precision of the sum with 100 clients, also with 30% dropouts,
+which a trusted server may miss too. `clip`: an adaptive clip that starts at the chosen value or far
+from it, scored on the part of the training images on which settings are chosen. `example`: five
+clients of 12,000 images, with one example as the unit. `curve`: every protection at many epsilons,
+1,000 clients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK = "protection.distributed_dp"
 
 
 class Row(NamedTuple):
-    """A line of the table: its name, the job's file and what is changed in it."""
+    """A line of the table: its name, the job's file and the changes to it."""
 
     name: str
     job: str
@@ -43,19 +43,19 @@ class Row(NamedTuple):
 
 
 def shares(clients: int, epsilon: float, rate: float, *more: str, name: str = "") -> Row:
-    """Distributed noise at an epsilon, with the server's rate for it."""
+    """Return a row for distributed noise at an epsilon, with the server's rate."""
     changes = [f"{BLOCK}.target_epsilon={epsilon}", f"server.lr={rate}", *more]
     said = f"{clients} clients, epsilon {epsilon:g}"
     return Row(f"{said}, {name}" if name else said, f"clients-{clients}.yaml", changes)
 
 
-#: (clients, epsilon) -> the server's rate that was chosen on the validation part.
+#: (clients, epsilon) -> the server's rate chosen on the validation part.
 RATES = {(6000, 8): 12.0, (6000, 1): 1.28, (1000, 8): 2.56, (1000, 2): 0.64}
 EXACT = f"{BLOCK}.dropout_tolerance=0"
 
 
 def trusted(clients: int, epsilon: float, rate: float, *more: str) -> Row:
-    """The same with central noise."""
+    """Return a row for central noise at an epsilon, with the server's rate."""
     clip = {6000: 0.3, 1000: 0.15, 100: 0.1}[clients]
     file = "clients-6000.yaml" if clients == 6000 else "clients-1000.yaml"
     changes = [
@@ -66,7 +66,7 @@ def trusted(clients: int, epsilon: float, rate: float, *more: str) -> Row:
 
 
 def bits() -> Iterable[Row]:
-    """100 clients of 600 images: what they send in more and in fewer bits."""
+    """Yield rows for 100 clients of 600 images that send more or fewer bits."""
     hundred = ("clients.number=100", f"{BLOCK}.clip=0.1")
     for epsilon, rate in ((8, 0.32), (2, 0.08), (1, 0.04)):
         yield trusted(100, epsilon, rate, "clients.number=100")
@@ -86,13 +86,13 @@ def bits() -> Iterable[Row]:
             yield Row(said, "clients-1000.yaml", changes)
 
 
-#: On the part of the training images that settings are chosen on; in one process, which has it.
+#: Use the part of the training images on which settings are chosen. Only this process has it.
 HELD_OUT = ("data.name=private_mnist_study:held_out", "simulation.workers=0")
 QUANTILE, CLIP_RATE = 0.2, 0.5
 
 
 def moving_clip() -> Iterable[Row]:
-    """1,000 clients of 50 images: a clip that was chosen, and ten times too much or too little."""
+    """Yield rows with the chosen clip, and with one that is ten times too large or too small."""
     for epsilon in (8, 2):
         rate = RATES[1000, epsilon]
         for clip in (0.15, 1.5, 0.015):
@@ -103,7 +103,7 @@ def moving_clip() -> Iterable[Row]:
 
 
 def curve() -> Iterable[Row]:
-    """Each position at seven epsilons; a rate that falls with the noise as the chosen ones do."""
+    """Yield rows for each protection at seven epsilons. The rate falls with the noise."""
     for epsilon in (0.25, 0.5, 1, 2, 4, 8, 16):
         rate = min(2.56, 0.32 * epsilon)
         yield shares(1000, epsilon, rate)
@@ -115,10 +115,10 @@ MODES = {
     "central": lambda: [
         row
         for (n, e), rate in RATES.items()
-        for row in (shares(n, e, rate, EXACT, name="nobody may drop out"), trusted(n, e, rate))
+        for row in (shares(n, e, rate, EXACT, name="no dropouts allowed"), trusted(n, e, rate))
     ],
     "dropouts": lambda: [
-        shares(n, e, rate, "simulation.dropouts.masked=0.1", name="a tenth missing")
+        shares(n, e, rate, "simulation.dropouts.masked=0.1", name="10% missing")
         for (n, e), rate in RATES.items()
         if n == 1000
     ],
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--only", default="", help="only rows whose name contains this text")
     asked = parser.parse_args()
     print("| setting | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
     print("|---|---|---|---|---|---|", flush=True)

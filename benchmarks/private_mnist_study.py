@@ -1,18 +1,18 @@
-"""How the settings of private MNIST were chosen: noise of the sum, simulated in floating point.
+"""The choice of settings for private MNIST, with the noise of the sum simulated in floating point.
 
     FEDVEIL_DATA=FOLDER python benchmarks/private_mnist_study.py [NAME ...] [--scan] [--test]
 
-Without names every setting is run: its mean accuracy over the seeds, its least and its most.
-Heads are trained on 50,000 images of the training set and scored on its other 10,000; clients
-hold as many images as in the whole run, and the mean's noise is that of the whole number of them.
-`--scan` tries half and twice the clip and the rate. `--test` trains on all 60,000 images and
-scores on the test set: once, after everything has been chosen. Clients take about a minute a
-setting on two busy cores, examples several; `--bfloat16` is faster where the processor has it.
+Runs the named settings (default: all) and prints mean, minimum and maximum accuracy over the seeds.
+Heads are trained on 50,000 images of the training set and scored on its other 10,000. Clients have
+as many images as in the whole run, and the noise of the mean is that of the full number of clients.
+`--scan` tries half and twice the clip and the rate. `--test` trains on all 60,000 images and scores
+on the test set, once, after everything has been chosen. A setting with clients takes about a minute
+on two busy cores, one with examples several. `--bfloat16` is faster on processors that support it.
 
-Everybody takes part in every round. A unit's update, one step of rate 1 on all that it holds, is
-clipped to L2 norm `clip`; the sum gets Gaussian noise of z·2·clip; the server takes its mean with
-momentum 0.9 and `rate`. Replace-one, delta 1e-5: `rounds` releases of ratio z are one of ratio
-z / sqrt(rounds), whose curve is exact.
+Every client takes part in every round. A unit's update, one step of rate 1 on all its data, is
+clipped to L2 norm `clip`. The sum gets Gaussian noise of z·2·clip. The server applies its mean with
+momentum 0.9 and `rate`. Replace-one, delta 1e-5: `rounds` releases of ratio z are one of ratio z /
+sqrt(rounds), whose curve is exact.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from fedveil.learning.oriented_filters import FilterBank, OrientedFilters
 from fedveil.privacy.gaussian_curve import analytic_sigma
 
 DELTA, MOMENTUM, CLASSES = 1e-5, 0.9, 10
-#: Of the training set, what settings are chosen on.
+#: Settings are chosen on this number of images from the training set.
 VALIDATION, SPLIT_SEED = 10_000, 2026
-#: As in the filters: what is far below is rounding.
+#: As in the filters: much smaller values are rounding errors.
 FAINT = 1e-2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A federation, its whole run's epsilon, and what was chosen for it."""
+    """A federation, its whole run's epsilon, and the settings chosen for it."""
 
     units: int
     images: int
@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def noise_multiplier(self) -> float:
-        """Sigma of the sum, in 2·clip."""
+        """The sigma of the sum, in units of 2·clip."""
         if self.epsilon == math.inf:
             return 0.0
         return analytic_sigma(self.epsilon, DELTA, 1.0) * math.sqrt(self.rounds)
@@ -75,14 +75,14 @@ SETTINGS = {
 
 
 def moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """How much of each pair of filters there is, wherever it lies."""
+    """Return the strength of each filter pair at each position, whatever the phase."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square()).sqrt()
 
 
 def second_order(x: torch.Tensor, bank: FilterBank) -> torch.Tensor:
-    """The finest scale's moduli, seen through the same filters again: 3,136 features of norm 1."""
+    """Return the finest scale's moduli, filtered once more: 3,136 features of norm 1."""
     filters = torch.from_numpy(next(bank.filters()))[:, None]
     turns, side = bank.orientations, x.shape[-1] // bank.stride
     first = moduli(x, filters, bank.stride).reshape(-1, 1, side, side)
@@ -97,7 +97,7 @@ Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 @torch.no_grad()
 def seen(examples: Examples, second: bool) -> Rows:
-    """The rows that a head is trained on, each with a one for the bias, and their labels."""
+    """Return the rows that a head is trained on, each with a 1 for the bias, and their labels."""
     filters, found = OrientedFilters(examples.x.shape[1:]), []
     bank = filters.bank
     for images in torch.from_numpy(examples.x).split(500):
@@ -111,7 +111,7 @@ def seen(examples: Examples, second: bool) -> Rows:
 
 
 class Clients:
-    """The training rows, cut into units, and the noisy mean of their clipped updates."""
+    """The training rows, divided into units, and the noisy mean of their clipped updates."""
 
     def __init__(self, rows: torch.Tensor, labels: torch.Tensor, images: int, kind: torch.dtype):
         kept = len(rows) // images * images
@@ -122,7 +122,7 @@ class Clients:
         self._columns = self._rows.t().contiguous()
 
     def mean_update(self, heads: torch.Tensor, clips: torch.Tensor) -> torch.Tensor:
-        """Of heads [rows, classes, settings]: the mean of the units' clipped steps."""
+        """Return the mean of the units' clipped steps for `heads` [rows, classes, settings]."""
         kind, (size, classes, many) = self._rows.dtype, heads.shape
         scores = (self._rows @ heads.reshape(size, -1).to(kind)).float()
         wrong = torch.softmax(scores.view(-1, classes, many), 1)
@@ -138,7 +138,10 @@ class Clients:
 def accuracies(
     tried: Sequence[Setting], train: Rows, judged: Rows, seed: int, kind: torch.dtype
 ) -> list[float]:
-    """Of settings that differ in nothing but clip and rate; the seed deals out the images."""
+    """Return the accuracy of settings that differ only in clip and rate.
+
+    `seed` deals the images.
+    """
     one, (judged_rows, judged_labels) = tried[0], judged
     order = torch.from_numpy(np.random.default_rng([SPLIT_SEED, seed]).permutation(len(train[1])))
     clients = Clients(train[0][order], train[1][order], one.images, kind)
@@ -157,7 +160,7 @@ def accuracies(
 
 
 def parts(test: bool) -> tuple[Examples, Examples]:
-    """What heads are trained on, and what they are scored on."""
+    """Return the training part and the scoring part."""
     data = datasets.load("mnist")
     if test:
         return data.train, data.test
@@ -168,7 +171,7 @@ def parts(test: bool) -> tuple[Examples, Examples]:
 
 
 def held_out() -> dict[str, Array]:
-    """The parts of the training set, as `data.name: private_mnist_study:held_out` has them."""
+    """Return the parts of the training set, for `data.name: private_mnist_study:held_out`."""
     train, judged = parts(test=False)
     return {"x_train": train.x, "y_train": train.y, "x_test": judged.x, "y_test": judged.y}
 
@@ -183,9 +186,7 @@ def main() -> None:
     asked = parser.parse_args()
     unknown = [name for name in asked.names if name not in SETTINGS]
     if unknown or (asked.scan and asked.test):
-        parser.error(
-            f"no setting {unknown[0]}" if unknown else "nothing is scanned on the test set"
-        )
+        parser.error(f"no setting {unknown[0]}" if unknown else "--scan cannot use the test set")
     torch.set_num_threads(asked.threads)
     kind = torch.bfloat16 if asked.bfloat16 else torch.float32
     halves = functools.cache(

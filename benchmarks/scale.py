@@ -1,13 +1,13 @@
-"""What one report costs, and what rounds of 100,000 and 1,000,000 clients would.
+"""The cost of a report, and from it that of rounds of 100,000 and 1,000,000 clients.
 
     python benchmarks/scale.py [--parameters N] [--clients N ...] [--seconds S] [--simulate N]
 
-For each protection: seconds to make, to check and fold one report on one core (CPU time, the
-fastest of several), its bytes, and the server's memory that does not depend on the number of
-clients and that which does. From these, for each number of clients: bytes into the server, cores
-that fold a round within S seconds, and memory. Secure aggregation's line is from the sizes of
-its messages; benchmarks/secure_aggregation.py measures its parties. With `--simulate` a round of
-N reports is folded for each protection, in ten halves that are then merged.
+For each protection: seconds to make, and to check and fold, one report on one core (CPU time, the
+fastest of several), its bytes, and the server's memory, both fixed and per client. From these, for
+each number of clients: bytes received by the server, cores that fold a round within S seconds, and
+memory. The line of secure aggregation follows from the sizes of its messages;
+benchmarks/secure_aggregation.py measures its parties. With `--simulate` a round of N reports is
+folded for each protection, in ten halves that are then merged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedveil.secagg.share_tags import TAG_BYTES
 
 LENET = 61_706
 SAMPLE = 24
-#: The measured protections; the last column are parameters that are not the defaults.
+#: The measured protections, with their parameters that are not defaults.
 CASES: dict[str, dict[str, Any]] = {
     "not_encrypt": {},
     "dp_encrypt": {},
@@ -44,15 +44,16 @@ CASES: dict[str, dict[str, Any]] = {
     "rr": {},
     "oue": {},
 }
-#: A sparse masking graph's threshold for many clients, and the bits of an entry before the sum.
+#: The threshold of a sparse masking graph for many clients, and the bits of an entry before the
+#: sum.
 THRESHOLD, ENTRY_BITS = 80, 20
-#: The tree of `--simulate`.
+#: The number of aggregators of `--simulate`.
 AGGREGATORS = 10
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one report costs."""
+    """The cost of one report."""
 
     make_s: float
     fold_s: float
@@ -62,7 +63,7 @@ class Cost:
 
 
 def measured(position: str, changes: dict[str, Any], dimension: int) -> Cost:
-    """The costs of a protection whose clients send one report each."""
+    """Return the costs of a protection whose clients send one report each."""
     block = ProtectionSettings.BLOCKS[position]
     chosen = ProtectionSettings(name=position, **({block: changes} if block else {}))
     weighting = "by_size" if position == "not_encrypt" else "equal"
@@ -94,7 +95,7 @@ def _report(protection: Protection, model: np.ndarray, opening: Message, client:
 
 
 def _fold_s(protection: Protection, model: np.ndarray, reports: Sequence[bytes]) -> float:
-    """Decode, check and fold: the fastest of the reports, after some that warm the caches."""
+    """Return the seconds to decode, check and fold the fastest report, after a warm-up."""
     server = _server(protection, model, len(reports))
     seconds = []
     for client, report in enumerate(reports):
@@ -107,7 +108,7 @@ def _fold_s(protection: Protection, model: np.ndarray, reports: Sequence[bytes])
 def _memory(
     protection: Protection, model: np.ndarray, reports: Sequence[bytes]
 ) -> tuple[int, float]:
-    """Bytes of a server half with one report, and what each further one leaves behind."""
+    """Return the bytes of a server half with one report, and those added by each further report."""
     tracemalloc.start()
     server = _server(protection, model, len(reports))
     server.receive(0, decode(reports[0]))
@@ -130,7 +131,7 @@ def _best(work: Callable[[], Any], repeats: int = 5) -> float:
 
 
 def lines(options: argparse.Namespace) -> Iterator[str]:
-    """The table, line by line."""
+    """Yield the lines of the table."""
     d = options.parameters
     yield f"{d:,} parameters; rounds of {options.seconds:g} s"
     yield f"{'':<12} {'make':>9} {'fold':>9} {'report':>10} {'server':>9} {'a client':>9}"
@@ -155,12 +156,12 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
         yield from secure_lines(clients, d, options.seconds)
 
 
-#: A client that has reported is a number in two sets of CPython.
+#: Bytes of a client's number in two CPython sets.
 _COUNTED_BYTES = 100
 
 
 def secure_lines(clients: int, dimension: int, seconds: float) -> Iterator[str]:
-    """Secure aggregation with the sparse graph: what passes through the one server."""
+    """Yield the traffic of secure aggregation with the sparse graph through a single server."""
     degree = masking_graph.automatic(clients, THRESHOLD)
     assert degree is not None
     bits = Ring.for_sum(clients, (1 << ENTRY_BITS - 1) - 1).bits
@@ -174,9 +175,9 @@ def secure_lines(clients: int, dimension: int, seconds: float) -> Iterator[str]:
 
 
 def simulated(position: str, clients: int, dimension: int) -> str:
-    """A round of so many reports, folded by a tree of aggregators, all of it in this process.
+    """Fold a round of `clients` reports with a tree of aggregators, all in this process.
 
-    The reports are those of `SAMPLE` clients, sent again under other clients' numbers.
+    The reports are those of `SAMPLE` clients, repeated under other clients' numbers.
     """
     block = ProtectionSettings.BLOCKS[position]
     chosen = ProtectionSettings(name=position, **({block: CASES[position]} if block else {}))
@@ -219,8 +220,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=LENET)
     parser.add_argument("--clients", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long reports may come in")
-    parser.add_argument("--simulate", type=int, metavar="N", help="fold a round of N reports too")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds in which reports arrive"
+    )
+    parser.add_argument("--simulate", type=int, metavar="N", help="also fold a round of N reports")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     for line in lines(options):

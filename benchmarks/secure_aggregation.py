@@ -2,14 +2,14 @@
 
     python benchmarks/secure_aggregation.py [--peers-python PYTHON] [PART ...]
 
-The parts: client, server, memory, bytes, sparse, simulation, peers; all of them without names.
-``peers`` needs PYTHON, that of an environment made from ``requirements-peers.txt``. What runs on
-one core is measured in CPU seconds, and so is each process where two are used; what is measured
-by the clock needs a machine that does nothing else.
+The parts (default: all): client, server, memory, bytes, sparse, simulation, peers. ``peers`` needs
+PYTHON, from an environment made from ``requirements-peers.txt``. Work on one core is measured in
+CPU seconds, and so is each process if there are two. Wall-clock figures need a machine that does
+nothing else.
 
-The server is fed by `Crowd`, clients without state machines: their keys, shares, tags and (but
-for the sparse graph's ten thousand) masks are true, their boxes are noise, which a server only
-passes on.
+`Crowd` supplies the server with messages from clients without state machines. Their keys, shares,
+tags and (except for the sparse graph with ten thousand) masks are real. Their boxes are noise,
+which a server only passes on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LARGEST = (1 << 15) - 1  # entries of 16 bits
 
 
 def make_terms(clients: int, entries: int, threshold: int, neighbours: int | None = None) -> Terms:
-    """A round of so many clients with entries of 16 bits."""
+    """Return the terms of a round of `clients` clients with entries of 16 bits."""
     return Terms(
         job=b"benchmark",
         round=1,
@@ -61,7 +61,7 @@ def make_terms(clients: int, entries: int, threshold: int, neighbours: int | Non
 
 
 class OneClient:
-    """A true client among peers that only have keys; plays a whole round and is timed."""
+    """A real client whose peers have nothing but keys. Plays a whole round and is timed."""
 
     def __init__(self, terms: Terms, clients: int) -> None:
         self.seconds = 0.0
@@ -111,7 +111,7 @@ def _rows(rows: Sequence[Any]) -> np.ndarray:
 
 
 class Crowd:
-    """What `clients` clients send, made as it is asked for."""
+    """Makes the messages of `clients` clients on demand."""
 
     def __init__(self, terms: Terms, clients: int, *, true_masks: bool) -> None:
         entropy = Seeded(0, "crowd")
@@ -129,11 +129,11 @@ class Crowd:
         self._noise = entropy.token(4 * terms.length)
 
     def advertise(self, i: int, message: Message) -> dict[str, Any]:
-        """Two keys."""
+        """Return two keys."""
         return {"cipher_key": self._cipher[i], "mask_key": self._mask[i].public}
 
     def share(self, i: int, message: Message) -> dict[str, Any]:
-        """True shares with true tags, in boxes of noise."""
+        """Return real shares with real tags, in boxes of noise."""
         members = message["clients"].tolist()  # type: ignore[union-attr]
         secrets = [self._seeds[i], self._mask[i].secret]
         dealt = shamir.split(secrets, self.terms.threshold, len(members), self._entropy)
@@ -146,7 +146,7 @@ class Crowd:
         return {"sealed": sealed.reshape(len(members), SEALED_BYTES), "tags": rows}
 
     def masked(self, i: int, message: Message) -> dict[str, Any]:
-        """The vector of `plain` with its masks, made once; noise where masks are not true."""
+        """Return the masked vector of `plain`, made once, or noise if masks are not real."""
         if i not in self._vectors:
             lanes = np.frombuffer(self._noise, self._ring.lane)[: self.terms.length].copy()
             if self._true_masks:
@@ -163,16 +163,16 @@ class Crowd:
 
     @cached_property
     def _view(self) -> bytes:
-        """What all are shown; nobody drops out before boxes are passed on."""
+        """The keys that all clients see: nobody drops out before the boxes are passed on."""
         public = {i: (self._cipher[i], self._mask[i].public) for i in self.ids}
         return vectors_view(self.terms, keys_view(self.terms, public), self.ids, b"")
 
     def plain(self, i: int) -> np.ndarray:
-        """The vector of a client."""
+        """Return a client's vector."""
         return (np.arange(self.terms.length) * (i + 1)) % (2 * LARGEST + 1) - LARGEST
 
     def unmask(self, i: int, message: Message) -> dict[str, Any]:
-        """The share of every neighbour that the server asks for."""
+        """Return the share of every neighbour that the server asks for."""
         gone = set(message["dropped"].tolist())  # type: ignore[union-attr]
         asked = sorted([*message["survivors"].tolist(), *gone])  # type: ignore[union-attr]
         size, shares = shamir.SHARE_BYTES, []
@@ -184,7 +184,7 @@ class Crowd:
 
 @dataclass
 class Served:
-    """What a round has cost the server: all of it, and its last step alone, the unmasking."""
+    """The server's time in a round: all of it, and its last step alone, the unmasking."""
 
     server: Server
     seconds: float = 0.0
@@ -194,7 +194,7 @@ class Served:
 def serve(
     crowd: Crowd, dropped: int, processes: int = 1, clock: Callable[[], float] = time.process_time
 ) -> Served:
-    """A round in which so many drop out before they send their masked vector."""
+    """Run a round in which `dropped` clients drop out before they send their masked vector."""
     terms = crowd.terms
     served = Served(Server(terms, crowd.ids, Seeded(0, "graph"), processes=processes))
     server = served.server
@@ -216,7 +216,7 @@ def serve(
 
 
 def keystream_s(masks: int, entries: int, lane: np.dtype[Any]) -> float:
-    """CPU seconds for the bytes of so many masks alone, in the way that masks are made."""
+    """Return the CPU seconds to generate the bytes of `masks` masks, as the protocol does."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     block = 1 << 17
@@ -232,7 +232,7 @@ def keystream_s(masks: int, entries: int, lane: np.dtype[Any]) -> float:
 
 
 def client_figures() -> Iterator[Figure]:
-    """One client among 500."""
+    """Measure one client among 500."""
     terms = make_terms(CLIENTS, ENTRIES, 2 * CLIENTS // 3 + 1)
     seconds = min(OneClient(terms, CLIENTS).seconds for _ in range(3))
     name = f"client: {CLIENTS} clients, {ENTRIES:,} entries (paper: 0.849 s)"
@@ -240,7 +240,7 @@ def client_figures() -> Iterator[Figure]:
 
 
 def server_figures() -> Iterator[Figure]:
-    """The server of 500 clients at three shares of dropouts, on one core and on two."""
+    """Measure the server of 500 clients at three dropout rates, on one core and on two."""
     terms = make_terms(CLIENTS, ENTRIES, CLIENTS // 2 + 1)
     crowd = Crowd(terms, CLIENTS, true_masks=True)
     for percent, floor, paper in ((0, 0.8, 2.0), (10, 7, 62), (30, 16, 143)):
@@ -259,24 +259,24 @@ def server_figures() -> Iterator[Figure]:
 
 
 def two_process_figures(crowd: Crowd, dropped: int, one: float) -> Iterator[Figure]:
-    """What a helper process saves: in CPU seconds of the longer way, and on the clock."""
+    """Measure the saving by a helper process: CPU seconds of the slower process, and wall clock."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     two = serve(crowd, dropped, 2)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     helper = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     longer = two.seconds - two.unmasking + max(two.unmasking, helper)
-    yield Figure("  with two processes, the longer way, over one", longer / one, "times", 0.65)
+    yield Figure("  with two processes, the slower one, over one", longer / one, "times", 0.65)
     first, second = (serve(crowd, dropped, n, time.perf_counter).seconds for n in (1, 2))
-    yield Figure("  the same on the clock of this machine", second / first, "times")
+    yield Figure("  the same in wall-clock time", second / first, "times")
 
 
 def memory_figures() -> Iterator[Figure]:
-    """Masked vectors are added into the sum as they arrive and dropped."""
+    """Check that masked vectors are added to the sum as they arrive, and freed."""
     peaks = []
     for clients in (20, 80):
         terms = make_terms(80, 1_000_000, 11)
         crowd = Crowd(terms, clients, true_masks=False)
-        crowd.masked(0, {})  # the one vector that all of them send is no memory of the server
+        crowd.masked(0, {})  # all clients send this one vector, which is not the server's memory
         tracemalloc.start()
         serve(crowd, 0)
         peaks.append(tracemalloc.get_traced_memory()[1] / 1e6)
@@ -286,7 +286,7 @@ def memory_figures() -> Iterator[Figure]:
 
 
 def bytes_figures() -> Iterator[Figure]:
-    """What one of 1,024 clients sends."""
+    """Measure the bytes sent by one of 1,024 clients."""
     entries = 1 << 20
     one = OneClient(make_terms(1024, entries, 683), 1024)
     name = "bytes a client sends: 1,024 clients, 2^20 entries (paper: 1.73)"
@@ -294,7 +294,7 @@ def bytes_figures() -> Iterator[Figure]:
 
 
 def sparse_figures() -> Iterator[Figure]:
-    """One client and the whole server in the sparse graph of 1,000 and of 10,000 clients."""
+    """Measure a client and the whole server in the sparse graph of 1,000 and of 10,000 clients."""
     client_s, server_s = {}, {}
     threshold = 80
     for clients in (1_000, 10_000):
@@ -314,7 +314,7 @@ def sparse_figures() -> Iterator[Figure]:
 
 
 def images() -> dict[str, Any]:
-    """Noise in the shape of MNIST: 60 examples for each of 100 clients."""
+    """Return noise in the shape of MNIST: 60 examples for each of 100 clients."""
     draw = Seeded(0, "images").generator()
     x = draw.normal(size=(6_100, 1, 28, 28)).astype(np.float32)
     y = draw.integers(0, 10, len(x))
@@ -322,7 +322,7 @@ def images() -> dict[str, Any]:
 
 
 def simulation_figures() -> Iterator[Figure]:
-    """Whole simulated rounds, training included, with two worker processes."""
+    """Measure whole simulated rounds, training included, with two worker processes."""
     import fedveil
 
     for name, seconds in (("pw_encrypt", 5.0), ("not_encrypt", None)):
@@ -347,7 +347,7 @@ def simulation_figures() -> Iterator[Figure]:
 
 
 def peer_figures(python: str) -> Iterator[Figure]:
-    """Flower's own utilities in their own environment, and their times over ours."""
+    """Run Flower's own utilities in their own environment. Yields their times over ours."""
     done = subprocess.run([python, str(PEER_SCRIPT)], check=True, stdout=subprocess.PIPE, text=True)
     theirs = json.loads(done.stdout.splitlines()[-1])
     ours = {"mask_s": masking_s(), **shamir_s()}
@@ -363,7 +363,7 @@ def peer_figures(python: str) -> Iterator[Figure]:
 
 
 def masking_s() -> float:
-    """Key agreements and masks with 100 neighbours, and the client's own mask."""
+    """Return the seconds for 100 neighbours' key agreements and masks, and the client's own."""
     entropy, view = Seeded(0), bytes(32)
     pair = KeyPair.draw(entropy)
     peers = [KeyPair.draw(entropy).public for _ in range(100)]
@@ -379,7 +379,7 @@ def masking_s() -> float:
 
 
 def shamir_s() -> dict[str, float]:
-    """Two secrets of 32 bytes among 100, and back from 51."""
+    """Return the seconds to share two 32-byte secrets among 100, and to recover them from 51."""
     entropy = Seeded(0)
     secrets = [Secret(entropy.token(32)) for _ in range(2)]
     shares = shamir.split(secrets, 51, 100, entropy)
@@ -403,10 +403,10 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """Print the figures; the exit status is 1 where a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, "peers"]))
-    parser.add_argument("--peers-python", help="the interpreter that has the peers")
+    parser.add_argument("--peers-python", help="the Python with the peers")
     arguments = parser.parse_args()
     chosen = arguments.parts or [*PARTS, *(["peers"] if arguments.peers_python else [])]
     if unknown := set(chosen) - {*PARTS, "peers"}:

@@ -1,15 +1,14 @@
-"""The simulator against its peers, in one run: seconds a round, growth with the cohort, memory.
+"""The simulator against its peers, in one run: seconds per round, growth with the cohort, memory.
 
     python benchmarks/simulator.py --peers peers/bin/python [--kernel lenet_kernel.cpp]
                                    [--blazefl blazefl/bin/python]
     python benchmarks/simulator.py --only protected --repeats 3
 
-`--peers` is the Python of an environment made from requirements-peers.txt; without it fedveil is
-timed alone. `--blazefl` is one of Python 3.12 or later with torch and BlazeFL, whose own
-benchmark's work is then timed too. `--kernel` is a LeNet kernel in C++ with a function
-`lenet_train`, timed on the same work on two threads. Twenty minutes. Contenders take turns, so
-that a slow spell of the machine falls on all of them, and the best round of each is compared,
-which is the one that was disturbed least.
+`--peers` is the Python of an environment made from requirements-peers.txt. Without it only fedveil
+is timed. `--blazefl` is a Python 3.12 or later with torch and BlazeFL, and adds the work of
+BlazeFL's own benchmark. `--kernel` is a LeNet kernel in C++ with a function `lenet_train`, timed on
+the same work with two threads. Takes twenty minutes. Contenders take turns, so that a slow spell of
+the machine affects all of them. The best round of each is compared, as the least disturbed one.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-#: How many times faster than the peer's best fedveil's best round is to be.
+#: The least ratio of the peer's best round to fedveil's best round.
 FLOORS = {("lenet", "pfl"): 5.0, ("lenet", "flwr"): 16.0, ("dense", "pfl"): 2.0}
-#: At most so many times the round of the reference kernel, and of an unprotected round.
+#: The most time of a round, as a multiple of the reference kernel's and of an unprotected round.
 OF_THE_KERNEL, OF_UNPROTECTED = 1.6, 1.5
-#: Rounds of LeNet take a tenth of a second: so many times as many of them are timed where no peer
-#: is, so that the best of each contender is one that nothing disturbed.
+#: LeNet's rounds take a tenth of a second. Comparisons without peers therefore time this many times
+#: more rounds, so that the best of each contender is undisturbed.
 SHORT = 3
-#: By batch: how many times the loop's rounds a second those of native code are to be.
+#: Batch size -> the least ratio of rounds per second, native code to torch's loop.
 OVER_THE_LOOP = {4: 2.0, 16: 1.0}
 LARGE_ROUND_S, LARGE_ROUND_MB = 10.0, 1200
 
 
 def measure(python: str, script: str, *arguments: object) -> dict[str, Any]:
-    """Run one script; its last line is its result."""
+    """Run one script and return its result, the last line that it prints."""
     command = [python, str(HERE / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -57,11 +56,11 @@ def measure(python: str, script: str, *arguments: object) -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Time everybody on the same work; whether every floor is met."""
+    """Time every contender on the same work. Returns True if every floor is met."""
     met = True
     for model in ("lenet", "dense"):
         best: dict[str, float] = {}
-        # As many rounds as pfl's few take: the best of a longer time is better.
+        # Time every contender for as long as pfl takes: the best of a longer time is better.
         ours = round(options.rounds * FLOORS[model, "pfl"])
         contenders = [(sys.executable, "fedveil_rounds.py", 2, ours)]
         if options.peers:
@@ -79,14 +78,12 @@ def compare(options: argparse.Namespace) -> bool:
                 ratio = best[peer] / best["fedveil"]
                 met &= ratio >= floor
                 word = "met" if ratio >= floor else "MISSED"
-                print(
-                    f"{model}: {ratio:.2f}x the rounds a second of {peer} (floor {floor}x: {word})"
-                )
+                print(f"{model}: {ratio:.2f}x the speed of {peer} (floor {floor}x: {word})")
     return met
 
 
 def beside_blazefl(options: argparse.Namespace) -> bool:
-    """The work of BlazeFL's own benchmark, by its two modes and here; nothing is asked of it."""
+    """Time the work of BlazeFL's own benchmark, in its two modes and here. There is no floor."""
     if options.blazefl:
         script, best = "peers/blazefl_rounds.py", float("inf")
         for mode in ("processes", "threads"):
@@ -94,12 +91,12 @@ def beside_blazefl(options: argparse.Namespace) -> bool:
             best = min(best, result["best"])
         work = ("--model", "cnn", "--clients", 100, "--examples", 500, "--batch", 50, "--epochs", 5)
         ours = measure(sys.executable, "fedveil_rounds.py", *work, "--warmup", 1, "--rounds", 2)
-        print(f"cnn: {best / ours['best']:.2f}x the rounds a second of blazefl", flush=True)
+        print(f"cnn: {best / ours['best']:.2f}x the speed of blazefl", flush=True)
     return True
 
 
 def growth(options: argparse.Namespace) -> bool:
-    """Seconds and CPU for 10 to 10,000 clients a round, of images in whole numbers of 8 bits."""
+    """Time rounds of 10 to 10,000 clients, in seconds and CPU time, with 8-bit images."""
     cohorts = {10: options.rounds, 100: options.rounds, 1000: 3, 10_000: 2}
     met = True
     for cohort, rounds in cohorts.items():
@@ -131,7 +128,7 @@ def protected(options: argparse.Namespace) -> bool:
 
 
 def against_kernel(options: argparse.Namespace) -> bool:
-    """The LeNet round against the kernel's on the same work and two threads."""
+    """Compare the LeNet round with the kernel's on the same work and two threads."""
     if not options.kernel:
         return True
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +161,7 @@ def against_kernel(options: argparse.Namespace) -> bool:
 
 
 def against_loop(options: argparse.Namespace) -> bool:
-    """Windows of tokens through a transformer of a million parameters, and torch's loop beside."""
+    """Compare native code with torch's loop on a transformer of a million parameters."""
     met = True
     for batch, floor in OVER_THE_LOOP.items():
         best = {"auto": float("inf"), "loop": float("inf")}
@@ -181,23 +178,23 @@ def against_loop(options: argparse.Namespace) -> bool:
 
 
 def said(what: str, figure: float, ceiling: float, unit: str) -> bool:
-    """Whether a figure is below its ceiling, and say so."""
+    """Print a figure and its ceiling. Returns True if the figure is below it."""
     word = "met" if figure <= ceiling else "MISSED"
     print(f"{what}: {figure:.2f} {unit} (ceiling {ceiling}: {word})", flush=True)
     return figure <= ceiling
 
 
 def main() -> None:
-    """Measure and print; exits 1 where a floor is missed."""
+    """Measure and print. Exits with status 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", help="the peers' Python")
-    parser.add_argument("--blazefl", help="a Python that has BlazeFL")
-    parser.add_argument("--kernel", help="a C++ file whose lenet_train is timed beside")
+    parser.add_argument("--blazefl", help="a Python with BlazeFL")
+    parser.add_argument("--kernel", help="a C++ file with a lenet_train to compare with")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
     every = (compare, beside_blazefl, against_kernel, against_loop, growth, protected)
     checks = {check.__name__: check for check in every}
-    parser.add_argument("--only", choices=checks, help="one part of it")
+    parser.add_argument("--only", choices=checks, help="run only this part")
     options = parser.parse_args()
     results = [check(options) for name, check in checks.items() if options.only in (None, name)]
     met = all(results)

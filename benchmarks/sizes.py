@@ -1,24 +1,24 @@
-"""What large models take of a client and of the server, under every position.
+"""The time and memory that large models take of a client and of the server, under each protection.
 
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
     python benchmarks/sizes.py rounds [--model resnet18|transformer] [--rounds N] [--positions ...]
                                       [--precision bfloat16] [--peers peers/bin/python]
     python benchmarks/sizes.py deployed [--model ...] [--clients N] [--positions ...]
 
-`halves`: a round of so many clients, each half's CPU seconds and the most memory that it held
-beside what it was given, in float32 copies of the model: a client is given the weights and its
-update, the server the weights and one report after another. At most 6 copies in all are kept to at
-a client and 4 at the server; working memory of up to 2 MB, which does not grow with the model, is
-not counted. About three minutes for 11 million and twenty for 125.
+`halves`: a round of `--clients` clients. Prints each half's CPU seconds and its peak memory besides
+its inputs, in float32 copies of the model. The inputs of a client are the weights and its update,
+those of the server the weights and one report after another. The limits are 6 copies in all for a
+client and 4 for the server. Working memory of up to 2 MB, which does not grow with the model, is
+not counted. Takes about three minutes for 11 million parameters and twenty for 125 million.
 
-`rounds`: whole rounds of the simulator: ten clients of 50 images of CIFAR's shape through ResNet-18
-with group norm (11 million parameters), or of a few windows of text through a transformer of 125
-million. The data are synthetic. One process of one thread, for the peers in requirements-peers.txt
-too, which do the same work unprotected. With `--precision bfloat16` clients train in mixed
-precision.
+`rounds`: whole rounds of the simulator: ten clients with 50 images of CIFAR's shape and ResNet-18
+with group norm (11 million parameters), or with a few windows of text and a transformer of 125
+million. The data are synthetic. There is one process with one thread, also for the peers in
+requirements-peers.txt, which do the same work unprotected. With `--precision bfloat16` clients
+train in mixed precision.
 
-`deployed`: one such round between processes of Flower on this machine, as examples/flower starts
-them, and the most that each kind of process held.
+`deployed`: one such round between Flower processes on this machine, started as in examples/flower,
+and the peak memory of each kind of process.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ HERE = Path(__file__).parent
 PEERS = ("pfl_rounds.py", "flower_rounds.py")
 RESNET_18, TRANSFORMER = 11_173_962, 124_439_808
 CLIENT_COPIES, SERVER_COPIES = 6, 4
-#: Working memory in MB that does not grow with the model: not counted.
+#: Working memory in MB that does not grow with the model and is not counted.
 ASIDE = 2
 
 
 class Held:
-    """How far this process's memory grows inside, beyond what it held before, and its CPU time."""
+    """The growth of this process's peak memory inside the block, and its CPU time."""
 
     def __init__(self) -> None:
         self.most = 0
         self.seconds = 0.0
 
     def __enter__(self) -> Held:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the most, from here on
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
         self._base, self._began = _status("VmRSS"), time.thread_time()
         return self
 
@@ -72,18 +72,18 @@ class Held:
         self.most = max(self.most, _status("VmHWM") - self._base)
 
     def copies(self, size: int) -> float:
-        """What was held, in copies of so many bytes."""
+        """Return the growth in copies of a model of `size` bytes."""
         return max(0, self.most - ASIDE * 1_000_000) / size
 
 
 def _status(name: str) -> int:
-    """A figure of this process's memory, in bytes."""
+    """Return a figure of this process's memory, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def job_of(position: str, clients: int, rounds: int = 1, **blocks: Any) -> Job:
-    """A job whose clients all take part."""
+    """Return a job whose clients all take part in every round."""
     protection: dict[str, Any] = {"name": position}
     if position in ("pw_encrypt", "distributed_dp"):
         protection[position] = {"reconstruct_secrets_threshold": 6 * clients // 10}
@@ -96,7 +96,10 @@ def job_of(position: str, clients: int, rounds: int = 1, **blocks: Any) -> Job:
 
 
 def halves(position: str, parameters: int, clients: int) -> dict[str, Any]:
-    """One round, message by message; what the first client and the server held."""
+    """Run one round, message by message.
+
+    Returns the time and memory of a client and of the server.
+    """
     protection = make_protection(job_of(position, clients), parameters)
     model = Seeded(0, "model").generator().normal(0, 0.05, parameters).astype(np.float32)
     client_side, server_side = Held(), Held()
@@ -138,7 +141,7 @@ def halves(position: str, parameters: int, clients: int) -> dict[str, Any]:
 
 
 def work(model: str, precision: str = "float32") -> dict[str, Any]:
-    """The blocks of a job that trains a large model on its data."""
+    """Return the blocks of a job that trains a large model on its data."""
     images = model == "resnet18"
     batch = 10 if images else 2
     return {
@@ -150,7 +153,7 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
 
 
 def rounds(position: str, model: str, count: int, precision: str) -> dict[str, Any]:
-    """Whole rounds of the simulator in this process: seconds by part, and the process's memory."""
+    """Run whole rounds in this process. Returns the seconds by part, and the process's memory."""
     sys.path.insert(0, str(HERE))
     every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
     job = job_of(position, 10, count, **work(model, precision), **every)
@@ -163,13 +166,16 @@ def rounds(position: str, model: str, count: int, precision: str) -> dict[str, A
 
 
 def seconds(record: dict[str, Any]) -> dict[str, float]:
-    """What a round took, and its parts."""
+    """Return the seconds of a round, in all and by part."""
     parts = ("round", "training", "protection", "aggregation")
     return {f"{part}_s": record[f"seconds_{part}"] for part in parts}
 
 
 def peer_rounds(python: str, script: str, model: str, count: int) -> dict[str, Any]:
-    """The same rounds of a peer, unprotected: the median, and the sum of its processes' memory."""
+    """Run the rounds of an unprotected peer.
+
+    Returns the median, and its processes' memory in all.
+    """
     examples, batch = (50, 10) if model == "resnet18" else (2, 2)
     of = last_line(
         python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", 10,
@@ -180,7 +186,7 @@ def peer_rounds(python: str, script: str, model: str, count: int) -> dict[str, A
 
 
 def deployed(position: str, model: str, clients: int) -> dict[str, Any]:
-    """One round between real processes: its seconds, and the most that a process of a kind held."""
+    """Run one round between real processes. Returns its seconds, and the peak memory by kind."""
     job = job_of(position, clients, **work(model)).model_dump(mode="json")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "job.yaml")
@@ -199,14 +205,14 @@ def deployed(position: str, model: str, clients: int) -> dict[str, Any]:
             time.sleep(0.2)
         if process.returncode:
             logs = [path.read_text()[-2000:] for path in sorted(Path(folder).glob("*.log"))]
-            raise SystemExit("\n".join([f"{position}: the run did not come to its end", *logs]))
+            raise SystemExit("\n".join([f"{position}: the run did not finish", *logs]))
         lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     record = json.loads(lines[-1])
     return {**seconds(record), "reports": record["reports"], "most_mb": most}
 
 
 def descendants_mb(ancestor: int) -> Iterator[tuple[str, float]]:
-    """The kind of each process that another has started, and the most that it held."""
+    """Yield the kind and the peak memory of each process that `ancestor` started."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -224,12 +230,12 @@ def descendants_mb(ancestor: int) -> Iterator[tuple[str, float]]:
 
 
 def alone(*arguments: object) -> dict[str, Any]:
-    """One measurement in a process of its own, whose memory holds nothing of another's."""
+    """Run one measurement in a new process, whose memory contains nothing else."""
     return last_line(sys.executable, __file__, "one", *arguments)
 
 
 def last_line(*words: object) -> dict[str, Any]:
-    """What a command prints last."""
+    """Run a command and return the last line that it prints."""
     command = list(map(str, words))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -239,17 +245,17 @@ def last_line(*words: object) -> dict[str, Any]:
 
 
 def one(kind: str, position: str, *more: str) -> dict[str, Any]:
-    """The measurement that this process is for."""
+    """Run the measurement that this process was started for."""
     if kind == "halves":
         parameters, clients = map(int, more)
-        halves(position, 5_000, clients)  # loads and compiles what it needs
+        halves(position, 5_000, clients)  # loads and compiles the code
         return halves(position, parameters, clients)
     model, count, precision = more
     return rounds(position, model, int(count), precision)
 
 
 def show_halves(asked: argparse.Namespace) -> bool:
-    """A row for each position; whether no half held more than it may."""
+    """Print a row for each protection. Returns True if no half exceeded its limit."""
     kept = True
     head("parameters", "position", "report, MB", "client, s", "copies", "server, s", "copies")
     for parameters in asked.parameters:
@@ -265,7 +271,7 @@ def show_halves(asked: argparse.Namespace) -> bool:
 
 
 def show_rounds(asked: argparse.Namespace) -> bool:
-    """A row for each position, and one for each peer."""
+    """Print a row for each protection, and one for each peer."""
     head("model", "position", "round, s", "training", "protection", "aggregation", "memory, MB")
     for model in asked.model:
         for position in asked.positions:
@@ -278,7 +284,7 @@ def show_rounds(asked: argparse.Namespace) -> bool:
 
 
 def show_deployed(asked: argparse.Namespace) -> bool:
-    """A row for each position."""
+    """Print a row for each protection."""
     head("model", "position", "clients", "reports", "round, s", "aggregation", "memory, MB")
     for model in asked.model:
         for position in asked.positions:
@@ -290,18 +296,18 @@ def show_deployed(asked: argparse.Namespace) -> bool:
 
 
 def parts(of: dict[str, Any]) -> list[str]:
-    """What a round took, and its parts."""
+    """Return the cells for a round's seconds, in all and by part."""
     return [f"{value:.1f}" for name, value in of.items() if name.endswith("_s")]
 
 
 def head(*columns: str) -> None:
-    """The first two lines of a table."""
+    """Print the first two lines of a table."""
     row(*columns)
     print("|" + "---|" * len(columns), flush=True)
 
 
 def row(*cells: str) -> None:
-    """A line of a table."""
+    """Print a line of a table."""
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -309,7 +315,7 @@ SHOWN = {"halves": show_halves, "rounds": show_rounds, "deployed": show_deployed
 
 
 def main() -> None:
-    """Measure and print a table; exits 1 where a half held more than it may."""
+    """Measure and print a table. Exits with status 1 if a half exceeded its limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=(*SHOWN, "one"))
     parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)

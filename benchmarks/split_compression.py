@@ -1,11 +1,12 @@
-"""What compressed crossings save, and what they cost a model.
+"""The bytes that compression saves in split training, and its cost in accuracy.
 
     python benchmarks/split_compression.py                     the tables, 2 minutes
     python benchmarks/split_compression.py --task halves --epochs 3 --seeds 2       3 minutes
     python benchmarks/split_compression.py --task halves --data mnist --epochs 1 --bits 4 1
 
-Bytes are those of a follower's full step, both ways, as messages are encoded; quality is that of
-runs of so many epochs, the mean and the spread over seeds. One core. No setting is chosen by it.
+Bytes are those of a follower's full step in both directions, as messages are encoded. Quality is
+that of runs of `--epochs` epochs: the mean and the spread over seeds. One core. No setting is
+chosen by this benchmark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedveil.vertical import VerticalJob, train
 def measured(
     task: dict[str, Any], compression: dict[str, Any] | None, epochs: int, seeds: int
 ) -> str:
-    """One line of the table."""
+    """Return a line of the table."""
     reached, crossed = [], 0.0
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""Training in native code against torch's loop, round by round: the same curves?
+"""Training in native code against torch's loop, round by round: do the curves agree?
 
     FEDVEIL_DATA=FOLDER python benchmarks/training_curves.py [--seeds 3] [--set KEY=VALUE]
 
-LeNet on MNIST, 100 clients whose classes are drawn with alpha 0.5, 20 of them a round, 50 rounds.
-The same seed gives both the same clients, batches and first weights; what is left between the two
-is rounding, and it is compared with what lies between two seeds of the loop. The test set judges,
-and nothing is chosen by it. Six minutes on two cores.
+LeNet on MNIST, 100 clients with classes drawn at alpha 0.5, 20 of them per round, 50 rounds. With
+the same seed both have the same clients, batches and initial weights. They differ only by rounding,
+and that difference is compared with the one between two seeds of the loop. Accuracy is measured on
+the test set, which is not used to choose anything. Takes six minutes on two cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENGINES = ("auto", "loop")
 
 
 def accuracies(engine: str, seed: int, options: argparse.Namespace) -> np.ndarray:
-    """Per cent after each round."""
+    """Return the accuracy after each round, in percent."""
     job = Job.load(
         None,
         [
@@ -47,7 +47,7 @@ def accuracies(engine: str, seed: int, options: argparse.Namespace) -> np.ndarra
 
 
 def main() -> None:
-    """Measure and print; exits 1 where engines differ by more than seeds do."""
+    """Measure and print. Exits with status 1 if the engines differ by more than seeds do."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=50)

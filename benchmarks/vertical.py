@@ -2,12 +2,12 @@
 
     python benchmarks/vertical.py [--text FILE] [PART ...]
 
-The parts: exchange, wire, mnist_halves, pangu; all of them without names. Every link is gRPC on
-loopback with mutual TLS. What is measured by the clock needs a machine that does nothing else, and
-two cores: two parties have one each, three parties' processes share them; what they are compared
-with, every party in one process with one thread, has one core. `mnist_halves` takes batches of 256:
-a batch of 32 cut in four is too small to be worth cutting, on whatever machines. `pangu` trains on
-the beginning of FILE, or of the topics that come with Python.
+The parts (default: all): exchange, wire, mnist_halves, pangu. Every link is gRPC on loopback with
+mutual TLS. Wall-clock figures need a machine that does nothing else, and two cores. Two parties
+have one core each, three parties' processes share them. The comparison, every party in one process
+with one thread, has one core. `mnist_halves` uses batches of 256: a batch of 32 in four parts is
+too small to be split on any machine. `pangu` trains on the beginning of FILE, or of the topics that
+come with Python.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ ROWS = 256
 MEGABYTE = 1_000_000
 STEPS = 200
 LEADER_CORE, FOLLOWERS_CORE = 0, 1
-#: The first windows of a run are those in which everything is warmed.
+#: The first windows of a run, which warm it up.
 WARM = 2
 CHARACTERS = 200_000
 
 
 class Scale(nn.Module):
-    """A part that computes next to nothing and still has a gradient."""
+    """A part with almost no computation that still has a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Sum(nn.Module):
 
 
 def no_work(width: int) -> SplitModel:
-    """Two crossings a step, an output and its gradient, and hardly anything to compute."""
+    """Return a split with almost no computation: an output and a gradient cross in each step."""
     return SplitModel(
         [
             Part("bottom", "bank", ("data.x",), (width,), Scale()),
@@ -86,7 +86,7 @@ def no_work(width: int) -> SplitModel:
 
 
 def play(party: str, link: Link, width: int, steps: int) -> Iterator[float]:
-    """Seconds of each step of one party."""
+    """Yield the seconds of each step of one party."""
     loss = (lambda outputs, labels: outputs.mean()) if party == "leader" else None
     mine = Party(party, no_work(width), loss=loss)
     columns = {} if party == "leader" else {"x": torch.randn(ROWS, width)}
@@ -99,7 +99,7 @@ def play(party: str, link: Link, width: int, steps: int) -> Iterator[float]:
 
 
 def follower(port: int, folder: str, width: int, steps: int) -> None:
-    """The other process of `exchange`: plays its steps, then gives back what it gets."""
+    """Play the steps of `exchange` in the other process, then echo every message."""
     pin({FOLLOWERS_CORE})
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -114,7 +114,7 @@ def follower(port: int, folder: str, width: int, steps: int) -> None:
 
 
 def exchange() -> Iterator[Figure]:
-    """A step without work, and a message there and back."""
+    """Measure a step without work, and the round trip of a message."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_certificates(folder, ["leader", "bank"])
@@ -133,11 +133,13 @@ def exchange() -> Iterator[Figure]:
             f"a step of two crossings of {crossing:.2f} MB, median",
             1000 * statistics.median(seconds), "ms", at_most=6,
         )  # fmt: skip
-        yield Figure("the same, 9 in 10", 1000 * sorted(seconds)[int(0.9 * len(seconds))], "ms")
+        yield Figure(
+            "the same, 90th percentile", 1000 * sorted(seconds)[int(0.9 * len(seconds))], "ms"
+        )
         for size in (100, 64 << 10, MEGABYTE):
             data = np.zeros(size, np.uint8)
             yield Figure(
-                f"{size:,} bytes there and back, median", 1000 * there_and_back(link, data), "ms"
+                f"{size:,} bytes, median round trip", 1000 * there_and_back(link, data), "ms"
             )
         link.send({"kind": "end"})
         link.close()
@@ -146,7 +148,7 @@ def exchange() -> Iterator[Figure]:
 
 
 def there_and_back(link: Link, data: np.ndarray) -> float:
-    """Median seconds of a round trip."""
+    """Return the median seconds of a round trip."""
     seconds = []
     for _ in range(100):
         began = time.perf_counter()
@@ -157,7 +159,7 @@ def there_and_back(link: Link, data: np.ndarray) -> float:
 
 
 def wire() -> Iterator[Figure]:
-    """Bytes on the wire against raw values, everything included, both ways."""
+    """Compare all bytes on the wire with the raw values, in both directions."""
     rng = np.random.default_rng(0)
     for size in (64 << 10, 1 << 20):
         values = rng.standard_normal(size // 4).astype(np.float32)
@@ -173,7 +175,7 @@ def wire() -> Iterator[Figure]:
 
 
 def on_the_wire(data: np.ndarray, times: int = 8) -> float:
-    """Mean bytes that one crossing of `data` costs, all that comes back included."""
+    """Return the mean bytes for one crossing of `data`, including everything sent back."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_certificates(folder, ["leader", "bank"])
@@ -194,17 +196,17 @@ def on_the_wire(data: np.ndarray, times: int = 8) -> float:
 
 
 def pin(cores: set[int]) -> None:
-    """Keep this process, and those that it starts, on those cores."""
+    """Run this process, and those that it starts, on these cores."""
     os.sched_setaffinity(0, cores)
 
 
 def mnist_halves() -> Iterator[Figure]:
-    """The default job: two followers, digits."""
+    """Measure the default job: two followers, digits."""
     return throughput("mnist_halves", ["epochs=30", "batch_size=256"], window=3)
 
 
 def pangu(text: Path | None) -> Iterator[Figure]:
-    """The language model, tiny."""
+    """Measure the tiny language model."""
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / "text.txt"
         if text is None:
@@ -218,7 +220,7 @@ def pangu(text: Path | None) -> Iterator[Figure]:
 
 
 def throughput(task: str, more: Sequence[str], window: int) -> Iterator[Figure]:
-    """The commands, the parties apart on two cores, against all in one process on one core."""
+    """Compare the parties in processes of their own on two cores with one process on one core."""
     settings = [
         f"task={task}", "evaluation.every_epochs=null", *more,
         f"record.every_steps={window}", "checkpoint.every_steps=100000",
@@ -233,13 +235,13 @@ def throughput(task: str, more: Sequence[str], window: int) -> Iterator[Figure]:
         for in_flight, floor in ((4, 1.0), (1, 0.7)):
             sets = [*settings, f"in_flight={in_flight}"]
             rate = apart(folder, leader, followers, sets, cores)
-            what = f"{task}, parties apart, in_flight {in_flight}"
+            what = f"{task}, separate processes, in_flight {in_flight}"
             yield Figure(what, rate, f"{unit}/s")
-            yield Figure("  against one process", rate / one, "x", at_least=floor)
+            yield Figure("  relative to one process", rate / one, "x", at_least=floor)
 
 
 def parties_of(settings: Sequence[str]) -> tuple[str, ...]:
-    """The leader and the followers of a job."""
+    """Return the leader and the followers of a job."""
     from fedveil.vertical.job import VerticalJob
     from fedveil.vertical.job_split import make_task
 
@@ -248,7 +250,7 @@ def parties_of(settings: Sequence[str]) -> tuple[str, ...]:
 
 
 def together(folder: Path, leader: str, settings: Sequence[str]) -> tuple[float, str]:
-    """Units a second of every party in one process on one core."""
+    """Return the units per second of all parties in one process on one core, and the unit."""
     run = command(["run", "--out", str(folder)], settings, {LEADER_CORE})
     assert run.wait() == 0
     return rate_of(folder / leader)
@@ -261,7 +263,7 @@ def apart(
     settings: Sequence[str],
     cores: Sequence[set[int]],
 ) -> float:
-    """Units a second of the parties, each a process of its own with its cores."""
+    """Return the units per second of the parties, each in a process with its own cores."""
     address = f"127.0.0.1:{free_port()}"
     runs = Path(tempfile.mkdtemp(dir=folder))
 
@@ -278,7 +280,7 @@ def apart(
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -288,7 +290,7 @@ def free_port() -> int:
 def command(
     arguments: Sequence[str], settings: Sequence[str], cores: set[int]
 ) -> subprocess.Popen[bytes]:
-    """`fedveil vertical ...` on those cores."""
+    """Start `fedveil vertical ...` on these cores."""
     sets = [word for setting in settings for word in ("--set", setting)]
     program = [sys.executable, "-m", "fedveil", "vertical", *arguments, *sets]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL}
@@ -296,14 +298,14 @@ def command(
 
 
 def rate_of(folder: Path) -> tuple[float, str]:
-    """Units a second of the windows after the first few, and what a unit is."""
+    """Return the units per second after the first windows, and the unit."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     windows = [record for record in records if "step" in record][WARM:]
     return 1 / statistics.median(r["seconds_per_unit"] for r in windows), windows[0]["unit"]
 
 
 def main() -> int:
-    """Measure the parts that were named."""
+    """Measure the named parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--text", type=Path)
     parser.add_argument("parts", nargs="*", metavar="PART")

@@ -1,11 +1,11 @@
-"""What each party's process holds of a language model that is cut between two: its own parts alone.
+"""The memory of each party's process for a language model that is split between two parties.
 
     python benchmarks/vertical_parts.py [--preset 350M]      two minutes; --preset tiny: seconds
 
-In a process of its own a party makes its parts as its machine does, takes a step of AdamW from
-gradients of ones, and writes a checkpoint and its model; from the checkpoint another process goes
-on. `told` is what `fedveil vertical parts` says; memory is what a process held more than before it
-made anything. A batch and its activations come on top.
+Each party runs in a new process. It makes its parts as on its own machine, takes a step of AdamW
+with gradients of ones, and writes a checkpoint and its model. Another process resumes from the
+checkpoint. `told` is the forecast of `fedveil vertical parts`. Memory is the growth of a process
+since before it made its parts. A batch and its activations come on top.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SPAWN = multiprocessing.get_context("spawn")
 PARTIES = ("leader", "cloud")
-#: How much more than what is told the parts may take, for what torch keeps aside.
+#: The most memory of the parts relative to the forecast. torch needs some of its own.
 MOST = 1.1
 
 
@@ -36,7 +36,7 @@ def memory_mb() -> float:
 
 
 def made(preset: str, name: str) -> tuple[float, float, Party]:
-    """What is told of a party's parts, what the process held before them, and the party."""
+    """Return the forecast of a party's memory, its process's memory before, and the party."""
     import torch
 
     from fedveil.vertical import VerticalJob
@@ -48,7 +48,7 @@ def made(preset: str, name: str) -> tuple[float, float, Party]:
     job = VerticalJob.load(None, ["task=pangu", f"task.pangu.preset={preset}"])
     task = make_task(job)
     told = needed(memory_of(sized(job, task, {name}))) / 2**20
-    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).step()  # what it imports
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).step()  # imports torch's optimiser
     before = memory_mb()
     split = make_split(job, task, {name})
     return told, before, Party(name, split, loss=task.loss if name == split.leader else None)
@@ -84,7 +84,7 @@ def goes_on(preset: str, name: str, folder: str, answer: Connection) -> None:
 
 
 def alone(work: Callable[..., None], *given: str) -> Any:
-    """What a process of its own answers."""
+    """Run `work` in a new process and return its result."""
     here, there = SPAWN.Pipe()
     process = SPAWN.Process(target=work, args=(*given, there))
     process.start()
@@ -98,12 +98,12 @@ def figures(preset: str) -> Iterator[Figure]:
         with tempfile.TemporaryDirectory() as folder:
             told, stepped, written = alone(trained, preset, name, f"{folder}/run")
             most = MOST * told + 64
-            yield Figure(f"{preset}, {name}: told", told, "MiB")
+            yield Figure(f"{preset}, {name}: forecast", told, "MiB")
             yield Figure(f"{preset}, {name}: after a step", stepped, "MiB", at_most=most)
             what = f"{preset}, {name}: with checkpoint and model written"
             yield Figure(what, written, "MiB", at_most=most)
             again = alone(goes_on, preset, name, f"{folder}/run")
-            yield Figure(f"{preset}, {name}: going on from it", again, "MiB", at_most=most)
+            yield Figure(f"{preset}, {name}: after resuming", again, "MiB", at_most=most)
 
 
 def main() -> int:

@@ -1,13 +1,13 @@
-"""Two parties' tables of a bank's size, end to end: what each party's process takes.
+"""Two parties' tables of a bank's size, end to end: time and memory of each party's process.
 
-    python benchmarks/vertical_tables.py [--rows 1000000] [--parquet]      some ten minutes
+    python benchmarks/vertical_tables.py [--rows 1000000] [--parquet]      about ten minutes
 
-Criteo's layout, 40 columns between two parties: from $FEDVEIL_DATA/criteo/train.txt where it is,
-else from a generator of its shape, `examples/vertical/criteo_tables.py`, whose figures say nothing
-of the real data. The parties are the commands of `fedveil vertical` on this machine: each reads its
-table, they find the rows that both hold (by digests; `benchmarks/alignment.py` measures the
-intersection), train the Wide & Deep model for an epoch and look at the held-out rows. Memory is the
-most that a process held, what it imports and what it has mapped from files included.
+Criteo's layout, 40 columns divided between two parties: from $FEDVEIL_DATA/criteo/train.txt if it
+exists, otherwise from a generator of its shape, `examples/vertical/criteo_tables.py`, whose figures
+say nothing about the real data. The parties run the commands of `fedveil vertical` on this machine.
+Each reads its table, they intersect their rows (by digests; `benchmarks/alignment.py` measures the
+private intersection), train the Wide & Deep model for an epoch and evaluate the held-out rows.
+Memory is the peak of a process, including its imports and memory-mapped files.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def start(folder: Path, log: IO[bytes], *words: str) -> subprocess.Popen[bytes]:
 
 
 def address_in(log: Path) -> str:
-    """Where the leader listens, once it has read its table and says so."""
+    """Return the leader's address, once the leader has read its table and logged it."""
     while (found := re.search(r"listens on (\S+)\n", log.read_text())) is None:
         time.sleep(0.5)
     return found[1]
 
 
 def tables(folder: Path, rows: int, parquet: bool) -> Path:
-    """The tables and the job that trains on them."""
+    """Make the tables, and return the job that trains on them."""
     words = [sys.executable, str(EXAMPLE / "criteo_tables.py"), "--rows", str(rows)]
     real = find("criteo", "train.txt")
     words += ["--parquet"] if parquet else []
@@ -104,7 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--parquet", action="store_true", help="needs pyarrow")
-    parser.add_argument("--folder", type=Path, help="whose tables are used, or made there")
+    parser.add_argument("--folder", type=Path, help="a folder with the tables, or for new ones")
     given = parser.parse_args()
     return show(figures(given.rows, given.parquet, given.folder))
 

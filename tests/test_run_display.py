@@ -115,17 +115,15 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
     figures = [
         Measured("epsilon at least", bound, cases=40),
         Measured("epsilon at least, if canaries tell nothing of each other", 1.75, cases=40),
-        Measured("the most that so many could show", 3.25, cases=40),
+        Measured("the most that these canaries could show", 3.25, cases=40),
     ]
     audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)
     said = summary(run_of(tmp_path, [{**RECORD, "round": 1}], findings=[audit]))
     assert (
-        f"epsilon at least {bound} at confidence 0.95, of 3.25 that 40 canaries can show;" in said
+        f"epsilon at least {bound} at confidence 0.95 (40 canaries can show at most 3.25);" in said
     )
-    assert (
-        "1.75 if they tell nothing of each other; promised for the run, in every round: "
-        f"2 (meaningful): {verdict}"
-    ) in said
+    assert "1.75 if canaries reveal nothing about each other;" in said
+    assert f"promised for a client in every round: 2 (meaningful): {verdict}" in said
 
 
 def test_the_summary_says_where_everything_is_and_how_it_is_taken_up(tmp_path: Path) -> None:

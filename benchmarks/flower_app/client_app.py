@@ -1,4 +1,4 @@
-"""The client of benchmarks/flower.py, with a clock before and behind `ProtectMod`."""
+"""The client of benchmarks/flower.py, with a clock before and after `ProtectMod`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ training_s = 0.0
 
 
 def outer_clock(message: Message, context: Context, call_next: Call) -> Message:
-    """Note what a message took besides training."""
+    """Record the time that a message takes besides training."""
     began = time.perf_counter()
     reply = call_next(message, context)
     seconds = time.perf_counter() - began
@@ -29,7 +29,7 @@ def outer_clock(message: Message, context: Context, call_next: Call) -> Message:
 
 
 def inner_clock(message: Message, context: Context, call_next: Call) -> Message:
-    """Note what the app itself took."""
+    """Record the time of the app itself."""
     global training_s
     began = time.perf_counter()
     reply = call_next(message, context)
@@ -38,7 +38,7 @@ def inner_clock(message: Message, context: Context, call_next: Call) -> Message:
 
 
 def choose(message: Message, context: Context, call_next: Call) -> Message:
-    """`ProtectMod`, or nothing for the plain run."""
+    """Use `ProtectMod`, or nothing for the plain run."""
     if context.run_config["how"] == "plain":
         return call_next(message, context)
     return protect(message, context, call_next)

@@ -1,4 +1,4 @@
-"""The server of benchmarks/flower.py: the rounds' seconds go to the file that the run names."""
+"""The server of benchmarks/flower.py. Writes the rounds' seconds to the file that the run names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the rounds one by one, each with its time."""
+    """Run the rounds one by one and time each."""
     config = context.run_config
     how, clients = str(config["how"]), int(config["clients"])
     strategy: Strategy = FedAvg(

@@ -1,4 +1,4 @@
-"""What the app of benchmarks/flower.py trains: LeNet on noise in the shape of MNIST."""
+"""The training of the app in benchmarks/flower.py: LeNet on noise in the shape of MNIST."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EXAMPLES, EPOCHS, BATCH = 3000, 4, 20
 
 
 def network() -> nn.Sequential:
-    """LeNet, 61,706 parameters."""
+    """Return LeNet, with 61,706 parameters."""
     return nn.Sequential(
         *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
@@ -18,7 +18,7 @@ def network() -> nn.Sequential:
 
 
 def train(model: nn.Module, client: int) -> float:
-    """Some epochs on the client's own examples; the last batch's loss."""
+    """Train for some epochs on the client's own examples. Returns the last batch's loss."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(client)
     x = torch.randn(EXAMPLES, 1, 28, 28, generator=generator)

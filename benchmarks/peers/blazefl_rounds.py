@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
 class Models:
-    """What BlazeFL makes a client's model with."""
+    """Makes a client's model for BlazeFL."""
 
     def select_model(self, model_name: str) -> torch.nn.Module:
         return peer_work.build(model_name)

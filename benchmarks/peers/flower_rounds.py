@@ -65,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="rounds before the timed ones")
     parser.add_argument("--workers", type=int, default=4, help="Ray actors")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=900.0, help="give up after so many seconds")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds before giving up")
     parser.add_argument("--inner", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if min(options.rounds, options.workers, options.examples, options.batch, options.epochs) < 1:

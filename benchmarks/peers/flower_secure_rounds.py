@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before the timed ones")
     parser.add_argument("--workers", type=int, default=2, help="Ray actors")
-    parser.add_argument("--limit", type=float, default=1200.0, help="give up after so many seconds")
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds before giving up")
     parser.add_argument("--inner", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if min(options.rounds, options.warmup, options.workers) < 1 or options.clients < 4:
@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def update_of(client: int) -> np.ndarray:
-    """What a client's training adds: the same in every round."""
+    """Return the update that a client's training adds in every round."""
     return np.random.default_rng(client % 1000).normal(0, 0.01, PARAMETERS).astype(np.float32)
 
 

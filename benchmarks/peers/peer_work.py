@@ -1,4 +1,4 @@
-"""What peers train: fedveil's benchmarks' models on synthetic data of their shapes."""
+"""The peers' workload: the models of fedveil's benchmarks on synthetic data of their shapes."""
 
 from __future__ import annotations
 

@@ -282,12 +282,13 @@ def _audited(audit: Finding) -> str:
     """Return the canaries' bounds, the verdict, and what the audit could not have seen."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
     noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
-    of_noise = f"{noise[0]:.4g} if noise is Gaussian and alike in every entry; " if noise else ""
+    of_noise = f", {noise[0]:.4g} if noise is Gaussian and alike in every entry" if noise else ""
     lines = [
-        f"epsilon at least {bound:.4g} at confidence {CONFIDENCE:g}, of {most:.4g} that "
-        f"{audit.figures[0].cases} canaries can show;",
-        f"{alone:.4g} if they tell nothing of each other; {of_noise}promised for the run, in every "
-        f"round: {told(audit.epsilon, audit.delta)}: {audit.verdict}",
+        f"epsilon at least {bound:.4g} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
+        f"canaries can show at most {most:.4g});",
+        f"{alone:.4g} if canaries reveal nothing about each other{of_noise};",
+        f"promised for a client in every round: {told(audit.epsilon, audit.delta)}: "
+        f"{audit.verdict}",
     ]
     lines += [audit.refutation] if audit.refutes else []
     lines += [f"at this effort: {audit.limits}"] if audit.limits else []

@@ -38,7 +38,7 @@ def test_a_page_is_not_written_in_the_place_of_a_folder(
     (tmp_path / "told").mkdir()
     code, out, err = command("report", finished, "--out", "told")
     assert (code, out) == (Exit.FAILED, "")
-    assert err == "error: told is a folder, and the page a file: told/report.html, say\n"
+    assert err == "error: told is a folder. Name a file, such as told/report.html\n"
     assert [path.name for path in tmp_path.iterdir()] == ["told"]
 
 

@@ -91,7 +91,7 @@ def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue) as told:
         fedveil.simulate(job("Stranger"), tmp_path / "run")
     assert str(told.value) == (
-        "record.callbacks = 'test_callbacks:Stranger' is a Stranger, which is not derived from "
+        "record.callbacks = 'test_callbacks:Stranger' is a Stranger, not a subclass of "
         "fedveil.engine.callbacks.Callback"
     )
     assert not (tmp_path / "run").exists()
@@ -101,8 +101,8 @@ def test_what_is_done_before_the_first_round_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     fedveil.simulate(job(), tmp_path / "run", starting=said.append)
     assert said == [
-        "dealing the examples to clients",
+        "distributing the examples among the clients",
         "trying a batch",
-        "computing what fixed layers make of the examples",
-        "compiling what clients train with, which is kept for every later run",
+        "computing the output of the fixed layers",
+        "compiling the training code, which is cached for later runs",
     ]

@@ -327,7 +327,7 @@ def test_the_other_positions_are_audited_by_their_reports(position: str, tmp_pat
 
 
 def test_a_model_with_buffers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelInvalid, match=r"audit\.canaries = 4: canaries move every averaged"):
+    with pytest.raises(ModelInvalid, match=r"audit\.canaries = 4: canaries change every averaged"):
         fedveil.simulate(job("not_encrypt", 4, model="parts:net"), tmp_path / "run")
 
 

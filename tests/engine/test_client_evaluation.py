@@ -112,5 +112,5 @@ def test_a_task_without_figures_is_refused(tmp_path: Path) -> None:
     bare = job(
         task="task_parts:Bare", data={"name": "task_parts:slope"}, model="task_parts:linear"
     )  # fmt: skip
-    with pytest.raises(TaskInvalid, match="shows each client's figure, and the task's measures"):
+    with pytest.raises(TaskInvalid, match="needs a figure per client"):
         fedveil.simulate(bare, tmp_path / "run")

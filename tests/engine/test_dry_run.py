@@ -87,9 +87,13 @@ def line_of(text: str) -> int:
     [
         ("raises", r"cannot train: RuntimeError: shape '\[-1, 99\]' is invalid", "return self.lin"),
         ("tested", "cannot be tested: KeyError: 'unseen'", "raise KeyError"),
-        ("pair", "cannot train: TypeError: it gives a tuple, one tensor of sc", "def pair"),
-        ("flat", r"it gives a tensor of shape \(10,\) for 10 examples of 3 classes: a", "def flat"),
-        ("classes", r"shape \(10, 2\) for 10 examples of 3 classes: a row of 3", "def classes"),
+        ("pair", "cannot train: TypeError: it returns a tuple instead of one", "def pair"),
+        ("flat", r"it returns a tensor of shape \(10,\) for 10 examples of 3 cla", "def flat"),
+        (
+            "classes",
+            r"shape \(10, 2\) for 10 examples of 3 classes. Return a row of 3",
+            "def classes",
+        ),
         ("chain", "cannot train: RuntimeError: mat1 and mat2 shapes cannot be", "def chain"),
     ],
 )

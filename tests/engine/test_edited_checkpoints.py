@@ -157,7 +157,7 @@ def test_two_copies_of_a_job_that_were_edited_alike_are_not_the_checkpoints(run:
     shutil.copytree(run, copy)
     for file in (copy / "job.yaml", copy / "checkpoint" / "job.yaml"):
         file.write_text(file.read_text().replace("lr: 0.2", "lr: 0.1"))
-    assert "was made with another job, another model or other data" in str(refused(copy))
+    assert "belongs to another job, another model or other data" in str(refused(copy))
 
 
 def test_fewer_rounds_than_are_over_are_one_sentence(run: Path) -> None:
@@ -219,4 +219,4 @@ def test_what_clients_keep_cannot_be_taken_away(tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupted(run, "not_encrypt", **KEEPS)
     shutil.rmtree(run / "clients")
-    assert "clients is missing: what clients keep from one round to the next" in str(refused(run))
+    assert "clients is missing. Restore it from a copy" in str(refused(run))

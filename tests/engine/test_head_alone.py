@@ -128,13 +128,13 @@ def test_a_model_of_ones_own_is_taken_or_refused_before_anything_is_written(
         run = fedveil.simulate(settings, tmp_path / "run")
         assert down(run) == SIZE
         return
-    with pytest.raises(ModelInvalid, match="needs a model whose head can be told"):
+    with pytest.raises(ModelInvalid, match="needs a model whose head can be recognised"):
         fedveil.simulate(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_does_more_than_its_head_ends_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ModelInvalid, match="it must do nothing else than head"):
+    with pytest.raises(ModelInvalid, match="Its forward pass must do nothing else"):
         fedveil.simulate(job(model="parts:sharpened_backbone"), tmp_path / "run")
 
 

@@ -184,7 +184,7 @@ def test_ctrl_c_says_how_to_resume_and_exits_130(job: Path, whole: Path, tmp_pat
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
     code, said = finish(process, folder)
     assert code == 130
-    assert f"interrupted; `fedveil run --resume {folder}` goes on" in said
+    assert f"interrupted; `fedveil run --resume {folder}` resumes" in said
     assert "Traceback" not in said
     fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
@@ -199,7 +199,7 @@ def test_a_worker_that_crashes_ends_the_run_with_a_sentence(
     crash.touch()
     code, said = finish(process, folder)
     assert code == 1
-    assert "was ended by SIGABRT; `fedveil run --resume" in said
+    assert "was killed by SIGABRT; `fedveil run --resume" in said
     assert "Traceback" not in said
     fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
@@ -212,7 +212,7 @@ def test_a_worker_killed_as_the_system_does_when_memory_runs_out(job: Path, tmp_
     os.kill(workers_of(folder)[0], signal.SIGKILL)
     code, said = finish(process, folder)
     assert code == 1
-    assert "SIGKILL, which is what the system does to a process when memory runs out" in said
+    assert "SIGKILL, probably because the machine ran out of memory" in said
 
 
 def leave_little_room() -> None:

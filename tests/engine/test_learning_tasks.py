@@ -132,8 +132,8 @@ SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
     (
         job("slope", "linear", "regression", data={"split": "dirichlet"}),
         DataInvalid,
-        "data.split = dirichlet deals by classes, which task = regression has none of: take iid "
-        "or by_client",
+        "data.split = dirichlet needs classes, which task = regression does not have. Use iid or "
+        "by_client",
     ),
     (
         job("slope", "linear", "regression", data={"name": "digits"}),
@@ -144,7 +144,7 @@ SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
     (
         job("slope", "linear", "regression", evaluation={"metrics": ["accuracy"]}),
         TaskInvalid,
-        "evaluation.metrics holds 'accuracy', which is not one of rmse, mae, r2",
+        "evaluation.metrics has 'accuracy', which is not one of rmse, mae, r2",
     ),
     (
         job("slope", "linear", "task_parts:slope"),
@@ -154,8 +154,8 @@ SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
     (
         job("slope", "linear", "task_parts:Pinball", training={"engine": "vmap"}),
         ModelInvalid,
-        "training.engine = vmap takes examples of one array and a bundled loss, which task = "
-        "task_parts:Pinball or its data does not have: engine loop does",
+        "training.engine = vmap needs examples of one array and a bundled loss, which task = "
+        "task_parts:Pinball or its data does not have. Use engine loop",
     ),
     (
         job("inputs", "words", "classification", model="mlp"),
@@ -169,23 +169,23 @@ SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
             training={"epochs": 1, "sampling_rate": 0.5},
         ),
         ModelInvalid,
-        "privacy.unit = example takes each example's gradient alone, in one step of plain SGD: "
-        "task = task_parts:OwnStep brings its own optimizer",
+        "privacy.unit = example needs each example's own gradient, in one step of plain SGD, but "
+        "task = task_parts:OwnStep has its own optimizer. Use unit client",
     ),
     (
         job("signs", "words", "multilabel", model="task_parts:single"),
         ModelInvalid,
-        "it gives a tensor of shape (10, 1) where (10, 3) is needed",
+        "it returns a tensor of shape (10, 1) instead of (10, 3)",
     ),
     (
         job("slope", "linear", "task_parts:Unsaid"),
         ModelInvalid,
-        "the task's metrics lack missing, which its measures have",
+        "the task's metrics do not return missing, which its measures name",
     ),
     (
         job("slope", "linear", "task_parts:Named"),
         ModelInvalid,
-        "the task's metrics have 'round', which a record cannot hold",
+        "the task's metrics return 'round', which cannot be a record's key",
     ),
 ]  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_what_cannot_be_sent_on_trains_in_the_calling_process(
     workers = {"training": {"engine": "loop"}, "simulation": {"workers": 1}}
     fedveil.simulate(job(model="__main__:locked", **workers), tmp_path / "run")
     told = (tmp_path / "run" / "events.log").read_text()
-    assert "clients train in the calling process: its script cannot be sent on: TypeError" in told
+    assert "clients train in the calling process: workers cannot get its script: TypeError" in told
 
 
 def test_a_script_is_taken_up_where_it_is_looked_for(notebook: ModuleType) -> None:

@@ -143,8 +143,8 @@ def test_what_only_the_models_tell_agrees_with_dp_accounting(
         assert line.epsilon == pytest.approx(wanted, rel=2e-3)
         assert line.delta == 1e-5
     assert lines[1].what == (
-        f"whoever only gets the models, amplified by Poisson sampling at rate {fraction:g}: "
-        f"{rounds} rounds"
+        f"an attacker who only gets the models, amplified by Poisson sampling at rate "
+        f"{fraction:g}: {rounds} rounds"
     )
     assert "for comparison only" in lines[0].what
     assert "for comparison only" in lines[2].what

@@ -200,7 +200,7 @@ def test_rounds_that_are_void_because_clients_fall_silent_say_so(tmp_path: Path)
     with pytest.raises(RunFailed) as failure:
         fedveil.simulate(settings, tmp_path / "run")
     assert str(failure.value).startswith(
-        "no report was usable in any of 3 rounds: the client fell silent (6x), the round is void: "
+        "no report was usable in any of 3 rounds: the client dropped out (6x), the round is void: "
         "2 clients answered in phase masked, but 3 are needed (3x); the record is in "
     )
 
@@ -214,7 +214,7 @@ def test_an_aggregate_that_no_model_survives_changes_nothing(name: Any) -> None:
     weights = np.ones(2, np.float32)
     after = optimizer.step(weights, np.array([0.5, -0.5]))
     before = {key: values.copy() for key, values in optimizer.state().items()}
-    with pytest.raises(RoundVoid, match="the model that it gives is not finite"):
+    with pytest.raises(RoundVoid, match="the resulting model is not finite"):
         optimizer.step(after, np.array([1e300, 0.5]))
     for key, values in optimizer.state().items():
         np.testing.assert_array_equal(values, before[key])

@@ -251,8 +251,8 @@ def test_a_round_in_which_everybody_fails_ends_the_run(
     """With a model that a trial of one batch did not find out."""
     monkeypatch.setattr(Simulator, "try_out", lambda *arguments: None)
     said = (
-        "every client of round 1 failed: RuntimeError: these examples are not to my taste; going "
-        "on fails again until it is mended"
+        "every client of round 1 failed: RuntimeError: these examples are not to my taste; "
+        "resuming fails again until this is fixed"
     )
     with pytest.raises(RunStopped, match=f"^{said}\n`fedveil run --resume"):
         fedveil.simulate(job(model="parts:hopeless"), tmp_path / "run")
@@ -362,7 +362,7 @@ def test_cohorts_are_drawn_uniformly_and_without_repetition(tmp_path: Path) -> N
         ({"data": {"name": "nowhere:data"}}, FedveilError, "nowhere"),
         ({"training": {"device": "cuda:7"}}, JobError, "training.device = cuda:7 cannot be used"),
         ({"training": {"engine": "vmap"}}, ModelInvalid, "vmap cannot train the buffers"),
-        ({"protection": "signds"}, ModelInvalid, r"signds perturbs .* 1\.running_mean"),
+        ({"protection": "signds"}, ModelInvalid, r"signds adds noise to .* 1\.running_mean"),
         ({"model": "broken:net"}, ModelInvalid, "importing broken raised SyntaxError: not Python"),
         ({"model": "parts:lazy"}, ModelInvalid, "weight is not initialised"),
     ],
@@ -379,7 +379,7 @@ def test_a_job_that_cannot_run_says_so_and_leaves_nothing(
 def test_a_model_that_differs_between_processes_is_refused(tmp_path: Path) -> None:
     workers = {"training": {"engine": "loop"}, "simulation": {"workers": 1}}
     changed = job(model="parts:unstable", **workers)
-    with pytest.raises(ModelInvalid, match="gave another model when it was called again"):
+    with pytest.raises(ModelInvalid, match="returned another model when it was called again"):
         fedveil.simulate(changed, tmp_path / "run")
 
 

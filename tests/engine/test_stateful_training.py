@@ -252,14 +252,16 @@ def test_a_pattern_without_a_tensor_is_named() -> None:
     with pytest.raises(ModelInvalid) as told:
         fedveil.simulate(job(clients={"own_layers": ["head.*"]}))
     assert str(told.value) == (
-        "clients.own_layers: no tensor of the model has a name like 'head.*'; it has weight, bias"
+        "clients.own_layers: no tensor of the model matches 'head.*'. Its tensors are weight, bias"
     )
 
 
 def test_class_weights_are_the_classes() -> None:
     with pytest.raises(ModelInvalid) as told:
         fedveil.simulate(job(training={"class_weights": [1.0, 2.0]}))
-    assert str(told.value) == "training.class_weights has 2 numbers, and the data 3 classes"
+    assert str(told.value) == (
+        "training.class_weights has 2 numbers, but the data has 3 classes. Use one number per class"
+    )
 
 
 def test_corrections_are_the_loops_wherever_the_model_trains(tmp_path: Path) -> None:

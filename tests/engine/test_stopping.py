@@ -60,14 +60,14 @@ def test_patience_counts_tests_without_a_better_figure() -> None:
     assert stopping.why(measured(0.5, 0.7, 0.6)) is None
     assert stopping.why(measured(0.5, 0.7, 0.6, -1, 0.8)) is None
     assert stopping.why(measured(0.5, 0.7, float("nan"), -1, 0.7)) == (
-        "accuracy was best in round 2, and stopping.patience = 2 tests have brought no better one"
+        "accuracy was best in round 2 and has not improved in stopping.patience = 2 tests"
     )
 
 
 def test_a_figure_that_is_not_measured_is_named_before_anybody_trains(tmp_path: Path) -> None:
     stopping = StoppingSettings(metric="rmse", target=0.1)
     with pytest.raises(
-        JobError, match=r"metric = 'rmse' is no figure .*: they have loss, accuracy, auc$"
+        JobError, match=r"metric = 'rmse' is not in .*\. Use one of loss, accuracy, auc$"
     ):
         fedveil.simulate(Job(model="logistic", stopping=stopping), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -134,5 +134,5 @@ def test_what_all_rounds_cost_is_said_of_a_run_that_may_end_early(tmp_path: Path
     run = fedveil.simulate(early, tmp_path / "run")
     assert len(run.metrics) == 1
     (line,) = [line for line in run.others if line.what.startswith("all 6 rounds")]
-    assert line.what == "all 6 rounds: what holds whenever stopping ends the run"
+    assert line.what == "all 6 rounds: holds whenever stopping ends the run"
     assert line.epsilon > 2 * run.metrics[-1]["epsilon_run_every_round"]

@@ -111,13 +111,13 @@ def test_a_parameter_ends_where_the_job_ends_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ([], "protection.name = not_encrypt promises no epsilon, so that there is nothing to solve "
-             "for: take one that perturbs reports, such as dp_encrypt"),
+        ([], "protection.name = not_encrypt promises no epsilon, so there is nothing to solve for. "
+             "Use one that perturbs reports, such as dp_encrypt"),
         (["protection={name: signds, signds: {sign_mag_eps: 9.0}}"],
          "no protection.signds.sign_eps brings the run to epsilon 5: at 1e-09 it is epsilon "),
         (["protection={name: dp_encrypt, dp_encrypt: {noise: continuous}}"],
          "no protection.dp_encrypt.dp_eps brings the run to epsilon 5: at 1e-09 it is epsilon inf "
-         "at delta 1e-05 (none); fewer rounds, another delta or other parameters may"),
+         "at delta 1e-05 (none). Use fewer rounds, another delta or other parameters"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_solved_says_so(settings: list[str], sentence: str) -> None:
@@ -140,11 +140,11 @@ def own() -> tuple[Job, Protection]:
 
 def test_a_protection_of_ones_own_may_name_no_parameter() -> None:
     job, protection = own()
-    with pytest.raises(InvalidValue, match="does not say which of its parameters decides"):
+    with pytest.raises(InvalidValue, match="does not declare which parameter decides"):
         solve(job, protection, 5.0)
     warning = thin_promise(job, protection)
     assert warning is not None
-    assert warning.endswith("(next to none): fewer rounds or more noise promise more")
+    assert warning.endswith("(next to none): fewer rounds or more noise give a stronger guarantee")
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, float("inf"), float("nan")])
@@ -158,7 +158,7 @@ def test_a_default_that_promises_next_to_none_says_what_to_change() -> None:
     assert thin_promise(job, protection) == (
         "a client that is drawn in all 20 rounds is promised epsilon 4000 at delta 1e-05 "
         "(next to none): `fedveil budget --target-epsilon E` finds the protection.signds.sign_eps "
-        "for an epsilon of yours"
+        "for a target epsilon"
     )
 
 

@@ -78,11 +78,11 @@ def test_weights_are_said_to_have_no_finite_epsilon(
     [
         (
             {"evaluation": {"clients": 0.2}},
-            "what is measured on examples that clients hold (evaluation.clients)",
+            "metrics on the clients' own examples (evaluation.clients)",
         ),
         (
             {"clients": {"number": 8, "fraction": 0.5, "own_layers": ["bias"]}},
-            "what is measured with layers that stay with clients (clients.own_layers)",
+            "metrics with the clients' own layers (clients.own_layers)",
         ),
     ],
 )

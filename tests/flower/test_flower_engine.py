@@ -381,7 +381,7 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         four = fedveil.simulate(job(rounds=4, protection=RR), tmp_path / "four").metrics
         assert costs == [four[0]["epsilon_run_most_drawn"], four[3]["epsilon_run_most_drawn"]]
         events = (tmp_path / "run" / "events.log").read_text()
-        assert "round 2 was begun before (2x) and cut off" in events
+        assert "round 2 was started before (2x) and interrupted" in events
 
 
 @pytest.mark.parametrize("every", [1, 9])

@@ -270,8 +270,8 @@ def test_batch_normalisation_is_refused() -> None:
     with pytest.raises(ModelInvalid) as refusal:
         ClippedExamplesTrainer(model, plan(), rate=0.5, clip=1.0)
     assert str(refusal.value) == (
-        "privacy.unit = example takes every example's gradient alone, and BatchNorm (2) mixes the "
-        "examples of a batch: use GroupNorm or none"
+        "privacy.unit = example needs every example's own gradient, but BatchNorm (2) mixes the "
+        "examples of a batch. Use GroupNorm or none"
     )
 
 

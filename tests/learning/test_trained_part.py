@@ -114,9 +114,9 @@ def test_nothing_is_computed_where_all_is_trained() -> None:
 
 
 UNTOLD = (
-    "training.train = head needs a model whose head can be told: an nn.Sequential that ends in an "
-    "nn.Linear, or a module whose attributes are `features`, a module, and `head`, an nn.Linear, "
-    "and which gives head(features(x))"
+    "training.train = head needs a model whose head can be recognised: an nn.Sequential that "
+    "ends in an nn.Linear, or a module with the attributes `features`, a module, and `head`, an "
+    "nn.Linear, that returns head(features(x))"
 )
 
 
@@ -137,8 +137,8 @@ def test_a_head_that_is_tied_to_what_is_fixed_is_refused() -> None:
     with pytest.raises(ModelInvalid) as told:
         only_head(model)
     assert str(told.value) == (
-        "training.train = head: the head shares a weight with the layers before it, which would "
-        "change with it: give it one of its own"
+        "training.train = head: the head shares a weight with the layers before it, which must "
+        "stay fixed. Give the head a weight of its own"
     )
 
 
@@ -147,6 +147,6 @@ def test_a_model_that_does_more_than_its_head_is_refused(model: nn.Module) -> No
     with pytest.raises(ModelInvalid) as told:
         TrainedPart.of(only_head(model)).seen(images(2, 6))
     assert str(told.value) == (
-        "training.train = head: the model gives other scores than its head gives of its features: "
-        "it must do nothing else than head(features(x))"
+        "training.train = head: the model's scores differ from head(features(x)). Its forward pass "
+        "must do nothing else"
     )

@@ -105,7 +105,7 @@ def test_it_counts_reports_that_do_not_count(folder: Path) -> None:
     assert [list(row) for row in table.rows] == [
         ["rejected", "wrong length", "3"],
         ["unusable", "NaN", "2"],
-        ["dropped", "fell silent", str(dropped)],
+        ["dropped", "no answer", str(dropped)],
     ]
     (void,) = (part for part in parts if isinstance(part, Points))
     assert list(void.lines) == ["Round 6 is void: too few"]
@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_has_a_page_of_what_there_is(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     page = page_of(folder)
     assert [plot.curves[0].x[-1] for plot in page.plots if plot.name == "accuracy"] == [5]
-    assert "5 of 6 rounds; it goes on, or was killed." in page.html()
+    assert "5 of 6 rounds; still running, or killed." in page.html()
     (folder / "metrics.jsonl").write_bytes(b"")
     assert page_of(folder).plots == []
 
@@ -295,7 +295,7 @@ def test_several_vertical_runs_stand_in_one_table_and_on_the_same_plots(
     assert isinstance(different, Table)
     assert ["epochs", "2", "1"] in [list(row) for row in different.rows]
     mixed = page_of_several([finished, runs["plain"].folder])
-    assert "cannot be set beside a step of two parties" in str(mixed.lead[0])
+    assert "cannot be compared with a step of two parties" in str(mixed.lead[0])
     titles = [part.title for part in mixed.sections]
     assert titles[:4] == [
         f"{what} of {kind} runs"

@@ -163,7 +163,7 @@ def test_a_job_counts_equally_by_itself_and_refuses_otherwise() -> None:
 
 
 def test_statistics_of_batchnorm_do_not_survive_it(tmp_path: Path) -> None:
-    with pytest.raises(ModelInvalid, match=r"pw_encrypt perturbs .* 1\.running_mean"):
+    with pytest.raises(ModelInvalid, match=r"pw_encrypt adds noise to .* 1\.running_mean"):
         fedveil.simulate(job(model="parts:net"), tmp_path / "run")
 
 

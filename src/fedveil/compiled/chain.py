@@ -54,14 +54,14 @@ def follow(
     `scores_of` is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
-        raise NotServedError("an example is a row or an image")
+        raise NotServedError("an example must be a row or an image")
     c, h, w = shape if len(shape) == 3 else (1, 1, *shape)
     entry = value = Value((c, h, w), IMAGE if len(shape) == 3 else ROW, apart=True)
     operations, aside = list[Operation](), list[Value]()
     for layer in _ordered(layers):
         if isinstance(layer, nn.Flatten):
             if (layer.start_dim, layer.end_dim) != (1, -1):
-                raise NotServedError("flattening a part")
+                raise NotServedError("only a whole example can be flattened")
             value.apart, value.form = True, ROW
             continue
         if isinstance(layer, Join):
@@ -69,12 +69,12 @@ def follow(
         else:
             operation = _KINDS[type(layer)](layer, value)
         if isinstance(layer, nn.Embedding) and operations:
-            raise NotServedError("tokens that are made on the way")
+            raise NotServedError("only the first layer can be an embedding")
         aside += [value] if isinstance(layer, Branch) else []
         operations.append(operation)
         value = operation.y
     if value.form != scores_of:
-        raise NotServedError("the scores are not those of the loss")
+        raise NotServedError("the loss needs scores of another form")
     return operations, entry, value
 
 

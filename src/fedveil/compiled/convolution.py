@@ -168,7 +168,7 @@ class Convolution(Operation):
         need(x.form == IMAGE and conv.in_channels == x.shape[0] and conv.groups == 1)
         need(conv.dilation == (1, 1) and conv.padding_mode == "zeros")
         if isinstance(conv.padding, str):
-            raise NotServedError("a border that is only named")
+            raise NotServedError("padding must be given as numbers")
         x.apart, x.border = False, pair(conv.padding)
         kernel, stride = pair(conv.kernel_size), pair(conv.stride)
         #: The shape of the convolution's own output, before pooling.

@@ -37,7 +37,7 @@ class NotServedError(Exception):
 def need(fits: bool) -> None:
     """Raise `NotServedError` unless `fits`."""
     if not fits:
-        raise NotServedError("a layer of another kind, or that does not fit")
+        raise NotServedError("the layer is not supported, or does not fit its input")
 
 
 def up(count: int) -> int:

@@ -80,8 +80,8 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     weights = job.training.class_weights
     if weights is not None and len(weights) != shape.classes:
         raise ModelInvalid(
-            f"training.class_weights has {len(weights)} numbers, and the data {shape.classes} "
-            f"classes"
+            f"training.class_weights has {len(weights)} numbers, but the data has {shape.classes} "
+            f"classes. Use one number per class"
         )
     model = models.build(
         job.model, shape.example_shape, shape.classes, Seeded(job.seed, "initial weights")
@@ -94,8 +94,8 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     found = model_fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
         raise ModelInvalid(
-            f"model = {job.model!r} gave another model when it was called again: its function "
-            f"must depend on its arguments and the seed alone"
+            f"model = {job.model!r} returned another model when it was called again. Its function "
+            f"must depend only on its arguments and the seed"
         )
     return model
 
@@ -165,18 +165,18 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     if plan.loss == OWN or uneven:
         if settings.engine == "vmap":
             raise ModelInvalid(
-                f"training.engine = vmap takes examples of one array and a bundled loss, which "
-                f"task = {job.task} or its data does not have: engine loop does"
+                f"training.engine = vmap needs examples of one array and a bundled loss, which "
+                f"task = {job.task} or its data does not have. Use engine loop"
             )
         if plan.loss == WEIGHTED:
             raise ModelInvalid(
                 "training.class_weights needs examples of one array and one shape, which the data "
-                "does not have"
+                "does not have. Remove the key"
             )
         if plan.corrected or (settings.algorithm == "fednova" and _has_own(task, "train")):
             raise ModelInvalid(
-                f"training.algorithm = {settings.algorithm} changes or counts each step of a "
-                f"client, which task = {job.task} takes by itself, or on such data"
+                f"training.algorithm = {settings.algorithm} must control each training step, but "
+                f"task = {job.task} or its data needs the task's own loop. Use fedavg"
             )
         return TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:
@@ -204,13 +204,13 @@ def _refuse_own_batches(job: Job, task: Task, *, uneven: bool) -> None:
     own = [name for name in ("collate", "forward", "optimizer", "train") if _has_own(task, name)]
     if own:
         raise ModelInvalid(
-            f"privacy.unit = example takes each example's gradient alone, in one step of plain "
-            f"SGD: task = {job.task} brings its own {own[0]}"
+            f"privacy.unit = example needs each example's own gradient, in one step of plain SGD, "
+            f"but task = {job.task} has its own {own[0]}. Use unit client"
         )
     if uneven:
         raise ModelInvalid(
-            "privacy.unit = example takes each example's gradient alone, which needs examples of "
-            "one array and one shape"
+            "privacy.unit = example needs each example's own gradient, and so examples of one "
+            "array and one shape. Use unit client"
         )
 
 
@@ -223,14 +223,14 @@ def check_buffers(job: Job, layout: Layout) -> None:
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(
-            f"audit.canaries = {job.audit.canaries}: canaries move every averaged tensor, which "
-            f"the buffers {', '.join(buffers)} do not survive: use a model without them"
+            f"audit.canaries = {job.audit.canaries}: canaries change every averaged tensor, which "
+            f"breaks the buffers {', '.join(buffers)}. Use a model without them"
         )
     if buffers and job.protection.noised:
         raise ModelInvalid(
-            f"protection.name = {job.protection.name} perturbs every averaged tensor, which the "
-            f"buffers {', '.join(buffers)} do not survive: use a model without them, for example "
-            f"with GroupNorm in place of BatchNorm"
+            f"protection.name = {job.protection.name} adds noise to every averaged tensor, which "
+            f"breaks the buffers {', '.join(buffers)}. Use a model without them, for example with "
+            f"GroupNorm instead of BatchNorm"
         )
 
 
@@ -250,8 +250,8 @@ def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None
 def _dealt(job: Job, dataset: Dataset) -> Partition:
     if dataset.labels is None and job.data.split in ("shards", "dirichlet"):
         raise DataInvalid(
-            f"data.split = {job.data.split} deals by classes, which task = {job.task} has none of: "
-            f"take iid or by_client"
+            f"data.split = {job.data.split} needs classes, which task = {job.task} does not have. "
+            f"Use iid or by_client"
         )
     return partition(
         job.data.split,
@@ -272,7 +272,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return how the job's clients update the state that they keep between rounds.
+    """Return the job's rule for the state that clients keep between rounds.
 
     `model` comes from `make_model`.
     """
@@ -289,7 +289,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
-    """Return training without client state. FedNova scales each client's update."""
+    """Return training without client state. Under FedNova it scales each client's update."""
     normal = job.training.normal_steps or 0.0
 
     def scale(examples: int) -> float:
@@ -334,7 +334,7 @@ def make_client_side(
     trainer = trainer or (trainer_of(1) if constant else ScheduledTrainer(job, trainer_of))
 
     def states() -> ClientStates:
-        assert run is not None, "what clients keep lies in the run's folder"
+        assert run is not None, "client states are saved in the run's folder"
         return ClientStates(run)
 
     training = make_training(job, shape, trainer, data, states)
@@ -352,7 +352,7 @@ def make_client_sides(
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
         return []
-    starting("compiling what clients train with, which is kept for every later run")
+    starting("compiling the training code, which is cached for later runs")
     served = first.compile(data.x.shape[1:])
     count, always = worker_count(job), job.training.lr_schedule == "constant"
     if not (served and count and always) or job.keeps_state:

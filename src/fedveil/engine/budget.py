@@ -25,7 +25,7 @@ from fedveil.rounds.outcomes import ClientId
 
 
 def project_job(job: Job) -> Iterator[Line]:
-    """Yield the cost of a bit, of a parameter, of a round and of the whole run.
+    """Yield the privacy cost of one bit, one parameter, one round and the whole run.
 
     If the unit of privacy is an example, yields only the last two: an example affects every part of
     a report, so a bit or a parameter costs as much as the round.
@@ -50,9 +50,9 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     if not figure.thin:
         return None
     key = key_of_cost(protection)
-    change = "fewer rounds or more noise promise more"
+    change = "fewer rounds or more noise give a stronger guarantee"
     if key is not None:
-        change = f"`fedveil budget --target-epsilon E` finds the {key} for an epsilon of yours"
+        change = f"`fedveil budget --target-epsilon E` finds the {key} for a target epsilon"
     drawn = whose(job, f"a client that is drawn in all {job.rounds} rounds")
     return f"{drawn} is promised {figure}: {change}"
 

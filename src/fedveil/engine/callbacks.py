@@ -31,17 +31,14 @@ class Callback:
     """
 
     def begin(self, run: Beginning) -> None:
-        """React to the start, before the first round."""
+        """Called before the first round."""
 
     def round(self, record: Record) -> str | None:
-        """React to a round and its record.
-
-        Returns a reason to stop the run, or None to continue.
-        """
+        """Called after each round, with its record. Returns a reason to stop the run, or None."""
         return None
 
     def end(self, run: Any) -> None:
-        """React to the end, with the finished `Run`, or None if the run was interrupted."""
+        """Called at the end with the finished `Run`, or with None after an interruption."""
 
 
 class Callbacks:
@@ -59,7 +56,7 @@ class Callbacks:
         for key, callback in self._all:
             if not isinstance(callback, Callback):
                 raise InvalidValue(
-                    f"{key} is a {type(callback).__name__}, which is not derived from "
+                    f"{key} is a {type(callback).__name__}, not a subclass of "
                     f"fedveil.engine.callbacks.Callback"
                 )
 

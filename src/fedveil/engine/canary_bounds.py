@@ -61,7 +61,7 @@ class Canvass:
         return [
             Measured(BOUND, audit.bound, cases=m, unseen=audit.unseen),
             Measured(ALONE, audit.alone, cases=m, unseen=audit.unseen_alone),
-            Measured("the most that so many could show", audit.reachable, cases=m),
+            Measured("the most that these canaries could show", audit.reachable, cases=m),
             share("coins guessed right", audit.right_of_all, m, guess=0.5),
             *(bound(error) for bound in bounds),
         ]
@@ -116,8 +116,8 @@ class Canvass:
     ) -> Measured:
         """Return a bound from a `distance` in standard deviations.
 
-        `unseen` is the smallest epsilon that the bound would have missed. It follows from scaling
-        the claim's own distance by the same factor, or from adding `uncertain` to it.
+        Its `unseen` is the largest true epsilon that the bound would have missed: the one that the
+        same factor, or `uncertain`, brings down to the claim.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -17,8 +17,8 @@ class Directions:
     def __init__(self, seed: int, count: int, dimension: int) -> None:
         if count > dimension:
             raise InvalidValue(
-                f"audit.canaries = {count} is more than the model's {dimension} parameters: each "
-                f"canary needs a direction of its own"
+                f"audit.canaries = {count} is more than the model's {dimension} parameters. Use at "
+                f"most {dimension}: each canary needs its own direction"
             )
         draw = Seeded(seed, "canary directions")
         self._signs = np.where(draw.bernoulli(0.5, dimension), 1.0, -1.0)

@@ -82,9 +82,9 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the distance that one client can move it.
+        """Add `difference` to `noise`, in units of the distance that one client moves it.
 
-        A client can move it by `step` times its own range.
+        That distance is `step` times twice the length of the client's update.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

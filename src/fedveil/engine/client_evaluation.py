@@ -39,7 +39,7 @@ class ClientTest:
     def __init__(self, part: TrainedPart, task: Task, held: HeldOut, device: str) -> None:
         if not task.measures:
             raise TaskInvalid(
-                "evaluation.clients shows each client's figure, and the task's measures name none"
+                "evaluation.clients needs a figure per client. Name one in the task's `measures`"
             )
         self._part, self._task, self._device = part, task, device
         self._held = held

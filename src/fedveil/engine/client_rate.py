@@ -28,7 +28,7 @@ def client_rate(job: Job, round: int) -> float:
     if not (math.isfinite(rate) and rate > 0):
         raise InvalidValue(
             f"training.lr_schedule = {settings.lr_schedule!r} gives the rate {rate!r} in round "
-            f"{round}: a number above 0 is needed"
+            f"{round}. It must be a number above 0"
         )
     return rate
 

@@ -32,7 +32,7 @@ from fedveil.learning.trainer import ClientData
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 
-#: The number of batches to try: some clients' examples may spoil a batch for other reasons.
+#: The number of batches to try. Unusual examples may make a single batch fail.
 _BATCHES = 8
 
 
@@ -41,14 +41,14 @@ Batch = tuple[Any, Any]
 
 
 def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
-    """Yield a batch each from several clients."""
+    """Yield one batch from each of several clients."""
     for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
         rows = split.of(client)[: job.training.batch_size]
         yield dataset.train.x[rows], dataset.train.y[rows]
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples, for when the training examples are the clients' own."""
+    """Yield batches of test examples, if training examples must not decide about the run."""
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))
@@ -115,7 +115,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     _check_outputs(dataset, outputs, targets)
     loss = task.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor) or loss.ndim:
-        raise TypeError("the task's loss is no single number: the mean over the batch is needed")
+        raise TypeError("the task's loss is not a single number. Return the mean over the batch")
     learnt = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(loss, learnt, allow_unused=True)
     alone = job.privacy.unit == "example"
@@ -153,15 +153,15 @@ def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):
-        raise TypeError(f"it gives a {type(outputs).__name__}, one tensor of scores is needed")
+        raise TypeError(f"it returns a {type(outputs).__name__} instead of one tensor of scores")
     shape, wanted, classes = tuple(outputs.shape), tuple(targets.shape), dataset.classes
     if dataset.targets in ("numbers", "bits"):
         if shape != wanted and (classes, shape) != (1, wanted[:1]):
-            raise ValueError(f"it gives a tensor of shape {shape} where {wanted} is needed")
+            raise ValueError(f"it returns a tensor of shape {shape} instead of {wanted}")
     elif shape[:-1] != wanted or shape[-1] < classes:
         what = "tokens" if dataset.targets == "tokens" else "examples"
         count = " x ".join(map(str, wanted))
         raise ValueError(
-            f"it gives a tensor of shape {shape} for {count} {what} of {classes} classes: a "
-            f"row of {classes} scores for each is needed"
+            f"it returns a tensor of shape {shape} for {count} {what} of {classes} classes. Return "
+            f"a row of {classes} scores for each"
         )

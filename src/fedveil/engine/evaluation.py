@@ -67,7 +67,7 @@ def told(scores: Scores) -> dict[str, Any]:
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}
     missing = [name for name in task.measures if name not in figures]
     if missing:
-        raise TaskInvalid(f"the task's metrics lack {missing[0]}, which its measures have")
+        raise TaskInvalid(f"the task's metrics do not return {missing[0]}, which its measures name")
     named = dict(task.measures)
     return figures if named == USUAL else {**figures, MEASURES: named}
 
@@ -76,8 +76,8 @@ def _plain(name: str, value: Any) -> Any:
     """Return a figure in a form that a record can hold: a float or a list. Raises `TaskInvalid`."""
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
-            f"the task's metrics have {name!r}, which a record cannot hold: a name of small "
-            f"letters, digits and underscores is needed that no figure of a round has"
+            f"the task's metrics return {name!r}, which cannot be a record's key. Use small "
+            f"letters, digits and underscores, and no name of a round's own figures"
         )
     if isinstance(value, list | tuple | np.ndarray):
         return np.asarray(value).tolist()

@@ -193,7 +193,7 @@ class Federation:
         path = self._folder.path
         if saved.fingerprint != self._fingerprint:
             raise RunFolderError(
-                f"{path} was made with another job, another model or other data than are here now"
+                f"{path} belongs to another job, another model or other data than those given now"
             )
         with intact(path / LATEST):
             self._done = integer("round", saved.round, 1, self.job.rounds)
@@ -206,7 +206,7 @@ class Federation:
             self._ledger = Ledger.from_state(saved.ledger)
             self._canaries.restore(saved.canaries)
             if self._ledger.adaptive != self._protection.adaptive:
-                raise InvalidValue("field adaptive is not the protection's")
+                raise InvalidValue("field adaptive does not match the protection")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
         with intact(path / METRICS):
             check(metrics.records, saved.round)
@@ -345,8 +345,8 @@ class Federation:
             self._state = self._protection.cut_off(self._state, cost)
         for number, times in Counter(number for number, _ in self._attempts.begun).items():
             yield (
-                f"round {number} was begun before ({times}x) and cut off: its reports may have "
-                f"left, and count"
+                f"round {number} was started before ({times}x) and interrupted: its reports may "
+                f"have been sent, so they are charged"
             )
 
     def _evaluate(self, number: int) -> dict[str, Any]:

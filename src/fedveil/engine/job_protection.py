@@ -68,9 +68,9 @@ def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
     """
     said = [BY_SIZE] if job.server.weighting == "by_size" else []
     if job.evaluation.clients:
-        said.append("what is measured on examples that clients hold (evaluation.clients)")
+        said.append("metrics on the clients' own examples (evaluation.clients)")
     if job.clients.own_layers and not leaves:
-        said.append("what is measured with layers that stay with clients (clients.own_layers)")
+        said.append("metrics with the clients' own layers (clients.own_layers)")
     if leaves and job.deployment.reveal:
         said.append("the number of a client's examples (deployment.reveal = examples)")
     if leaves and protection.always_reports and job.deployment.answer_after_s is None:

@@ -72,13 +72,13 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
 def all_failed(number: int, reason: str) -> str:
     """Return the reason for ending a run after a round in which every client failed."""
     said = f"every client of round {number} failed: {reason}"
-    return f"{said}; going on fails again until it is mended"
+    return f"{said}; resuming fails again until this is fixed"
 
 
 def check(records: Sequence[Record], rounds: int) -> None:
     """Raise `MessageInvalid` unless `records` are valid records of exactly `rounds` rounds."""
     if len(records) != rounds:
-        raise MessageInvalid(f"it holds {len(records)} records where {rounds} rounds are over")
+        raise MessageInvalid(f"it has {len(records)} records after {rounds} rounds")
     for number, record in enumerate(records, start=1):
         quality = {LOSS, *measures(record)}
         if not set(record) >= NEEDED or quality & set(record) not in (set(), quality):
@@ -87,7 +87,9 @@ def check(records: Sequence[Record], rounds: int) -> None:
         wrong = [name for name, value in record.items() if not _fits(name, value)]
         wrong += [name for name in several if name in quality or _is_one(name)]
         if wrong or record["round"] != number:
-            raise MessageInvalid(f"the record of round {number} has another {[*wrong, 'round'][0]}")
+            raise MessageInvalid(
+                f"the record of round {number} has an invalid {[*wrong, 'round'][0]}"
+            )
 
 
 def _usable(record: Record) -> bool:
@@ -132,7 +134,7 @@ def _reasons(records: Sequence[Record]) -> str:
     if not times:
         silent = sum(record["dropped"] for record in records)
         nobody = sum(not record["clients"] for record in records)
-        times.update({"the client fell silent": silent} if silent or not nobody else {})
-        times.update({"nobody was drawn": nobody} if nobody else {})
+        times.update({"the client dropped out": silent} if silent or not nobody else {})
+        times.update({"no client was drawn": nobody} if nobody else {})
         times.update(record["void"] for record in records if record["void"] and record["clients"])
     return ", ".join(f"{reason} ({number}x)" for reason, number in times.most_common(3))

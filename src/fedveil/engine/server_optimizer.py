@@ -48,7 +48,7 @@ class ServerOptimizer:
                 moved = np.where(self._trainable, moved, aggregate)
             new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
         if not (np.isfinite(new).all() and all(np.isfinite(m).all() for m in moments.values())):
-            raise RoundVoid("report", 0, 0, "the model that it gives is not finite")
+            raise RoundVoid("report", 0, 0, "the resulting model is not finite")
         self._moments = moments
         return new
 
@@ -104,7 +104,7 @@ class VariateOptimizer(ServerOptimizer):
         size = len(self._trainable)
         variate = (weights[size:] + self._factor * aggregate[size:]).astype(np.float32)
         if not np.isfinite(variate).all():
-            raise RoundVoid("report", 0, 0, "the control variate that it gives is not finite")
+            raise RoundVoid("report", 0, 0, "the resulting control variate is not finite")
         return np.concatenate([super().step(weights[:size], aggregate[:size]), variate])
 
 

@@ -112,7 +112,7 @@ def _watched(
 class Simulator(Engine):
     """Simulates all clients on this machine. Each has its part of the partitioned data."""
 
-    how_to_resume = "`fedveil run --resume {folder}` goes on from the last complete round"
+    how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False
 
     def __init__(self, starting: Callable[[str], None] | None = None) -> None:
@@ -126,7 +126,7 @@ class Simulator(Engine):
 
         Sets the number of clients to the data's owners if the job has none.
         """
-        self._starting("dealing the examples to clients")
+        self._starting("distributing the examples among the clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
@@ -177,7 +177,7 @@ class Simulator(Engine):
     ) -> Executor:
         """Start the workers: threads if clients train in native code, otherwise processes."""
         if not job.simulation.masks:
-            event("what secure aggregation masks is added without masks (simulation.masks = false)")
+            event("secure aggregation runs without masks (simulation.masks = false)")
         executor = self._executor(job, shape, protection.dimension, folder, event)
         return Faulty(executor, job, protection)
 
@@ -190,7 +190,7 @@ class Simulator(Engine):
         event: Callable[[str], None],
     ) -> Executor:
         train, split = self._dataset.train, self._partition
-        self._starting("computing what fixed layers make of the examples")
+        self._starting("computing the output of the fixed layers")
         part, device = TrainedPart.of(make_model(job, shape)), job.training.device
         if train.usable is None:
             held, usable = part.held(train.x, device), None
@@ -208,7 +208,7 @@ class Simulator(Engine):
             own = own_code.packed(job.own_names) if workers else b""
         except Exception as error:  # pickling a script's objects may raise anything
             workers, why = 0, own_code.described(error)
-            event(f"clients train in the calling process: its script cannot be sent on: {why}")
+            event(f"clients train in the calling process: workers cannot get its script: {why}")
         if workers == 0:
             return InProcess(make_client_side(job, shape, data, model, folder))
         pool = WorkerPool(workers, dimension, data)

@@ -28,8 +28,8 @@ class Stopping:
         """Check the settings. `tested` are the task's measures, besides the loss."""
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(
-                [f"stopping.metric = {settings.metric!r} is no figure of the rounds' records: "
-                 f"they have {', '.join(dict.fromkeys(known))}"]
+                [f"stopping.metric = {settings.metric!r} is not in the rounds' records. "
+                 f"Use one of {', '.join(dict.fromkeys(known))}"]
             )  # fmt: skip
         self._settings = settings
         self._best: tuple[int, Float32s] | None = None
@@ -48,8 +48,8 @@ class Stopping:
         best = max(range(len(tested)), key=lambda place: tested[place][1])
         if settings.patience is not None and len(tested) - 1 - best >= settings.patience:
             return (
-                f"{metric} was best in round {tested[best][0]}, and stopping.patience = "
-                f"{settings.patience} tests have brought no better one"
+                f"{metric} was best in round {tested[best][0]} and has not improved in "
+                f"stopping.patience = {settings.patience} tests"
             )
         return None
 

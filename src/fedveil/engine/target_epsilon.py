@@ -87,7 +87,7 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
         least = _MOST if key.falls else _LEAST
         raise InvalidValue(
             f"no {place} brings the run to epsilon {format_epsilon(target)}: at {least:g} it is "
-            f"{spent(least)}; fewer rounds, another delta or other parameters may"
+            f"{spent(least)}. Use fewer rounds, another delta or other parameters"
         )
     found = _with(protection, key, value)
     changes = [*total.items(), *key.changes(settings, value)]
@@ -102,12 +102,12 @@ def _unsolvable(job: Job, protection: Protection) -> str:
     name = job.protection.name
     if not protection.noised(protection.settings):
         return (
-            f"protection.name = {name} promises no epsilon, so that there is nothing to solve "
-            f"for: take one that perturbs reports, such as dp_encrypt"
+            f"protection.name = {name} promises no epsilon, so there is nothing to solve "
+            f"for. Use one that perturbs reports, such as dp_encrypt"
         )
     return (
-        f"protection.name = {name} does not say which of its parameters decides what a report "
-        f"costs (`cost_parameter` of its class), so that none can be solved for"
+        f"protection.name = {name} does not declare which parameter decides the cost of a "
+        f"report (`cost_parameter` of its class), so none can be solved for"
     )
 
 

@@ -103,8 +103,8 @@ def _refuse_mixing(model: nn.Module) -> None:
     ]
     if mixing:
         raise ModelInvalid(
-            f"privacy.unit = example takes every example's gradient alone, and BatchNorm "
-            f"({', '.join(mixing)}) mixes the examples of a batch: use GroupNorm or none"
+            f"privacy.unit = example needs every example's own gradient, but BatchNorm "
+            f"({', '.join(mixing)}) mixes the examples of a batch. Use GroupNorm or none"
         )
 
 

@@ -124,7 +124,7 @@ class _Bundled(Task):
         strangers = [name for name in self.chosen if name not in self.table]
         if strangers:
             raise TaskInvalid(
-                f"evaluation.metrics holds {strangers[0]!r}, which is not one of "
+                f"evaluation.metrics has {strangers[0]!r}, which is not one of "
                 f"{', '.join(self.table)}"
             )
         numbers = [name for name in self.chosen if name not in self.lists]
@@ -237,7 +237,9 @@ def find(name: str, metrics: Sequence[str] | None = None) -> Task:
     if not isinstance(task, Task):
         raise TaskInvalid(f"{key} gives a {type(task).__name__}, not a fedveil.Task")
     if metrics is not None:
-        raise TaskInvalid(f"evaluation.metrics is for the bundled tasks: {key} has its own")
+        raise TaskInvalid(
+            f"evaluation.metrics is only for bundled tasks, but {key} has its own. Remove the key"
+        )
     return task
 
 

@@ -49,7 +49,7 @@ def _for_relu(model: nn.Module) -> nn.Module:
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
     """Return LeNet with the 62 output classes of handwritten characters."""
     if classes > 62:
-        raise ModelInvalid(f"model = lenet_femnist has 62 classes, the data has {classes}")
+        raise ModelInvalid(f"model = lenet_femnist has 62 classes, but the data has {classes}")
     return lenet(shape, 62)
 
 

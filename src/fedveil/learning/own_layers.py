@@ -24,7 +24,7 @@ def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
         found = [name for name in names if fnmatchcase(name, pattern)]
         if not found:
             raise ModelInvalid(
-                f"clients.own_layers: no tensor of the model has a name like {pattern!r}; it has "
+                f"clients.own_layers: no tensor of the model matches {pattern!r}. Its tensors are "
                 f"{', '.join(names)}"
             )
         own += [name for name in found if name not in own]

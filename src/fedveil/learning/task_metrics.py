@@ -69,9 +69,9 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 
 
 def ks(scores: Float64s, y: Int64s) -> float:
-    """Return the Kolmogorov-Smirnov distance of a class's scores to the rest's, as a mean.
+    """Return the Kolmogorov-Smirnov distance of a class's scores to the rest's, averaged.
 
-    The mean is over the classes. The distance is the largest distance between the two distribution
+    The average is over the classes. A distance is the largest difference of the two distribution
     functions. Leaves out classes that have no example or all of them.
     """
     if np.isnan(scores).any():

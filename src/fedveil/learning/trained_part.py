@@ -35,7 +35,7 @@ def only_head(model: nn.Module) -> nn.Module:
     if shared:
         raise ModelInvalid(
             "training.train = head: the head shares a weight with the layers before it, which "
-            "would change with it: give it one of its own"
+            "must stay fixed. Give the head a weight of its own"
         )
     features.requires_grad_(False)
     setattr(model, _MARK, True)
@@ -63,7 +63,7 @@ class TrainedPart:
         """Return the inputs of the trained part: float32, or integers if the model looks them up.
 
         Each example passes through the fixed layers alone and on one thread. So its features have
-        the same bytes on any machine and beside any other examples. Several examples share a pass
+        the same bytes in every process and beside any other examples. Several examples share a pass
         only if all fixed layers declare that this changes nothing (`examples_at_once`).
         """
         x = taken(self.whole, x)
@@ -78,11 +78,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs like `seen`, but let no example affect another, and the usable mask.
+        """Return the inputs like `seen`, and a mask of the usable examples.
 
-        An example counts for nothing and is replaced by zeros if the model cannot take its numbers,
-        if its features are not finite, or if the fixed layers raise for it. The dtype that the
-        model takes is determined without any example.
+        No example affects another. An example counts for nothing and is replaced by zeros if the
+        model cannot take its numbers, if its features are not finite, or if the fixed layers raise
+        for it. The dtype that the model takes is determined without any example.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -111,7 +111,7 @@ class TrainedPart:
     def held(self, x: Array, device: str = "cpu") -> Array:
         """Return the inputs in the form in which they are stored: small integers stay as they are.
 
-        They take a quarter of float32's memory. `as_floats` converts them for training.
+        They take at most half of float32's memory. `as_floats` converts them for training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
@@ -152,7 +152,7 @@ class TrainedPart:
         """Return lines about the trained part for the event log."""
         if self.features is None:
             return []
-        return ["only the last layer is trained: what comes before it is computed once"]
+        return ["only the last layer is trained: the output of the others is computed once"]
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ def taken(model: nn.Module, x: Array) -> Array:
         return x if x.dtype.kind == "f" else x.astype(np.int64)
     if x.dtype.kind in "iu" and max(int(x.max()), -int(x.min())) > _EXACT_IN_FLOAT32:
         raise ModelInvalid(
-            "the examples hold whole numbers beyond 2^24, which float32 cannot tell apart, and the "
-            "model has no nn.Embedding that would look them up"
+            "the examples have integers beyond 2^24, which float32 cannot represent exactly, and "
+            "the model has no nn.Embedding for them"
         )
     return x.astype(np.float32)
 
@@ -218,9 +218,9 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
         features, head = model[:-1], model[-1]
     if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):
         raise ModelInvalid(
-            "training.train = head needs a model whose head can be told: an nn.Sequential that "
-            "ends in an nn.Linear, or a module whose attributes are `features`, a module, and "
-            "`head`, an nn.Linear, and which gives head(features(x))"
+            "training.train = head needs a model whose head can be recognised: an nn.Sequential "
+            "that ends in an nn.Linear, or a module with the attributes `features`, a module, and "
+            "`head`, an nn.Linear, that returns head(features(x))"
         )
     return features, head
 
@@ -231,8 +231,8 @@ def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor)
     alike = fits and torch.allclose(head(features), scores, 1e-3, 1e-5, equal_nan=True)
     if not alike:
         raise ModelInvalid(
-            "training.train = head: the model gives other scores than its head gives of its "
-            "features: it must do nothing else than head(features(x))"
+            "training.train = head: the model's scores differ from head(features(x)). Its forward "
+            "pass must do nothing else"
         )
 
 

@@ -44,8 +44,8 @@ class VmapTrainer(OneThread):
         buffers = [e.name for e in self._layout.entries if e.fate == "buffer"]
         if buffers:
             raise ModelInvalid(
-                f"training.engine = vmap cannot train the buffers {', '.join(buffers)}; "
-                f"engine loop can"
+                f"training.engine = vmap cannot train the buffers {', '.join(buffers)}. "
+                f"Use engine loop"
             )
         self._weights = np.empty(0, np.float32)
         self._gradients = vmap(grad(self._mean_loss), randomness="different")

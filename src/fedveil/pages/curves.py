@@ -34,7 +34,7 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip
     for part, what in words.items():
-        note = f"On what each client holds out, which a deployed server would not see: {what}."
+        note = f"On each client's held-out examples, which a deployed server would not see: {what}."
         heading = f"{title(name)} at clients: {part.replace('_', ' ')}"
         key, axis = f"clients_{part}", Axis(word(name))
         yield from _together(key, heading, runs, key, axis, note)
@@ -68,8 +68,8 @@ def seconds(run: ReadRun) -> Iterator[Plot]:
     """Yield a plot of the parts of each round's time."""
     curves = [_curve(run, part, f"seconds_{part}") for part in PARTS]
     note = (
-        "Training and protection are added up over clients, and so over parallel workers; the "
-        "others are by the clock."
+        "Training and protection are summed over clients, also if workers run in parallel. The "
+        "others are wall-clock times."
     )
     told = [curve for curve in curves if any(curve.y)]
     yield from _plot("seconds", "Time", Axis("seconds", zero=True), told, note)

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  // Two plots stand side by side on a printed sheet, whatever the window was: so many pixels each.
+  // The width of a printed plot in pixels: two fit side by side, whatever the window's size.
   const PRINTED = 300;
   const FACTORS = {KB: 1e3, MB: 1e6, GB: 1e9, ms: 1e-3, min: 60, h: 3600};
   const figures = JSON.parse(document.getElementById("plots").textContent);
@@ -11,7 +11,7 @@
     const {data, layout} = figures[plot.dataset.plot];
     plot.replaceChildren();
     layout.font = {family: getComputedStyle(document.body).fontFamily, size: 12};
-    // A finger that is drawn over a plot scrolls the page; a mouse chooses what is looked at.
+    // Dragging a finger over a plot scrolls the page. Dragging a mouse zooms.
     layout.dragmode = matchMedia("(pointer: fine)").matches ? "zoom" : false;
     Plotly.newPlot(plot, data, layout, settings);
   }
@@ -26,7 +26,7 @@
       for (const plot of fold.querySelectorAll(".plot")) Plotly.Plots.resize(plot);
     });
 
-  // What a cell is sorted by: its number, in its unit, where it begins with one.
+  // The sort key of a cell: its number in a common unit if it starts with one, otherwise its text.
   const key = (row, column) => {
     const text = row.cells[column].textContent.trim();
     const found = text.replaceAll(",", "").match(/^([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]+)?/i);

@@ -18,9 +18,7 @@ def write_page(page: Page, file: Path) -> Iterator[Path]:
     Writes nothing if a required package is missing.
     """
     if file.is_dir():
-        raise RunFolderError(
-            f"{file} is a folder, and the page a file: {file / 'report.html'}, say"
-        )
+        raise RunFolderError(f"{file} is a folder. Name a file, such as {file / 'report.html'}")
     data = {file: page.html().encode(errors="backslashreplace")}
     for plot in page.plots:
         data[file.with_name(f"{file.stem}-{plot.file}.svg")] = svg(plot)

@@ -55,7 +55,7 @@ def how_far(run: ReadRun) -> str:
     if run.ended is not None:
         state = run.ended
     else:
-        state = "it goes on, or was killed"
+        state = "still running, or killed"
     return (
         f"{job['model']} on {job['data']['name']}, {job['clients']['number']} clients, under "
         f"{job['protection']['name']}: {done} of {job['rounds']} rounds; {state}."
@@ -127,9 +127,9 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
         rows.append([line.what, told(line.epsilon, line.delta), delta, right(line.figure), ""])
     columns = ["for", "epsilon", "delta", "an attacker is right at most", "what it bounds"]
     return [
-        "Each figure bounds what anybody can learn of its subject, who knows everything else and "
-        "sees what was released: of two equally likely inputs such an attacker names the right one "
-        "at most so often. A coin does 500 times in 1,000. No figure is rounded down.",
+        "Each figure bounds what an attacker can learn of its subject who knows everything else "
+        "and sees what was released. Of two equally likely inputs, this attacker names the right "
+        "one with at most the stated probability (chance: 50%). No figure is rounded down.",
         Table(columns, rows),
         Points([f"{word}: the best attacker is {MEANS[word]}." for word in words]),
         *curves.epsilon({run.job["name"]: run}),
@@ -139,18 +139,18 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 def _open(last: Record) -> Iterator[str]:
     """Yield everything that no epsilon covers."""
     for what in last["in_clear"]:
-        yield f"Leaves beside the reports as it is, with no finite epsilon: {what}."
+        yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
-        yield "The reports: nothing is promised of what they tell, or of what their sum tells."
+        yield "The reports: nothing is promised about what they or their sum reveal."
     if last["rests_on_server"]:
         yield (
-            "The server is trusted: it adds the noise, sees what is sent without it, and everybody "
-            "else has its word."
+            "The server is trusted: it adds the noise, and sees what is sent without it. Everyone "
+            "else must rely on it."
         )
     if last["randomness"].startswith("simulation"):
         yield (
-            "This was a simulation: reports drew from the job's seed, so that whoever has the job "
-            "can take the protection off. Reports of a deployed job draw from the operating system."
+            "This was a simulation: its noise comes from the job's seed, so anyone with the job "
+            "can remove the protection. A deployed job draws its noise from the operating system."
         )
     yield "Who took part in which round, and when: the server knows its clients."
 
@@ -163,7 +163,7 @@ def _costs(run: ReadRun) -> Table:
             [what, shown_bytes(sum(record[key] for record in run.records))]
             for what, key in (("all uploads", "bytes_up"), ("all downloads", "bytes_down"))
         ),
-        ["all rounds by the clock", duration(seconds(run.records))],
+        ["wall-clock time of all rounds", duration(seconds(run.records))],
     ]
     for part in curves.PARTS:
         took = math.fsum(record.get(f"seconds_{part}", 0.0) for record in run.records)
@@ -181,11 +181,11 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
         rows += [[kind, reason, str(count)] for reason, count in times.most_common()]
     dropped = sum(record["dropped"] for record in records)
     if dropped:
-        rows.append(["dropped", "fell silent", str(dropped)])
+        rows.append(["dropped", "no answer", str(dropped)])
     if rows:
         yield Table(["what", "reason", "clients, over all rounds"], rows)
     else:
-        yield "Every report that was asked for came, and was of use."
+        yield "Every requested report arrived and was usable."
     void = [
         f"Round {record['round']} is void: {record['void']}" for record in records if record["void"]
     ]
@@ -245,10 +245,10 @@ def _png(folder: Path, name: str) -> bytes | None:
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
     """Yield the job and its command, and the run's events."""
     yield Section(
-        "The same again",
+        "Repeat this run",
         [
-            "The job alone repeats a simulation: with seeded randomness to the byte, on the same "
-            "kind of machine.",
+            "The job alone is enough to repeat a simulation. With seeded randomness the result is "
+            "the same to the byte on the same kind of machine.",
             Code(command),
             Fold(JOB, [Code(read_text(run.folder / JOB, MOST_JOB_BYTES))]),
             *([Fold(EVENTS, [Code("\n".join(run.events))])] if run.events else []),

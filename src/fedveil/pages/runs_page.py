@@ -32,8 +32,8 @@ from fedveil.settings.differences import differences
 
 _NOTHING = "-"
 _APART = (
-    "Federated and vertical runs stand in tables and plots of their own: a round of clients "
-    "cannot be set beside a step of two parties."
+    "Federated and vertical runs have separate tables and plots: a round of clients cannot be "
+    "compared with a step of two parties."
 )
 
 
@@ -46,7 +46,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}
     mixed = bool(federated and vertical)
-    lead = f"{len(runs)} runs beside each other; what their jobs differ in stands below."
+    lead = f"A comparison of {len(runs)} runs. The differences of their jobs are listed below."
     attacks = [
         Section(f"{section.title} in {name}", section.parts)
         for name, run in named.items()
@@ -106,8 +106,8 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
     columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),
-               "epsilon", "crossed in a step"]  # fmt: skip
-    note = "On the held-out examples; epsilon is the largest that the account of any party says."
+               "epsilon", "sent per step"]  # fmt: skip
+    note = "On the held-out examples. Epsilon is the largest in any party's account."
     yield Section(f"At the end{of}", [Table(columns, rows, note)])
     yield Section(f"Every step{of}", [*learning(leaders)])
     if len(runs) > 1:

@@ -57,7 +57,7 @@ def vertical_page(run: ReadRun) -> Page:
         Fold(f"{EVENTS} of {name}", [Code("\n".join(party.events))])
         for name, party in parties.items()
     ]
-    sections.append(Section("What every party wrote down", events))
+    sections.append(Section("Events of every party", events))
     return Page(str(run.job["name"]), [what_it_is(run), *answers(run)], sections)
 
 
@@ -73,7 +73,7 @@ def what_it_is(run: ReadRun) -> str:
 
 def how_ended(leader: ReadRun) -> str:
     """Return the leader's events about the end, if it has ended."""
-    return leader.ended or "it goes on, or was killed"
+    return leader.ended or "still running, or killed"
 
 
 def answers(run: ReadRun) -> Ending:
@@ -101,7 +101,14 @@ def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """Yield plots of every step's loss, and of the held-out metrics, a curve per run."""
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
-        yield Plot("loss", "Training loss", _STEP, Axis("loss"), drawn, "Of the steps between.")
+        yield Plot(
+            "loss",
+            "Training loss",
+            _STEP,
+            Axis("loss"),
+            drawn,
+            "The mean over the steps since the previous record.",
+        )
     figures = [key for leader in leaders.values() for key in leader.last]
     for key in dict.fromkeys(key for key in figures if key.startswith(HELD_OUT)):
         having = {
@@ -125,7 +132,7 @@ def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
         for key, what in CROSSED.items()
     ]
     if drawn := [curve for curve in curves if curve.x]:
-        yield Plot("bytes", "Bytes", _STEP, Axis("bytes a step", zero=True), drawn)
+        yield Plot("bytes", "Bytes", _STEP, Axis("bytes per step", zero=True), drawn)
 
 
 def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -133,7 +140,7 @@ def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
         Curve(name, *steps(party.records, "seconds_waiting")) for name, party in parties.items()
     ]
     if drawn := [curve for curve in curves if curve.x]:
-        note = "For the other parties, since the line before."
+        note = "Waiting for the other parties, since the previous record."
         yield Plot("waiting", "Waiting", _STEP, Axis("seconds", zero=True), drawn, note)
 
 
@@ -145,7 +152,7 @@ def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
         for line in party.accounts
     ]  # fmt: skip
     if not rows:
-        yield "Nothing: what crosses between the parties crosses as it is."
+        yield "Nothing: the parties' messages are sent without protection."
         return
     columns = ["of", "for", "epsilon", "delta", "an attacker is right at most"]
     yield Table(columns, rows)
@@ -154,6 +161,6 @@ def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
     )
     yield Points([f"{word}: the best attacker is {MEANS[word]}." for word in words])
     yield (
-        "Parts whose output crosses without EmbeddingDP, and the gradients that come back, have no "
-        "account: they cross as they are."
+        "Outputs that are sent without EmbeddingDP, and the gradients that come back, have no "
+        "account: they are sent without protection."
     )

@@ -31,7 +31,7 @@ def open_states(run: Path, done: int) -> ClientStates:
     """Return the client states of a run that resumes after `done` rounds."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
-            f"{run / CLIENTS} is missing: what clients keep from one round to the next is there"
+            f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"
         )
     states = ClientStates(run)
     states.forget_after(done)

@@ -110,13 +110,13 @@ class _Worker:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return WorkerDied(f"worker {self.number} closed its pipe and does not end")
+            return WorkerDied(f"worker {self.number} closed its pipe but does not exit")
         if code >= 0:
             how = f"exited with status {code}"
         else:
-            how = f"was ended by {signal.Signals(-code).name}"
+            how = f"was killed by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                how += ", which is what the system does to a process when memory runs out"
+                how += ", probably because the machine ran out of memory"
         return WorkerDied(f"worker {self.number} {how}")
 
     def close(self) -> None:
