@@ -161,5 +161,7 @@ def test_a_run_of_the_former_module_is_refused_in_one_sentence(tmp_path: Path) -
     former = job.to_yaml().replace("experiments.image_cut:", "fedveil.reproductions.image_cut:")
     assert former != job.to_yaml()
     (tmp_path / "job.yaml").write_text(former)
-    with pytest.raises(RunFolderError, match=r"was begun with another job: task.name = 'experiments\."):
+    with pytest.raises(
+        RunFolderError, match=r"was begun with another job: task.name = 'experiments\."
+    ):
         trained(job, tmp_path)

@@ -65,7 +65,7 @@ def resumed_by(command: str) -> Iterator[None]:
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:
-        if isinstance(end, KeyboardInterrupt) or getattr(end, "__notes__", ()):
+        if isinstance(end, KeyboardInterrupt) or hasattr(end, "__notes__"):
             end.__notes__ = [f"`{command}` goes on from here"]
         raise
 
