@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedveil.data import purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
-from fedveil.studies.experiment import Experiment, Scale
-from fedveil.studies.several_runs import Arm
+from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell
+from fedveil.studies.several_runs import Arm, Runs, trained
 
 Task = Literal["lenet-mnist", "dnn-purchase100"]
 Split = Literal["iid", "shards"]
+SPLITS: tuple[Split, ...] = ("iid", "shards")
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
 MECHANISMS = ("rr", "oue")
 #: Epsilon of a bit: 0.075 * 2^x.
 EPSILONS = tuple(0.075 * 2**x for x in range(8))
+#: Epsilons at which something is learnt, as figures 1 and 2 to 4 show them.
+LARGE = EPSILONS[4:]
+#: Numbers of cells.
+CELLS = (1, 3, 10, 30, 100)
 #: Accuracy of the source's models without protection.
 BASELINES: Mapping[tuple[Task, Split], float] = MappingProxyType(
     {
@@ -140,16 +147,37 @@ def title(scale: Scale, task: Task) -> str:
     return task if _own_size(scale, task) else f"stand-in for {task}"
 
 
-class LDPExperiment(Experiment):
-    """A figure of 002 whose runs are all known before the first."""
+class LDPFigure(Experiment):
+    """A figure of 002: a table of runs, and what the source claims of them."""
+
+    tasks: ClassVar[Sequence[Task]] = ("lenet-mnist",)
+    medium_rounds: ClassVar[int] = 0
 
     @abstractmethod
+    def table(self, scale: Scale) -> Mapping[str, Mapping[str, Any]]:
+        """Return the settings of every run, as arguments of `arm`, by its name."""
+
+    @abstractmethod
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Judge the source's claims by the runs in `folder`."""
+
+    def arm(self, scale: Scale, name: str, task: Task = "lenet-mnist", **more: Any) -> Arm:
+        """Return the run of that name, with the arguments `more` of `job`."""
+        return Arm(name, job(scale, task, name, medium_rounds=self.medium_rounds, **more))
+
     def arms(self, scale: Scale) -> list[Arm]:
-        """Return the runs."""
+        """Return the runs that are known before the first."""
+        return [self.arm(scale, name, **more) for name, more in self.table(scale).items()]
 
     def estimate_s(self, scale: Scale) -> float:
         """Estimate the seconds from the rounds of all arms."""
         return estimate_s(scale, [arm.job for arm in self.arms(scale)])
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Run all arms, and judge them."""
+        runs = trained(folder, self.arms(scale), tell)
+        found = self.judged(scale, runs, folder, tell)
+        return replace(found, ran=_told(scale, self.tasks, found.ran, self.medium_rounds))
 
 
 def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:
@@ -165,17 +193,17 @@ def _task(job: Job) -> Task:
     return "dnn-purchase100" if "purchase" in job.data.name else "lenet-mnist"
 
 
-def told(scale: Scale, tasks: Iterable[Task], *more: str, medium_rounds: int = 0) -> str:
+def _told(scale: Scale, tasks: Sequence[Task], ran: str, medium_rounds: int) -> str:
     """Describe the runs, for the page."""
+    parts = [ran]
     if scale == "medium":
-        more = (
-            *more,
+        parts.append(
             f"LeNet, MNIST and the clients are the source's, for {medium_rounds} rounds in place "
-            f"of 500; Purchase-100 is that of scale small, for as many.",
+            f"of 500; Purchase-100 is that of scale small, for as many."
         )
     elif scale == "full" and "dnn-purchase100" in tasks and not _purchase_is_here():
-        more = (*more, _SYNTHETIC)
-    return " ".join([*more, _ELSEWHERE])
+        parts.append(_SYNTHETIC)
+    return " ".join([*parts, _ELSEWHERE])
 
 
 def _purchase_is_here() -> bool:

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import (
-    ldp_adaptive,
-    ldp_cells,
-    ldp_clients,
-    ldp_convergence,
-    ldp_epsilon,
-    ldp_jobs,
-    ldp_noniid,
-)
+from experiments import ldp_claims, ldp_figures, ldp_jobs
 from fedveil.data import purchase100
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
@@ -88,7 +80,7 @@ def test_a_medium_job_of_lenet_is_the_sources_but_for_its_rounds(name: str) -> N
         for scale in ("small", "medium", "full")
     )
     assert {job["rounds"] for job in medium.values()} == {
-        {"epsilon": ldp_epsilon, "adaptive": ldp_adaptive}[name].MEDIUM_ROUNDS
+        experiment.medium_rounds  # type: ignore[attr-defined]
     }
     assert len({*medium} & {*full}) == len(medium)
     for arm, job in medium.items():
@@ -125,8 +117,8 @@ def test_what_each_figure_varies() -> None:
 
 def test_convergence_is_judged_by_the_figures() -> None:
     def judged(*last: float) -> bool:
-        runs = {f"rr-{e:g}": run(0, x) for e, x in zip(ldp_convergence.SHOWN, last, strict=True)}
-        return ldp_convergence.verdict(runs, "rr").agrees
+        runs = {f"rr-{e:g}": run(0, x) for e, x in zip(ldp_jobs.LARGE, last, strict=True)}
+        return ldp_claims.converges(runs, "rr").agrees
 
     assert judged(0.1, 0.4, 0.8, 0.9)
     assert not judged(0.1, 0.8, 0.4, 0.9)
@@ -134,8 +126,8 @@ def test_convergence_is_judged_by_the_figures() -> None:
 
 
 def test_cells_are_judged_by_the_figures() -> None:
-    falling = ldp_cells.verdict(("iid", 9.6), (0.8, 0.6, 0.4, 0.2, 0.05))
-    turning = ldp_cells.verdict(("iid", 4.8), (0.8, 0.6, 0.1, 0.2, 0.4))
+    falling = ldp_claims.cells_help(("iid", 9.6), (0.8, 0.6, 0.4, 0.2, 0.05))
+    turning = ldp_claims.cells_help(("iid", 4.8), (0.8, 0.6, 0.1, 0.2, 0.4))
     assert falling.agrees
     assert not turning.agrees
     assert "beyond 10 cells" in turning.why
@@ -145,7 +137,7 @@ def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
     """Both tasks with these loss rates."""
     rates = {(task, kind): [*values] for task in ldp_jobs.TASKS
              for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
-    return [verdict.agrees for verdict in ldp_epsilon.judged(rates)]
+    return [verdict.agrees for verdict in ldp_claims.epsilon_decides(rates)]
 
 
 def test_epsilons_are_judged_by_the_figures() -> None:
@@ -158,10 +150,10 @@ def test_epsilons_are_judged_by_the_figures() -> None:
 
 
 def test_clients_and_splits_are_judged_by_the_figures() -> None:
-    assert ldp_clients.verdict("rr", (1, 2, 3), (0.9, 0.5, 0.1)).agrees
-    assert not ldp_clients.verdict("rr", (1, 2, 3), (0.5, 0.9, 0.1)).agrees
-    assert ldp_noniid.verdict((0.9, 0.5, 0.1, 0.0), (0.95, 0.6, 0.2, 0.1)).agrees
-    assert not ldp_noniid.verdict((0.9, 0.5, 0.1, 0.0), (0.95, 0.4, 0.2, 0.1)).agrees
+    assert ldp_claims.clients_help("rr", (1, 2, 3), (0.9, 0.5, 0.1)).agrees
+    assert not ldp_claims.clients_help("rr", (1, 2, 3), (0.5, 0.9, 0.1)).agrees
+    assert ldp_claims.few_labels_cost((0.9, 0.5, 0.1, 0.0), (0.95, 0.6, 0.2, 0.1)).agrees
+    assert not ldp_claims.few_labels_cost((0.9, 0.5, 0.1, 0.0), (0.95, 0.4, 0.2, 0.1)).agrees
 
 
 def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
@@ -172,7 +164,7 @@ def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
                 runs[f"{task}-{kind}"] = run(0, end / factor)
                 spent[f"{task}-{kind}"] = 1.0
             spent[f"{task}-adaptive"] = grown
-        return [verdict.agrees for verdict in ldp_adaptive.judged(runs, spent)]
+        return [verdict.agrees for verdict in ldp_claims.adapting_helps(runs, spent)]
 
     assert judged(0.4, 0.8, 0.6, 1.0) == [True] * 7
     assert judged(0.4, 0.8, 0.8, 1.5) == [True, True, True, False, False, False, False]
@@ -198,7 +190,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     assert [plot.name for plot in outcome.plots] == [*ldp_jobs.TASKS]
     assert (page.parent / "ldp-adaptive-lenet-mnist.svg").exists()
     fixed, adaptive, same = (
-        ldp_adaptive.mean_eps(page.parent / f"lenet-mnist-{kind}")
+        ldp_figures.mean_eps(page.parent / f"lenet-mnist-{kind}")
         for kind in ("fixed", "adaptive", "same-total")
     )
     assert fixed == pytest.approx(2.4)
@@ -218,7 +210,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
 def test_a_miniature_of_the_epsilons(
     miniature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ldp_epsilon, "SHOWN", {"small": (0.6, 9.6), "full": ldp_jobs.EPSILONS})
+    monkeypatch.setattr(ldp_figures.Epsilons, "shown", {"small": (0.6, 9.6)})
     _, outcome = reproduce("ldp-epsilon", "small", tmp_path / "e", lambda text: None)
     assert [plot.name for plot in outcome.plots] == [*ldp_jobs.TASKS, "leakage"]
     leaks = outcome.plots[-1].curves

@@ -1,0 +1,367 @@
+"""The figures of 002: a table of runs each, and plots beside the source's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from experiments.ldp_claims import (
+    adapting_helps,
+    baselines_reached,
+    cells_help,
+    clients_help,
+    converges,
+    epsilon_decides,
+    few_labels_cost,
+    few_labels_cost_without,
+    leakage_within,
+)
+from experiments.ldp_jobs import (
+    CELLS,
+    EPSILONS,
+    LARGE,
+    MECHANISMS,
+    SPLITS,
+    TASKS,
+    LDPFigure,
+    Task,
+    estimate_s,
+    title,
+)
+from experiments.leakage import leakage
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.errors import RunFolderError
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import Measured
+from fedveil.record.run_folder import RunFolder
+from fedveil.studies.experiment import Outcome, Scale, Tell
+from fedveil.studies.several_runs import (
+    Arm,
+    Runs,
+    accuracy,
+    curve,
+    first_round,
+    listed,
+    loss_rate,
+    mean_accuracy,
+    trained,
+)
+
+More = Mapping[str, Mapping[str, Any]]
+
+
+def _lost(runs: Runs, plain: str, names: Iterable[str]) -> list[float]:
+    return [loss_rate(runs[plain], runs[name]) for name in names]
+
+
+def _rates(
+    name: str, text: str, x: Axis, points: Sequence[float], rates: Mapping[str, Sequence[float]]
+) -> Plot:
+    """Plot loss rates, a curve for each series."""
+    at = [*map(float, points)]
+    curves = [Curve(series, at, values, marks=True) for series, values in rates.items()]
+    return Plot(name, text, x, Axis("accuracy-loss rate"), curves)
+
+
+class Convergence(LDPFigure):
+    """Accuracy round by round under RR and OUE, at several epsilons."""
+
+    name = "ldp-convergence"
+    what = "How soon a model converges under RR and OUE, by epsilon."
+    source = "002, figure 1"
+    #: The accuracy at which rounds are compared, as a share of the accuracy without protection.
+    share = 0.8
+
+    def table(self, scale: Scale) -> More:
+        """Return a run without protection, and each mechanism at each epsilon."""
+        return {
+            "plain": {},
+            **{f"{kind}-{eps:g}": {"protection": kind, "eps": eps}
+               for kind in MECHANISMS for eps in LARGE},
+        }  # fmt: skip
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Compare both mechanisms with the run without protection."""
+        target = self.share * accuracy(runs["plain"])
+        rows = [
+            (name, f"{accuracy(run):.3f}", f"{reached or 'never'}")
+            for name, run in runs.items()
+            for reached in [first_round(run, "accuracy", lambda value: value >= target)]
+        ]
+        columns = ("run", "accuracy, last five tests", f"rounds to {target:.3f}")
+        table = Table(columns, rows, f"{self.share:.0%} of the accuracy without protection.")
+        ran = f"Figure 1 is a picture alone, without its epsilons: here {listed(LARGE, 1)}."
+        verdicts = [converges(runs, kind) for kind in MECHANISMS]
+        return Outcome(ran, verdicts, [table], [self._plot(runs, kind) for kind in MECHANISMS])
+
+    def _plot(self, runs: Runs, kind: str) -> Plot:
+        curves = [curve(f"epsilon {eps:g}", runs[f"{kind}-{eps:g}"]) for eps in LARGE]
+        curves.append(curve("without protection", runs["plain"], dashed=True))
+        return Plot(kind, f"{kind.upper()}: convergence by epsilon of a bit", Axis("round"),
+                    Axis("test accuracy"), curves)  # fmt: skip
+
+
+class Cells(LDPFigure):
+    """Accuracy-loss rate of RR by the number of cells."""
+
+    name = "ldp-cells"
+    what = "What the number of cells costs in accuracy, for both ways of dealing examples."
+    source = "002, figure 2"
+    #: Series of the figure: the split of examples, and epsilon.
+    series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
+
+    def table(self, scale: Scale) -> More:
+        """Return a run without protection for each split, and the series."""
+        plain = {split: {"split": split} for split in SPLITS}
+        return plain | {
+            f"{split}-{eps:g}-{cells}": {
+                "split": split, "protection": "rr", "eps": eps, "cells": cells
+            }
+            for split, eps in self.series
+            for cells in CELLS
+        }  # fmt: skip
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Compute the loss rate along each series."""
+        ran = (
+            f"The source does not say at which epsilon it varied the cells: here at its largest, "
+            f"{EPSILONS[7]:g}, and at {EPSILONS[6]:g}. Values are rounded to the nearest state, "
+            f"as it does."
+        )
+        rates = {
+            (split, eps): _lost(runs, split, (f"{split}-{eps:g}-{cells}" for cells in CELLS))
+            for split, eps in self.series
+        }
+        plot = _rates(
+            "cells", "RR: accuracy lost by the number of cells", Axis("cells", log=True),
+            CELLS, {f"{split}, epsilon {eps:g}": rates[split, eps] for split, eps in rates},
+        )  # fmt: skip
+        return Outcome(ran, [cells_help(*series) for series in rates.items()], (), [plot])
+
+
+class Epsilons(LDPFigure):
+    """Accuracy-loss rate and leakage rate by epsilon, for both tasks and both mechanisms."""
+
+    name = "ldp-epsilon"
+    what = "What epsilon costs in accuracy, and what a membership attack still finds."
+    source = "002, figure 3"
+    scales = get_args(Scale)
+    tasks = TASKS
+    medium_rounds = 50  # about half an hour
+    #: Some of the four epsilons that are too small to learn anything are omitted below full.
+    shown: Mapping[Scale, Sequence[float]] = {
+        "small": (EPSILONS[0], EPSILONS[2], *LARGE),
+        "medium": (EPSILONS[0], *LARGE),
+        "full": EPSILONS,
+    }
+
+    def table(self, scale: Scale) -> More:
+        """Return, for each task, a run without protection, and each mechanism at each epsilon."""
+        return {
+            **{task: {"task": task} for task in TASKS},
+            **{f"{task}-{kind}-{eps:g}": {"task": task, "protection": kind, "eps": eps}
+               for task in TASKS for kind in MECHANISMS for eps in self.shown[scale]},
+        }  # fmt: skip
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Judge all runs, and the attack on the models of RR."""
+        tell("membership attacks")
+        shown = self.shown[scale]
+        leaks = {
+            task: [leakage(folder / name) for name in
+                   [task, *(f"{task}-rr-{eps:g}" for eps in shown)]]
+            for task in TASKS
+        }  # fmt: skip
+        rates = {
+            (task, kind): _lost(runs, task, (f"{task}-{kind}-{eps:g}" for eps in shown))
+            for task in TASKS
+            for kind in MECHANISMS
+        }
+        ran = (
+            f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced "
+            f"accuracy of a loss threshold on the final model, whose attacker knows half of the "
+            f"examples."
+        )
+        plots = [
+            _rates(
+                task, f"{title(scale, task)}: accuracy lost by epsilon of a bit",
+                Axis("epsilon", log=True), shown, {kind: rates[task, kind] for kind in MECHANISMS},
+            )
+            for task in TASKS
+        ]  # fmt: skip
+        verdicts = [*baselines_reached(runs), *epsilon_decides(rates), *leakage_within(leaks)]
+        return Outcome(ran, verdicts, (), [*plots, _leak_plot(scale, shown, leaks)])
+
+
+def _leak_plot(
+    scale: Scale, shown: Sequence[float], leaks: Mapping[Task, Sequence[Measured]]
+) -> Plot:
+    curves = []
+    for task, (plain, *noisy) in leaks.items():
+        values, low, high = ([getattr(leak, part) for leak in noisy]
+                             for part in ("value", "low", "high"))  # fmt: skip
+        curves.append(Curve(title(scale, task), shown, values, low, high, marks=True))
+        level = [plain.value] * len(shown)
+        curves.append(Curve(f"{title(scale, task)}, plain", shown, level, dashed=True))
+    return Plot("leakage", "What a membership attack finds, under RR", Axis("epsilon", log=True),
+                Axis("leakage rate"), curves,
+                "Shaded: 95% intervals. Guessing is right half the time.")  # fmt: skip
+
+
+class Clients(LDPFigure):
+    """Accuracy-loss rate by the number of clients that share one set of examples."""
+
+    name = "ldp-clients"
+    what = "What the number of clients does to the accuracy that RR and OUE cost."
+    source = "002, figure 4"
+    #: Numbers of clients, half of whom are drawn for a round.
+    numbers: Mapping[Scale, Sequence[int]] = {
+        "small": (25, 50, 100, 200),
+        "full": (100, 200, 500, 1000),
+    }
+    eps = EPSILONS[6]
+
+    def table(self, scale: Scale) -> More:
+        """Return, for each number of clients, runs without protection and under both mechanisms."""
+        return {
+            f"{kind}-{number}": {"clients": number, "protection": kind, "eps": self.eps}
+            for number in self.numbers[scale]
+            for kind in ("not_encrypt", *MECHANISMS)
+        }
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Compute the loss rate of both, against equally many clients without protection."""
+        numbers = self.numbers[scale]
+        rates = {
+            kind: [loss_rate(runs[f"not_encrypt-{n}"], runs[f"{kind}-{n}"]) for n in numbers]
+            for kind in MECHANISMS
+        }
+        ran = (
+            f"{', '.join(map(str, numbers))} clients, half of them in a round, at epsilon "
+            f"{self.eps:g}; the same examples are dealt to all of them, and the loss is that "
+            f"against as many clients without protection. The source names neither its numbers nor "
+            f"its epsilon."
+        )
+        plot = _rates(
+            "clients", f"Accuracy lost by the number of clients, epsilon {self.eps:g}",
+            Axis("clients"), numbers, rates,
+        )  # fmt: skip
+        verdicts = [clients_help(kind, numbers, rates[kind]) for kind in MECHANISMS]
+        return Outcome(ran, verdicts, (), [plot])
+
+
+class NonIID(LDPFigure):
+    """Accuracy-loss rate of RR by epsilon, for both splits of examples."""
+
+    name = "ldp-noniid"
+    what = "What RR costs where clients hold two labels each, against examples dealt at random."
+    source = "002, figures 2 to 4"
+
+    def table(self, scale: Scale) -> More:
+        """Return, for each split, a run without protection, and RR at each epsilon."""
+        plain = {split: {"split": split} for split in SPLITS}
+        return plain | {
+            f"{split}-{eps:g}": {"split": split, "protection": "rr", "eps": eps}
+            for split in SPLITS
+            for eps in LARGE
+        }
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Compare both splits with their own runs without protection."""
+        iid, shards = (_lost(runs, s, (f"{s}-{eps:g}" for eps in LARGE)) for s in SPLITS)
+        ran = (
+            "Non-IID is McMahan's split, which the source cites: two shards of sorted labels a "
+            "client, and twice the rounds."
+        )
+        plot = _rates(
+            "noniid", "RR: accuracy lost, by how examples are dealt", Axis("epsilon", log=True),
+            LARGE, {"dealt at random": iid, "two labels a client": shards},
+        )  # fmt: skip
+        return Outcome(
+            ran, [few_labels_cost_without(runs), few_labels_cost(iid, shards)], (), [plot]
+        )
+
+
+class Adaptive(LDPFigure):
+    """Accuracy round by round under RR with a fixed epsilon and with the adaptive one."""
+
+    name = "ldp-adaptive"
+    what = "What the adaptive epsilon does for convergence, and what it spends."
+    source = "002, figure 5 and algorithm 2"
+    scales = get_args(Scale)
+    tasks = TASKS
+    medium_rounds = 100  # about half an hour
+    #: An epsilon for each task at which it converges, but not at once.
+    eps: Mapping[Task, float] = {"lenet-mnist": EPSILONS[5], "dnn-purchase100": EPSILONS[6]}
+    legend: Mapping[str, str] = {
+        "fixed": "fixed",
+        "adaptive": "adaptive",
+        "same-total": "fixed, as much in total as adaptive",
+        "plain": "without protection",
+    }
+
+    def table(self, scale: Scale) -> More:
+        """Return runs of each task: without protection, fixed epsilon, and adaptive from it."""
+        kinds: More = {
+            "plain": {"protection": "not_encrypt"},
+            "fixed": {"protection": "rr"},
+            "adaptive": {"protection": "rr", "adaptive": True},
+        }
+        return {
+            f"{task}-{kind}": {"task": task, "eps": self.eps[task], **more}
+            for task in TASKS
+            for kind, more in kinds.items()
+        }
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate the arms, and one more per task: at an equal total."""
+        jobs = [arm.job for arm in self.arms(scale)]
+        return estimate_s(scale, [*jobs, *jobs[2::3]])
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Run each task with a fixed epsilon at the adaptive one's total too, and compare."""
+        spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
+        more = [self._same_total(scale, task, spent[f"{task}-adaptive"]) for task in TASKS]
+        runs = {**runs, **trained(folder, more, tell)}
+        spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
+        ran = (
+            f"Epsilon of the next round is eps / A_s, A_s the angular similarity of two successive "
+            f"models; eps is {self.eps['lenet-mnist']:g} (LeNet) and "
+            f"{self.eps['dnn-purchase100']:g} (Purchase-100). The source compares with the same "
+            f"eps kept fixed; here also with a fixed one that spends as much in total."
+        )
+        rows = [
+            (name, f"{accuracy(run):.3f}", f"{mean_accuracy(run):.3f}",
+             f"{spent[name]:.3f}" if name in spent else "")
+            for name, run in runs.items()
+        ]  # fmt: skip
+        columns = ("run", "accuracy, last five tests", "mean over all rounds",
+                   "mean epsilon of a bit")  # fmt: skip
+        table = Table(columns, rows, "What each run reached, and what it spent.")
+        plots = [self._plot(scale, runs, task) for task in TASKS]
+        return Outcome(ran, list(adapting_helps(runs, spent)), [table], plots)
+
+    def _same_total(self, scale: Scale, task: Task, eps: float) -> Arm:
+        return self.arm(scale, f"{task}-same-total", task, eps=eps, protection="rr")
+
+    def _plot(self, scale: Scale, runs: Runs, task: Task) -> Plot:
+        curves = [
+            curve(legend, runs[f"{task}-{kind}"], dashed=kind == "plain")
+            for kind, legend in self.legend.items()
+        ]
+        text = f"{title(scale, task)}: a fixed and an adaptive epsilon"
+        return Plot(task, text, Axis("round"), Axis("test accuracy"), curves)
+
+
+def mean_eps(folder: Path) -> float:
+    """Return RR's epsilon per bit, averaged over a run's rounds: its total by plain addition."""
+    opened = RunFolder.reopen(folder)
+    try:
+        saved = Checkpoint.read(opened)
+    finally:
+        opened.close()
+    if saved is None:
+        raise RunFolderError(f"{folder} has no checkpoint of its last round")
+    return float(saved.protection["spent"]) / (2 * len(saved.weights) * saved.round)
