@@ -271,6 +271,61 @@ def test_a_client_without_a_roster_of_its_own_does_not_take_the_servers(
     assert "names no file with them: add roster=" in caplog.text
 
 
+@pytest.mark.parametrize("named", ["roster", "identity"])
+def test_a_client_with_keys_for_signed_rounds_answers_no_job_without_them(
+    tmp_path: Path, named: str, caplog: pytest.LogCaptureFixture
+):
+    """The job comes from the server, which leaves `active_security` out."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
+    grid = LocalGrid(app, tmp_path / "state")
+    key = tmp_path / "client.pem"
+    (tmp_path / "own.yaml").write_text(f'client-0: "{make_identity(key)}"\n')
+    own = {"roster": str(tmp_path / "own.yaml"), "identity": str(key)}
+    for node in grid.contexts.values():
+        node.node_config[named] = own[named]
+    with pytest.raises(RunStopped):
+        serve(app, grid, tmp_path / "run")
+    assert not any(reply.has_content() and "fedveil" in reply.content for reply in grid.replies[6:])
+    assert "the app's job has protection.name = pw_encrypt without active_security" in caplog.text
+
+
+def test_a_roster_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
+    grid = LocalGrid(app, tmp_path / "state")
+    key = tmp_path / "client.pem"
+    make_identity(key)
+    for node in grid.contexts.values():
+        node.node_config.update({"identity": str(key), "roster": str(tmp_path / "none.yaml")})
+    with pytest.raises(RunStopped):
+        serve(app, grid, tmp_path / "run")
+    assert f"there is no roster {tmp_path / 'none.yaml'}" in caplog.text
+
+
+def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The app's job comes from the server: another threshold opens a client's update."""
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
+    own = tmp_path / "own.yaml"
+    own.write_bytes((app / "job.yaml").read_bytes())
+    weaker = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "reconstruct_secrets_threshold": 2}}  # type: ignore[dict-item]
+    other, _ = app_of(tmp_path / "other", job(rounds=1, protection=weaker))
+
+    def reports(app: Path, run: str) -> int:
+        grid = LocalGrid(app, tmp_path / f"state of {run}")
+        for node in grid.contexts.values():
+            node.node_config["job"] = str(own)
+        number: int = serve(app, grid, tmp_path / run).metrics[0]["reports"]
+        return number
+
+    assert reports(app, "run") == CLIENTS
+    with pytest.raises(RunStopped):
+        reports(other, "another")
+    key = "protection.pw_encrypt.reconstruct_secrets_threshold"
+    assert f"{key} is 2, and 4 in the own copy" in caplog.text
+
+
 @pytest.mark.parametrize("position", ["signds", "not_encrypt"])
 def test_a_client_counts_its_private_reports_and_gives_no_more(
     tmp_path: Path, position: str, caplog: pytest.LogCaptureFixture

@@ -233,10 +233,14 @@ def test_weights_are_made_of_a_metric_that_the_client_gives():
         {"keywords": {"weight_key": "num-examples"}, "run_config": {"fedveil.reveal": "sick"}},
         {"keywords": {"weight_key": "sick"}, "node_config": {"fedveil.weight_key": "healthy"}},
         {"run_config": {"fedveil.reveal": "sick"}, "node_config": {"fedveil.reveal": ""}},
+        {"run_config": {"fedveil.weight_key": "sick"}, "node_config": {"fedveil.reveal": ""}},
+        {"run_config": {"fedveil.weight_key": "sick"}, "keywords": {"reveal": "loss"}},
     ):
         with pytest.raises(MessageInvalid, match="makes weights of the metric sick, whose sum"):
             refuse(sick, **sources)
     refuse(sick, keywords={"weight_key": "sick"})
+    refuse(sick, keywords={"weight_key": "sick"}, node_config={"fedveil.reveal": ""})
+    refuse(sick, run_config={"fedveil.weight_key": "sick"})
     refuse(sick, node_config={"fedveil.reveal": "sick, loss"})
     refuse(replace(offer(protection="pw_encrypt", weighting="equal"), weight_key="sick"))
     refuse(replace(offer(protection="rr"), weight_key="sick"))
@@ -250,6 +254,21 @@ def test_metrics_are_revealed_where_the_server_asks_and_every_source_allows():
     assert may_reveal(asked, pins_of({}, run, {})) == {"loss"}
     assert may_reveal(asked, pins_of({"reveal": ["accuracy"]}, run, {})) == frozenset()
     assert may_reveal(asked, pins_of({}, run, node)) == frozenset()
+
+
+def test_the_run_configuration_never_lifts_a_limit_of_the_client():
+    """It comes from the server, which would name the trust that the client never had."""
+    central = {"protection": "central_gaussian", "noise_multiplier": 1.0}
+    said = {f"fedveil.{key}": value for key, value in central.items()}
+    limit = {"fedveil.max_epsilon": 9.0}
+    for sources in ({"node_config": limit}, {"keywords": {"max_epsilon": 9.0}}):
+        with pytest.raises(MessageInvalid, match="rests on noise that the server adds"):
+            refuse(offer(**central), **sources, run_config=said)
+        with pytest.raises(MessageInvalid, match="rests on noise that the server adds"):
+            refuse(offer(**central), **sources, run_config={**said, **limit})
+    refuse(offer(**central), run_config={**said, **limit})
+    refuse(offer(**central), node_config=limit, keywords=central)
+    refuse(offer(**central), node_config={**limit, **said})
 
 
 def test_every_limit_on_the_run_counts():

@@ -1,8 +1,9 @@
 """Pins: a client's own demands, which the server cannot override.
 
-A pin comes from one of the client's own sources, and every pin must be met: the keywords of its
+A pin comes from one of three sources, and every pin must be met: the keywords of the client's
 `ProtectMod`, the app's run configuration, and the configuration of its SuperNode (`--node-config`),
-the only source that the run's initiator cannot change.
+the only source that the run's initiator cannot change. The run configuration comes from the server,
+so it can only add demands: it never lifts a demand of another source.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from fedveil.protections.directions import weakened
 #: Metric by which Flower's strategies weigh their clients by default.
 WEIGHT_KEY = "num-examples"
 
+#: The source that the server can change.
+_RUN = "the run configuration"
+
 
 @dataclass(frozen=True)
 class Pin:
@@ -28,6 +32,11 @@ class Pin:
     source: str
     options: Options
 
+    @property
+    def is_own(self) -> bool:
+        """True if the server cannot change this source."""
+        return self.source != _RUN
+
 
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
@@ -35,7 +44,7 @@ def pins_of(
     """Return the demands of the three sources, without empty ones. Raises `JobError`."""
     sources = (
         ("ProtectMod", keywords, ""),
-        ("the run configuration", of_config(run_config), PREFIX),
+        (_RUN, of_config(run_config), PREFIX),
         ("the node configuration", of_config(node_config), PREFIX),
     )
     return [Pin(source, parse(keys, prefix)) for source, keys, prefix in sources if keys]
@@ -53,8 +62,8 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
     except InvalidValue as error:
         raise MessageInvalid(f"the offer is refused: {error}") from None
     pins = list(pins)
-    trusted = any(_on_its_word(pin.options) for pin in pins)
-    if limits(pins) and _on_its_word(offer.options) and not trusted:
+    limited = [pin for pin in pins if pin.options.max_epsilon is not None]
+    if _on_its_word(offer.options) and limited and not _trusted(pins, limited):
         raise MessageInvalid(
             "max_epsilon of this client's own is held against the server, and the offer's epsilon "
             "rests on noise that the server adds: a client that trusts it names the same "
@@ -68,10 +77,18 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
     _refuse_weights(offer, pins)
 
 
+def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
+    """Return True if a source may lift the limits and says that the client trusts the server."""
+    lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
+    return any(_on_its_word(pin.options) for pin in lifts)
+
+
 def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
     if offer.options.weighs == "equal":
         return
-    named = {pin.options.weight_key for pin in pins} - {None}
+    # Once the client lists what may be revealed, the server's source cannot name another metric.
+    listed = any(pin.is_own and "reveal" in pin.options.model_fields_set for pin in pins)
+    named = {p.options.weight_key for p in pins if p.is_own or not listed} - {None}
     allowed = named or {WEIGHT_KEY, *revealed_by(pins)}
     if len(named) > 1 or offer.weight_key not in allowed:
         raise MessageInvalid(

@@ -43,6 +43,7 @@ from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.catalog import find
 from fedveil.rounds.outcomes import ClientId
+from fedveil.settings.differences import differences
 
 #: The server's questions: introduce yourself; and forget the round, which ended without you.
 INTRODUCE, FORGET = "introduce", "forget"
@@ -66,7 +67,8 @@ class Member:
 
     `client`: its number in the job. `data`: a function of its own that returns its examples;
     without one it has the part of the job's data set that the split deals to that number. `seeded`:
-    whether its reports draw from the job's seed.
+    whether its reports draw from the job's seed. `roster`: the file with every client's public key.
+    `job`: the operator's own copy of the job.
     """
 
     client: ClientId
@@ -76,6 +78,7 @@ class Member:
     accounts: StateFolder
     identity: Path | None
     roster: Path | None
+    job: Path | None
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
@@ -104,6 +107,7 @@ class Member:
             accounts=StateFolder.for_accounts(folder),
             identity=_path(config, "identity"),
             roster=_path(config, "roster"),
+            job=_path(config, "job"),
         )
 
 
@@ -150,6 +154,7 @@ def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, 
 
 def _introduce(job: Job, context: Context) -> bytes:
     member = Member.of(context.node_config, job)
+    _check_own_job(job, member)
     answer: dict[str, Value] = {"client": member.client}
     if "examples" in job.deployment.reveal:
         from fedveil.flower.job.client_training import example_count
@@ -164,22 +169,52 @@ def _forget(job: Job, context: Context) -> bytes:
     return encode({})
 
 
+def _check_own_job(job: Job, member: Member) -> None:
+    """Refuse the app's job if it is not the one that this client's own operator agreed to.
+
+    The app comes from the server. Its job states the protection, the threshold, the number of
+    rounds and everything else on which a guarantee rests.
+    """
+    if member.job is None:
+        return
+    own = Job.load(member.job)
+    changed = differences(job.model_dump(), own.model_dump())
+    if told := [f"{key} is {theirs}, and {mine} in the own copy" for key, theirs, mine in changed]:
+        raise DeploymentError(
+            f"the app's job is not the one in {member.job}, which this node's configuration names: "
+            f"{'; '.join(told)}"
+        )
+
+
 def _own_roster(job: Job, member: Member) -> Mapping[ClientId, bytes]:
     """Return the public keys that this client's own operator gave it.
 
     The app's roster comes from the server, which could put its own keys into it and then open
-    every update. Raises `DeploymentError` if the job needs a roster and the operator gave none.
+    every update. So does the app's job, which could leave active security out. Raises
+    `DeploymentError` if the job needs a roster and the operator gave none, or the reverse.
     """
-    if member.roster is not None:
-        return app_folder.read_roster(member.roster)
-    if job.protection.position.needs_roster(job.protection.settings):
+    needed = job.protection.position.needs_roster(job.protection.settings)
+    if not needed and (member.roster or member.identity):
+        raise DeploymentError(
+            f"this node's configuration names keys for signed rounds (roster, identity), and the "
+            f"app's job has protection.name = {job.protection.name} without active_security, which "
+            f"a server that lies can open: set active_security in the job, or remove the keys from "
+            f"the node's configuration"
+        )
+    if not needed:
+        return {}
+    if member.roster is None:
         raise DeploymentError(
             f"protection.name = {job.protection.name} with active_security rests on every client's "
             f"public key, and this node's configuration names no file with them: add "
             f"roster='/path/to/roster.yaml' to flower-supernode --node-config, a file that did not "
             f"come from the server"
         )
-    return {}
+    if not member.roster.exists():
+        raise DeploymentError(
+            f"there is no roster {member.roster}, which this node's configuration names"
+        )
+    return app_folder.read_roster(member.roster)
 
 
 def _answer(job: Job, message: Message, context: Context) -> bytes:
@@ -196,6 +231,7 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
     member = Member.of(context.node_config, job)
     if addressee != member.client:
         raise _Misaddressed
+    _check_own_job(job, member)
     state = SealedState(member.keys, job_digest(job), member.client, context.state)
     kept = state.take(round)
     deployed = Deployed(
