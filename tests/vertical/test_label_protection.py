@@ -47,7 +47,7 @@ def test_only_what_goes_back_is_perturbed() -> None:
 
 @pytest.mark.parametrize("privacy", [MARVELL, MAX_NORM])
 def test_an_example_keeps_its_noise_in_every_step(privacy: dict[str, Any]) -> None:
-    """The same weights and batch give the same gradients: repeating a step reveals nothing new."""
+    """Equal weights and batches give equal gradients: repeating a step reveals nothing new."""
     held = target(privacy)
     first, second = (held.crossed(np.arange(32), step) for step in (1, 2))
     for part, gradient in first.gradients.items():

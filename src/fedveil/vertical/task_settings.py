@@ -100,7 +100,7 @@ class TablesSettings(Settings):
     owners: list[str] = Field(
         default_factory=lambda: ["leader", "bank"],
         description="the parties with features, in the order in which the last part reads "
-        "them; the leader may be missing",
+        "them; the leader need not be one",
     )
     classes: int | None = Field(
         2, ge=2, description="the number of classes of the labels; null: the labels are numbers"
