@@ -40,7 +40,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ),
         (
             "own_works.py:f",
-            "key: there is no module own_works.py, neither in the current folder nor installed: a "
+            "key: there is no module own_works.py, neither in the current folder nor installed: "
             "write the file without .py, as own_works:f",
         ),
         (

@@ -232,7 +232,7 @@ def test_a_mirror_that_cuts_at_once_is_left(tmp_path, mirrors):
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_cut_without_a_successor_is_kept_for_the_next_fetch(tmp_path, mirrors, chunked):
     mirrors[0].chunked, mirrors[0].cuts = chunked, [1500, 0]
-    with pytest.raises(DataUnavailable, match="1,500 bytes are kept") as caught:
+    with pytest.raises(DataUnavailable, match="1,500 bytes are saved") as caught:
         fetch_images(tmp_path, mirrors[0])
     assert_one_sentence(caught)
     fetch_images(tmp_path, mirrors[0])
@@ -330,7 +330,7 @@ def test_offline_says_what_was_tried_and_where_the_files_can_go(tmp_path, mirror
     text = str(caught.value)
     assert text.count("127.0.0.1 cannot be reached") == 2
     assert f"{IMAGES}.gz" in text
-    assert f"by hand in $FEDVEIL_DATA/tiny or in {tmp_path}" in text
+    assert f"place the four files in $FEDVEIL_DATA/tiny or in {tmp_path}" in text
 
 
 @pytest.mark.parametrize("url", ["http://example.invalid/", "ftp://example.invalid/"])
@@ -449,7 +449,7 @@ def test_files_placed_by_hand_are_verified_and_left_alone(tiny, mirrors):
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("digits", "lies inside scikit-learn"),
+        ("digits", "is included in scikit-learn"),
         ("femnist", "make it with LEAF and place"),
         ("purchase100", "place dataset_purchase or purchase100.npz in"),
         ("purchase100-synthetic", "is generated"),

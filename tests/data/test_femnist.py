@@ -70,8 +70,14 @@ def changed(**changes):
     [
         (changed(users=["b"]), "names different writers in users and in user_data"),
         (changed(num_samples=[]), "names different writers in users and in user_data"),
-        (changed(num_samples=[2]), r"writer a: x has shape \(1, 784\) and y \(1,\), \(2, 784\)"),
-        (changed(num_samples=[0]), r"writer a: x has shape \(1, 784\) and y \(1,\), \(0, 784\)"),
+        (
+            changed(num_samples=[2]),
+            r"writer a: x has shape \(1, 784\) and y \(1,\), but \(2, 784\)",
+        ),
+        (
+            changed(num_samples=[0]),
+            r"writer a: x has shape \(1, 784\) and y \(1,\), but \(0, 784\)",
+        ),
         (changed(user_data={"a": {"x": [[0.0] * 783], "y": [1]}}), "x has shape"),
         (
             changed(num_samples=[2], user_data={"a": {"x": [[0], [0, 0]], "y": [1, 1]}}),

@@ -161,7 +161,7 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
         ("return [[1], [[1, 2]]], y, x2, y2", "x_train is not an array: ValueError"),
         ("return dict(a=x, b=x2), y, x2, y2", "x_train has 4 of a, 2 of b, but each input needs"),
         ("return {'a b': x}, y, x2, y2", "x_train has an input called 'a b', which cannot"),
-        ("return dict(clients={}, test=(x2, y2))", "clients is an object of type dict, a part"),
+        ("return dict(clients={}, test=(x2, y2))", "clients is an object of type dict, but a part"),
         ("return dict(clients=[(x, y)])", "lacks test; the keys are clients, test and opt"),
         (
             "return dict(clients=[(x, y), (x2[:, :2], y2)], test=(x2, y2))",
@@ -220,9 +220,12 @@ good = Items(([1.0], 0), ([2.0], 1))
     [
         (
             "return good, Items(([1.0], 0), 7)",
-            "item 1 of the test Dataset is an object of type int, a pair",
+            "item 1 of the test Dataset is an object of type int, but a pair",
         ),
-        ("return good, Items(([1.0], 0, 1))", r"item 0 of the test Dataset is a tuple of 3, a pa"),
+        (
+            "return good, Items(([1.0], 0, 1))",
+            r"item 0 of the test Dataset is a tuple of 3, but a pa",
+        ),
         ("return Items(([1.0], 0), ([[1.0]], 0)), good", r"item 1 .* an x of shape \(1, 1\)"),
         ("return Items(([1.0], [0])), good", r"item 0 .* and a y of shape \(1,\)"),
         ("return Items(OSError('gone')), good", "item 0 of the train Dataset raised OSError: gone"),

@@ -283,7 +283,7 @@ def test_a_job_is_checked_however_it_is_made():
         Job(self=1)
     with pytest.raises(JobError, match=r"^clients\.1 is a key that is not text$"):
         Job(clients={1: 2})
-    with pytest.raises(JobError, match=r"^rounds = 3 cannot be set in place: job.with_"):
+    with pytest.raises(JobError, match=r"^rounds = 3 cannot be set in place: use job.with_"):
         Job().rounds = 3  # type: ignore[misc]
 
 

@@ -242,7 +242,7 @@ def test_without_masks_all_take_part_and_nothing_leaves_a_machine() -> None:
 def test_weights_would_break_the_sensitivity() -> None:
     with pytest.raises(InvalidValue, match=r"distributed_dp needs server\.weighting = equal"):
         protection(weighting="by_size")
-    with pytest.raises(JobError, match=r"server\.weighting = by_size tells"):
+    with pytest.raises(JobError, match=r"server\.weighting = by_size reveals"):
         Job(protection="distributed_dp", server={"weighting": "by_size"})
 
 

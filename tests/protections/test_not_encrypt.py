@@ -79,7 +79,7 @@ def test_merge_refuses_clients_counted_twice_and_other_rounds() -> None:
     other.receive(1, report(1, [1, 2, 3], 1))
     with pytest.raises(ValueError, match="share clients"):
         one.merge(other)
-    with pytest.raises(ValueError, match="not of one round"):
+    with pytest.raises(ValueError, match="not belong to one round"):
         one.merge(server_half(protection(), (9,), MODEL, number=8))
 
 
