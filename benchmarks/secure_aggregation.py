@@ -4,8 +4,8 @@
 
 The parts: client, server, memory, bytes, sparse, simulation, peers; all of them without names.
 ``peers`` needs PYTHON, that of an environment made from ``requirements-peers.txt``. What runs on
-one core is measured in CPU seconds, and so is each process where two are used; what is measured
-by the clock needs a machine that does nothing else.
+one core is measured in CPU seconds; what is measured by the clock needs a machine that does
+nothing else.
 
 The server is fed by `Crowd`, clients without state machines: their keys, shares, tags and (but
 for the sparse graph's ten thousand) masks are true, their boxes are noise, which a server only
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -191,12 +190,10 @@ class Served:
     unmasking: float = 0.0
 
 
-def serve(
-    crowd: Crowd, dropped: int, processes: int = 1, clock: Callable[[], float] = time.process_time
-) -> Served:
+def serve(crowd: Crowd, dropped: int) -> Served:
     """A round in which so many drop out before they send their masked vector."""
     terms = crowd.terms
-    served = Served(Server(terms, crowd.ids, Seeded(0, "graph"), processes=processes))
+    served = Served(Server(terms, crowd.ids, Seeded(0, "graph")))
     server = served.server
     messages: Mapping[int, Message] | None = dict.fromkeys(crowd.ids, server.opening())
     while messages is not None:
@@ -205,12 +202,12 @@ def serve(
             if phase == "masked" and i < dropped:
                 continue
             said = getattr(crowd, phase)(i, message)
-            began = clock()
+            began = time.process_time()
             server.receive(i, {"phase": phase, "round": terms.round, **said})
-            served.seconds += clock() - began
-        began = clock()
+            served.seconds += time.process_time() - began
+        began = time.process_time()
         messages = server.advance()
-        served.unmasking = clock() - began
+        served.unmasking = time.process_time() - began
         served.seconds += served.unmasking
     return served
 
@@ -240,7 +237,7 @@ def client_figures() -> Iterator[Figure]:
 
 
 def server_figures() -> Iterator[Figure]:
-    """The server of 500 clients at three shares of dropouts, on one core and on two."""
+    """The server of 500 clients at three shares of dropouts."""
     terms = make_terms(CLIENTS, ENTRIES, CLIENTS // 2 + 1)
     crowd = Crowd(terms, CLIENTS, true_masks=True)
     for percent, floor, paper in ((0, 0.8, 2.0), (10, 7, 62), (30, 16, 143)):
@@ -255,19 +252,6 @@ def server_figures() -> Iterator[Figure]:
             alone = keystream_s(masks, ENTRIES, served.server.ring.lane)
             name = f"  unmasking over the keystream of its {masks:,} masks alone"
             yield Figure(name, served.unmasking / alone, "times", at_most=2.5)
-            yield from two_process_figures(crowd, dropped, served.seconds)
-
-
-def two_process_figures(crowd: Crowd, dropped: int, one: float) -> Iterator[Figure]:
-    """What a helper process saves: in CPU seconds of the longer way, and on the clock."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    two = serve(crowd, dropped, 2)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    helper = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    longer = two.seconds - two.unmasking + max(two.unmasking, helper)
-    yield Figure("  with two processes, the longer way, over one", longer / one, "times", 0.65)
-    first, second = (serve(crowd, dropped, n, time.perf_counter).seconds for n in (1, 2))
-    yield Figure("  the same on the clock of this machine", second / first, "times")
 
 
 def memory_figures() -> Iterator[Figure]:

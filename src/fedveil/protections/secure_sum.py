@@ -8,7 +8,6 @@ conditions in docs/secure-aggregation.md. A position says what a vector is and w
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -248,7 +247,6 @@ class MaskedServerRound:
             context.cohort,
             protection.graph_entropy(context.round),
             origin=protection.origin(context, words),
-            processes=len(os.sched_getaffinity(0)),
         )
         self._context, self._words = context, words
         self._void: RoundVoid | None = None
