@@ -2,9 +2,9 @@
 
     python benchmarks/secure_aggregation.py [--peers-python PYTHON] [PART ...]
 
-The parts (default: all): client, server, memory, bytes, sparse, simulation, peers. ``peers`` needs
-PYTHON, from an environment made from ``requirements-peers.txt``. Work on one core is measured in
-CPU seconds, and so is each process if there are two. Wall-clock figures need a machine that does
+The parts: client, server, memory, bytes, sparse, simulation, peers; all of them without names.
+``peers`` needs PYTHON, that of an environment made from ``requirements-peers.txt``. What runs on
+one core is measured in CPU seconds; what is measured by the clock needs a machine that does
 nothing else.
 
 `Crowd` supplies the server with messages from clients without state machines. Their keys, shares,
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -191,12 +190,10 @@ class Served:
     unmasking: float = 0.0
 
 
-def serve(
-    crowd: Crowd, dropped: int, processes: int = 1, clock: Callable[[], float] = time.process_time
-) -> Served:
+def serve(crowd: Crowd, dropped: int) -> Served:
     """Run a round in which `dropped` clients drop out before they send their masked vector."""
     terms = crowd.terms
-    served = Served(Server(terms, crowd.ids, Seeded(0, "graph"), processes=processes))
+    served = Served(Server(terms, crowd.ids, Seeded(0, "graph")))
     server = served.server
     messages: Mapping[int, Message] | None = dict.fromkeys(crowd.ids, server.opening())
     while messages is not None:
@@ -205,12 +202,12 @@ def serve(
             if phase == "masked" and i < dropped:
                 continue
             said = getattr(crowd, phase)(i, message)
-            began = clock()
+            began = time.process_time()
             server.receive(i, {"phase": phase, "round": terms.round, **said})
-            served.seconds += clock() - began
-        began = clock()
+            served.seconds += time.process_time() - began
+        began = time.process_time()
         messages = server.advance()
-        served.unmasking = clock() - began
+        served.unmasking = time.process_time() - began
         served.seconds += served.unmasking
     return served
 
@@ -240,7 +237,7 @@ def client_figures() -> Iterator[Figure]:
 
 
 def server_figures() -> Iterator[Figure]:
-    """Measure the server of 500 clients at three dropout rates, on one core and on two."""
+    """Measure the server of 500 clients at three dropout rates."""
     terms = make_terms(CLIENTS, ENTRIES, CLIENTS // 2 + 1)
     crowd = Crowd(terms, CLIENTS, true_masks=True)
     for percent, floor, paper in ((0, 0.8, 2.0), (10, 7, 62), (30, 16, 143)):
@@ -255,19 +252,6 @@ def server_figures() -> Iterator[Figure]:
             alone = keystream_s(masks, ENTRIES, served.server.ring.lane)
             name = f"  unmasking over the keystream of its {masks:,} masks alone"
             yield Figure(name, served.unmasking / alone, "times", at_most=2.5)
-            yield from two_process_figures(crowd, dropped, served.seconds)
-
-
-def two_process_figures(crowd: Crowd, dropped: int, one: float) -> Iterator[Figure]:
-    """Measure the saving by a helper process: CPU seconds of the slower process, and wall clock."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    two = serve(crowd, dropped, 2)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    helper = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    longer = two.seconds - two.unmasking + max(two.unmasking, helper)
-    yield Figure("  with two processes, the slower one, over one", longer / one, "times", 0.65)
-    first, second = (serve(crowd, dropped, n, time.perf_counter).seconds for n in (1, 2))
-    yield Figure("  the same in wall-clock time", second / first, "times")
 
 
 def memory_figures() -> Iterator[Figure]:

@@ -19,7 +19,7 @@ from fedveil.protections.catalog import find
 from fedveil.protections.central_gaussian import CentralGaussianSettings
 from fedveil.protections.dp_encrypt import DPEncryptSettings
 from fedveil.protections.not_encrypt import NotEncryptSettings
-from fedveil.protections.pw_settings import PWEncryptSettings
+from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.protections.unary_settings import UnarySettings
 from fedveil.settings import allowed

@@ -17,8 +17,7 @@ from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import analytic_sigma
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import JobContext
-from fedveil.protections.pw_encrypt import PWEncrypt
-from fedveil.protections.pw_settings import PWEncryptSettings
+from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
 from round_parts import client_half, server_half
 
 CENTRAL = {"central_eps": 2.0, "central_delta": 1e-6, "central_norm_clip": 0.5}

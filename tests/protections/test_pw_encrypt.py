@@ -28,8 +28,7 @@ from fedveil.errors import (
 from fedveil.federated.job import Job
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.last_answered import Answered
-from fedveil.protections.pw_encrypt import PWEncrypt
-from fedveil.protections.pw_settings import PWEncryptSettings
+from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
 from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
 from folders import records_of

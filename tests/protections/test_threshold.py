@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedveil.protections.advice import Cohort
-from fedveil.protections.pw_settings import PWEncryptSettings
+from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
     SPARSE_THRESHOLD,
     shared_weaker,

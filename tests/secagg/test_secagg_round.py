@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, RoundVoid
-from fedveil.secagg import client, helper_process, masking_graph, run_round, shamir
+from fedveil.secagg import client, masking_graph, run_round, shamir
 from fedveil.secagg.phases import PHASES
 from secagg_parts import Played
 
@@ -138,32 +138,6 @@ def test_extreme_integers_do_not_wrap() -> None:
         assert run_round(data, 2).total.tolist() == sum(data.values()).tolist()
     with pytest.raises(InvalidValue, match="does not fit 64 bits"):
         run_round({i: np.array([2**62]) for i in range(3)}, 2)
-
-
-def test_helper_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_process, "BYTES_A_PROCESS", 1)
-    data = vectors(9, length=1000)
-    drop = {"masked": [1, 6, 11], "unmask": [16]}
-    wide = {c: v * 2**20 for c, v in data.items()}
-    for inputs, threshold, neighbours in ((data, 4, None), (wide, 2, 6)):
-        done = run_round(inputs, threshold, drop=drop, neighbours=neighbours, processes=2)
-        assert (done.total == sum(inputs[c] for c in done.survivors)).all()
-
-
-def test_helper_processes_end_with_a_void_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_process, "BYTES_A_PROCESS", 1)
-    started = []
-    popen = helper_process.subprocess.Popen
-    monkeypatch.setattr(
-        helper_process.subprocess,
-        "Popen",
-        lambda *a, **k: started.append(popen(*a, **k)) or started[-1],
-    )
-    data = vectors(4)
-    with pytest.raises(RoundVoid):
-        run_round(data, 3, drop={"unmask": sorted(data)[:2]}, processes=2)
-    assert len(started) == 1
-    assert started[0].returncode is not None
 
 
 def test_a_seeded_round_repeats_to_the_byte() -> None:

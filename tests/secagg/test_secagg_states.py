@@ -26,7 +26,6 @@ from fedveil.secagg.state_table import (
     client_state,
     server_state,
 )
-from fedveil.secagg.unmasking import Masks
 from secagg_parts import Played
 
 #: With active security or without: the phases in their order.
@@ -215,7 +214,7 @@ def stop_in_unmasking(server: Server) -> None:
         raise MemoryError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Masks, "remove_from", fail)
+        patch.setattr(Server, "_remove_masks", fail)
         with pytest.raises(MemoryError):
             server.advance()
 
@@ -321,13 +320,13 @@ def test_closing_every_state(active: bool, state: str, event: Event) -> None:
 def test_the_masks_come_off(active: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     server = server_in(active, "unmask")
     answer_all(active, server, "unmask")
-    names, real = [], Masks.remove_from
+    names, real = [], Server._remove_masks
 
     def seen(*arguments: Any) -> None:
         names.append(server._state.name)
         real(*arguments)
 
-    monkeypatch.setattr(Masks, "remove_from", seen)
+    monkeypatch.setattr(Server, "_remove_masks", seen)
     assert server.advance() is None
     assert names == ["unmasking"]
     assert_server_in(active, server, "complete")

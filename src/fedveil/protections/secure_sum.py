@@ -8,7 +8,6 @@ the conditions in docs/secure-aggregation.md. A subclass defines the vector and 
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -249,7 +248,6 @@ class MaskedServerRound:
             context.cohort,
             protection.graph_entropy(context.round),
             origin=protection.origin(context, words),
-            processes=len(os.sched_getaffinity(0)),
         )
         self._context, self._words = context, words
         self._void: RoundVoid | None = None

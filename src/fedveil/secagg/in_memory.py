@@ -49,7 +49,6 @@ def run_round(
     clip: float | None = None,
     bits: int = 16,
     entropy: Entropy | None = None,
-    processes: int = 1,
 ) -> SecureSum:
     """Play one round among the clients that have a vector.
 
@@ -82,7 +81,7 @@ def run_round(
     clients = {
         c: Client(c, terms, entropy.stream("client", c), identities.get(c)) for c in sorted(vectors)
     }
-    server = Server(terms, list(clients), entropy.stream("server"), processes=processes)
+    server = Server(terms, list(clients), entropy.stream("server"))
     carrier = _InMemory(clients, numbers, _silences(drop or {}, vectors))
     outcome = drive(server, carrier, dict.fromkeys(clients, server.opening()), TRAINS)
     if outcome.void is not None:

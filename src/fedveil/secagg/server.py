@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from fedveil.base import packing
 from fedveil.base.arrays import Int64s
 from fedveil.base.message import Message, Value, only_fields, take, take_array
-from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.rounds.outcomes import check_sender
 from fedveil.secagg import keys, masking_graph, phases
 from fedveil.secagg.disclosure import Disclosure
-from fedveil.secagg.helper_process import Helper, helpers_worth_having
-from fedveil.secagg.masking import Ring
+from fedveil.secagg.keys import KeyPair, pair_seed, public_key
+from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.masking_graph import MaskingGraph
 from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_bytes, take_ids
+from fedveil.secagg.secret import Secret
 from fedveil.secagg.shamir import SHARE_BYTES
 from fedveil.secagg.share_tags import TAG_BYTES
 from fedveil.secagg.state_table import SERVER_ACTIONS, Event, server_state
 from fedveil.secagg.terms import Terms
-from fedveil.secagg.unmasking import Masks
 from fedveil.secagg.view import keys_view, vectors_view
+
+_SEEDS_AT_ONCE = 4096
 
 
 class Server:
@@ -34,7 +35,7 @@ class Server:
     that has not answered when `advance` closes a phase has dropped out. `advance` raises
     `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse
     graph, and the clients that continue if more answer than may share secrets. `origin`: equal to
-    the clients'. `processes`: the most that unmasking may use.
+    the clients'.
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
     on, two tags, and in the end one share.
@@ -44,19 +45,12 @@ class Server:
     mergeable = False
 
     def __init__(
-        self,
-        terms: Terms,
-        cohort: Sequence[int],
-        entropy: Entropy,
-        *,
-        origin: bytes = b"",
-        processes: int = 1,
+        self, terms: Terms, cohort: Sequence[int], entropy: Entropy, *, origin: bytes = b""
     ) -> None:
         self.terms = terms
         self.ring = Ring(terms.bits)
         self._entropy = entropy
         self._origin = origin
-        self._processes = integer("processes", processes, 1)
         self._cohort = frozenset(cohort)
         self._state = server_state(terms.active_security)
         self._asked: frozenset[int] = self._cohort
@@ -73,7 +67,6 @@ class Server:
         #: Holds the sum as whole numbers in the end. Until then its first part is the sum in lanes.
         self._room = np.zeros(terms.length, np.int64)
         self._total = self._room.view(self.ring.lane)[: terms.length]
-        self._helpers: list[Helper] = []
         self.survivors: frozenset[int] = frozenset()
 
     @property
@@ -113,15 +106,11 @@ class Server:
 
     def advance(self) -> dict[int, Message] | None:
         """Close the phase. Returns the next one's messages, or None once the sum is unmasked."""
-        try:
-            self._close()
-            if self.phase is not None:
-                return self._ask(self.phase)
-            self._unmask()
-            return None
-        finally:
-            while self.phase is None and self._helpers:
-                self._helpers.pop().close()
+        self._close()
+        if self.phase is not None:
+            return self._ask(self.phase)
+        self._unmask()
+        return None
 
     def _close(self) -> None:
         """Leave the phase if enough clients answered. Decides which are asked next."""
@@ -293,42 +282,39 @@ class Server:
             gone = as_ids([d for d in dealers if d not in self.survivors])
             return self._message("unmask", survivors=there, dropped=gone, **signed)
 
-        messages = self._to_each(asked, request)
-        self._start_helpers()
-        return messages
-
-    def _start_helpers(self) -> None:
-        """Start the helpers, so that they are ready when the clients have answered."""
-        gone = map(self._disclosure.dealers_to, self._disclosure.dropped)
-        masks = len(self.survivors) + sum(map(len, gone))
-        count = helpers_worth_having(masks, self._total.nbytes, self._processes)
-        self._helpers = [Helper() for _ in range(count)]
+        return self._to_each(asked, request)
 
     def _unmask(self) -> None:
         """Remove the masks from the sum."""
         try:
-            masks = self._masks()
+            seeds, pairs = self._disclosed()
         except RoundVoid:
             self._state.step(Event.SPOILT)
             raise
-        masks.remove_from(self._total, self.ring, self._helpers)
+        self._remove_masks(seeds, pairs)
         self.ring.reduce(self._total)
         self.ring.signed(self._total, out=self._room)
         self._state.step(Event.MASKS_OFF)
 
-    def _masks(self) -> Masks:
-        """Collect the masks to remove, from survivors' seeds and dropped clients' mask keys."""
+    def _disclosed(self) -> tuple[list[Secret], dict[int, KeyPair]]:
+        """Return the survivors' seeds, and the mask keys of the clients that dropped out."""
         secrets = self._disclosure.join()
-        pairs = {}
-        for client in sorted(self._disclosure.dropped):
-            secret = secrets[client]
-            if keys.KeyPair(secret).public != self._public[client][1]:
+        pairs = {client: KeyPair(secrets[client]) for client in sorted(self._disclosure.dropped)}
+        for client, pair in pairs.items():
+            if pair.public != self._public[client][1]:
                 self._disclosure.spoilt(client)
-            peers = [p for p in self._disclosure.dealers_to(client) if p in self.survivors]
-            pairs[client] = (secret, peers)
-        return Masks(
-            self._view,
-            [secrets[client] for client in sorted(self.survivors)],
-            pairs,
-            {client: self._public[client][1] for client in sorted(self.survivors)},
-        )
+        return [secrets[client] for client in sorted(self.survivors)], pairs
+
+    def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
+        """Remove the survivors' own masks, and those that they share with dropped clients."""
+        signed = [(seed.reveal(), False) for seed in seeds]
+        public = {client: public_key(self._public[client][1]) for client in self.survivors}
+        for client, pair in pairs.items():
+            for peer in self.survivors.intersection(self._disclosure.dealers_to(client)):
+                seed = pair_seed(pair.agree(public[peer]), self._view, client, peer)
+                # The survivor added the mask if its number is the smaller one.
+                signed.append((seed, client < peer))
+            if len(signed) > _SEEDS_AT_ONCE:
+                add_masks(self._total, signed)
+                signed.clear()
+        add_masks(self._total, signed)
