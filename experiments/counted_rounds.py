@@ -1,19 +1,19 @@
 """Measured costs of whole rounds of secure aggregation: bytes, memory, operations and time.
 
 Every client is a real one. Bytes are those of the encoded messages. Operations are counted by
-Python's profiler, as calls of the functions that perform them. Memory is measured after every
-phase.
+wrapping the public functions that perform them. Memory is measured after every phase.
 """
 
 from __future__ import annotations
 
-import cProfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,19 +23,21 @@ from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.rounds.loop import Carrier, drive
 from fedveil.rounds.outcomes import Answer, Report
-from fedveil.secagg import Client, Server, Terms, phases
+from fedveil.secagg import Client, Server, Terms, phases, shamir, unmasking
+from fedveil.secagg import client as client_half
+from fedveil.secagg.keys import KeyPair
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS, as_ids
 
 T = TypeVar("T")
 #: Entries of 16 bits, as in the papers.
 LARGEST = (1 << 15) - 1
-#: Counted operations: a function's name, its file, and the file that calls it.
-COUNTED = {
-    "masks": ("encryptor", "base.py", "masking.py"),
-    "key agreements": ("agree", "keys.py", ""),
-    "secrets shared": ("_limbs", "shamir.py", ""),
-    "secrets joined": ("_secret", "shamir.py", ""),
+#: Counted operations: where their function is called from, its name, and how many a call performs.
+COUNTED: Mapping[str, tuple[Sequence[object], str, Callable[..., int]]] = {
+    "masks": ((client_half, unmasking), "add_masks", lambda vector, seeds, **more: len(seeds)),
+    "key agreements": ((KeyPair,), "agree", lambda pair, public: 1),
+    "secrets shared": ((shamir,), "split", lambda secrets, *more: len(secrets)),
+    "secrets joined": ((shamir,), "join", lambda points, shares: len(shares)),
 }
 
 
@@ -108,36 +110,44 @@ def played(setup: Setup, *, counted: bool) -> Cost:
     return carrier.cost()
 
 
-class _Watch:
-    """Measures the CPU seconds of the calls made through it, and counts calls within if asked."""
+@contextmanager
+def counting(done: Counter[str]) -> Iterator[None]:
+    """Add to `done` every operation of `COUNTED` that is performed meanwhile."""
 
-    def __init__(self, counted: bool) -> None:
+    def counted(name: str, function: Callable[..., T]) -> Callable[..., T]:
+        def call(*given: Any, **named: Any) -> T:
+            done[name] += COUNTED[name][2](*given, **named)
+            return function(*given, **named)
+
+        return call
+
+    with ExitStack() as stack:
+        for name, (places, function, _) in COUNTED.items():
+            for place in places:
+                counter = counted(name, getattr(place, function))
+                stack.enter_context(patch.object(place, function, counter))
+        yield
+
+
+class _Watch:
+    """Measures the CPU seconds of the calls made through it, and counts what they do if asked."""
+
+    def __init__(self, counts: bool) -> None:
         self.seconds = 0.0
-        self._profile = cProfile.Profile() if counted else None
+        self.counts = counts
+        self._done: Counter[str] = Counter()
 
     def __call__(self, call: Callable[..., T], *given: Any) -> T:
         began = time.process_time()
         try:
-            return call(*given) if self._profile is None else self._profile.runcall(call, *given)
+            with counting(self._done) if self.counts else nullcontext():
+                return call(*given)
         finally:
             self.seconds += time.process_time() - began
 
-    @property
-    def counts(self) -> bool:
-        return self._profile is not None
-
     def does(self, each: int = 1) -> dict[str, float]:
-        """Return how often each of `COUNTED` was called, divided by `each`."""
-        found: Counter[str] = Counter()
-        if self._profile is None:
-            return {}
-        self._profile.create_stats()
-        for (file, _, function), stats in self._profile.stats.items():
-            for name, (wanted, place, caller) in COUNTED.items():
-                if function == wanted and file.endswith(place):
-                    callers = stats[4].items()
-                    found[name] += sum(n[0] for by, n in callers if by[0].endswith(caller))
-        return {name: found[name] / each for name in COUNTED}
+        """Return how often each of `COUNTED` was performed, divided by `each`."""
+        return {name: self._done[name] / each for name in COUNTED} if self.counts else {}
 
 
 class _WatchedServer:

@@ -112,10 +112,10 @@ def _ran(sizes: Sizes) -> str:
         f"Whole rounds of true clients in memory, every message through its bytes, every sum "
         f"checked. Counted with {sizes.entries} entries of 16 bits, an eighth of the clients "
         f"dropping out before they send their vectors: bytes, what a half holds between phases, "
-        f"calls under Python's profiler. Timed in CPU seconds of one core, without encoding and "
-        f"decoding. The papers' programs were others (Java, machines of their time): orders of "
-        f"growth compare, seconds hardly do. The two sizes of the 2017 abstract are worked out "
-        f"from the messages' formats, which give the counted rounds' bytes exactly."
+        f"operations at the functions that perform them. Timed in CPU seconds of one core, without "
+        f"encoding and decoding. The papers' programs were others (Java, machines of their time): "
+        f"orders of growth compare, seconds hardly do. The two sizes of the 2017 abstract are "
+        f"worked out from the messages' formats, which give the counted rounds' bytes exactly."
     )
 
 
