@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.errors import JobError
-from fedveil.federated.job import Job
-from fedveil.pages.guarantee_text import RUN, figure_of, meaning
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
 from fedveil.privacy.guarantee_word import Promise
@@ -43,7 +41,7 @@ class Ending(NamedTuple):
 def ending(run: ReadRun) -> Ending:
     """Return the conclusions of a federated run, finished or not."""
     last = run.last
-    return Ending(_quality(run, last), _promise(last), Fact(_NEXT, *_next(run, last)))
+    return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
 
 def vertical_ending(
@@ -127,17 +125,19 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
 
 
-def _promise(last: Record) -> Fact:
+def _promise(job: Mapping[str, Any], last: Record) -> Fact:
     if not last:
         return Fact(_PROMISED, "no client has sent anything yet")
     figure = figure_of(last, RUN)
+    seen = attackers(job, trusted=last["rests_on_server"])
     whose = "one example of a client" if last["unit"] == "example" else "a client"
-    return Fact(
-        _PROMISED,
-        str(figure),
-        f"For {whose} in every round. {meaning(last)}",
-        TONES[figure.promise],
-    )
+    if figure.promise == "none":
+        said = f"For {whose} in every round. {meaning(last)}"
+        if job["protection"]["name"] == PWEncrypt.name:
+            said += f" Masks hide single updates from {seen}; the sum has no noise."
+        return Fact(_PROMISED, str(figure), said, TONES["none"])
+    holds = f"For {whose} in every round{f', against {seen}' if seen else ''}."
+    return Fact(_PROMISED, str(figure), f"{holds} {meaning(last)}", TONES[figure.promise])
 
 
 def _next(run: ReadRun, last: Record) -> tuple[str, str]:
@@ -190,21 +190,12 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
     if run.job["server"]["aggregation"] not in POSITIONS[position].combinations:
         changes["server.aggregation"] = "mean"
     settings = [f"{key}={value}" for key, value in changes.items()]
-    if run.job["protection"]["name"] == PWEncrypt.name and not _taken(run, settings):
+    if run.job["protection"]["name"] == PWEncrypt.name:
         settings += _shared_alike(run.job["protection"][PWEncrypt.block], position)
     command = " ".join([f"fedveil run {job}", *(f"--set {setting}" for setting in settings)])
     if buffers := run.said(BUFFERS):
         return f"with a model without the buffers {buffers}, `{command}` trains"
     return f"`{command}` repeats the job"
-
-
-def _taken(run: ReadRun, settings: Sequence[str]) -> bool:
-    """Return True if the run's job is valid with these settings."""
-    try:
-        Job.read(run.job, settings)
-    except JobError:
-        return False
-    return True
 
 
 def _shared_alike(held: Mapping[str, Any], position: str) -> list[str]:

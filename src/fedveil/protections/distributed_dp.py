@@ -147,15 +147,6 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
     )
 
 
-def noise_enforced(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    if cohort.per_round is None or settings.active_security:
-        return None
-    return (
-        "active_security = False: epsilon holds against a server that follows the protocol; one "
-        "that lies can see sums with less noise, of fewer clients"
-    )
-
-
 class DistributedDP(Clipped, SecureSum):
     """The server sees the sum of the clients' vectors and of their shares of noise, and no more.
 
@@ -199,7 +190,7 @@ class DistributedDP(Clipped, SecureSum):
     perturbs = secret_turns = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
-    advice = (threshold_safe, noise_enforced)
+    advice = (threshold_safe,)
 
     def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
         super().__init__(settings, context)

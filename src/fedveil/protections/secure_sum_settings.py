@@ -159,8 +159,8 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 
 
 def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    if cohort.per_round is None:
-        return None
+    if cohort.per_round is None or settings.reconstruct_secrets_threshold is None:
+        return None  # the default is chosen for the guarantee that every run states
     threshold, n = settings.threshold(cohort.per_round), settings.neighbourhood(cohort.per_round)
     sharing = settings.sharing_clients(cohort.per_round)
     who = "clients" if n == sharing else "clients of a neighbourhood"
