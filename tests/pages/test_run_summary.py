@@ -21,6 +21,8 @@ from fedveil.record.account_lines import ACCOUNTS
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.job import VerticalJob
 
+SEEDED = "Assumes system randomness, as in a deployment: a simulation draws from its seed."
+
 
 def record(epsilon: float, **more: Any) -> dict[str, Any]:
     return {
@@ -65,21 +67,22 @@ def ending_of(
         ),
         (
             1.0, False, "client",
-            "For a client in every round. An attacker who sees everything the server sees, and "
-            "must tell which of two datasets a client holds, is right at most 73.2% of the time "
-            "(chance: 50%).",
+            "For a client in every round, against everyone, including the server. An attacker who "
+            "sees everything the server sees, and must tell which of two datasets a client holds, "
+            f"is right at most 73.2% of the time (chance: 50%). {SEEDED}",
         ),
         (
             1.0, True, "example",
-            "For one example of a client in every round. An attacker who sees everything except "
-            "what the server sees, and must tell which of two examples a client holds, is right at "
-            "most 73.2% of the time (chance: 50%). The server is trusted: it needs no guess.",
+            "For one example of a client in every round, against everyone except the server. An "
+            "attacker who sees everything except what the server sees, and must tell which of two "
+            "examples a client holds, is right at most 73.2% of the time (chance: 50%). The server "
+            f"is trusted: it needs no guess. {SEEDED}",
         ),
         (
             12.0, False, "client",
-            "For a client in every round. An attacker who sees everything the server sees, and "
-            "must tell which of two datasets a client holds, may be right more than 99.9% of the "
-            "time (chance: 50%).",
+            "For a client in every round, against everyone, including the server. An attacker who "
+            "sees everything the server sees, and must tell which of two datasets a client holds, "
+            f"may be right more than 99.9% of the time (chance: 50%). {SEEDED}",
         ),
     ],
 )  # fmt: skip
@@ -91,10 +94,39 @@ def test_what_is_promised_is_said_of_an_attacker(
 
 
 @pytest.mark.parametrize(
+    ("name", "settings", "trusted", "said"),
+    [
+        ("distributed_dp", (), False, "against a server that follows the protocol."),
+        (
+            "distributed_dp", ("protection.distributed_dp.active_security=true",), False,
+            "against a server that lies, within the limits in docs/secure-aggregation.md.",
+        ),
+        ("signds", (), False, "against everyone, including the server."),
+        ("central_gaussian", (), True, "against everyone except the server."),
+    ],
+)  # fmt: skip
+def test_the_promise_says_against_whom_it_holds(
+    name: str, settings: tuple[str, ...], trusted: bool, said: str, tmp_path: Path
+) -> None:
+    last = record(1.0, rests_on_server=trusted, randomness="system randomness")
+    text = ending_of(tmp_path, last, name=name, settings=settings).promise.text
+    assert text.startswith(f"For a client in every round, {said} An attacker")
+    assert "Assumes" not in text
+
+
+def test_masks_without_noise_promise_nothing_of_the_sum(tmp_path: Path) -> None:
+    text = ending_of(tmp_path, record(math.inf), name="pw_encrypt").promise.text
+    assert text.endswith(
+        "Masks hide single updates from a server that follows the protocol; the sum has no noise."
+    )
+
+
+@pytest.mark.parametrize(
     ("epsilon", "value", "tone"),
     [
         (1.0, "epsilon 1 at delta 1e-05 (strong)", "good"),
         (2.0, "epsilon 2 at delta 1e-05 (meaningful)", "good"),
+        (1.88002, "epsilon 1.89 at delta 1e-05 (meaningful)", "good"),
         (5.0, "epsilon 5 at delta 1e-05 (weak)", "fair"),
         (50.0, "epsilon 50 at delta 1e-05 (next to none)", "poor"),
         (math.inf, "epsilon inf at delta 1e-05 (none)", "poor"),

@@ -22,9 +22,9 @@ from fedveil.mechanisms.hadamard import rotate
 from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import Gaussian
 from fedveil.privacy.sampled_gaussian import SampledGaussian
-from fedveil.protections.advice import Cohort
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
-from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings, noise_enforced
+from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings
+from fedveil.starter import DEFAULT_JOB
 
 PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 DIMENSION, CLIENTS, ROUND = 50, 10, 3
@@ -254,13 +254,11 @@ def test_an_app_says_its_noise_itself() -> None:
     assert DistributedDP.unfit_for_apps(fit) is None
 
 
-def test_who_must_be_trusted_is_said() -> None:
-    settings = DistributedDPSettings()
-    said = noise_enforced(settings, Cohort(100, 50))
-    assert said is not None
-    assert said.startswith("active_security = False: epsilon holds against a server that follows")
-    signing = settings.model_copy(update={"active_security": True})
-    assert noise_enforced(signing, Cohort(100, 50)) is None
+@pytest.mark.parametrize("path", [DEFAULT_JOB, None])
+@pytest.mark.parametrize("settings", [(), ("protection=distributed_dp",)])
+def test_no_default_is_warned_about(path: Path | None, settings: tuple[str, ...]) -> None:
+    """The guarantee itself says against whom it holds."""
+    assert Job.load(path, settings).warnings == []
 
 
 def drawn(made: DistributedDP, update: Any, rounds: int, client: int = 0) -> np.ndarray:

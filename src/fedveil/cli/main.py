@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -146,13 +147,15 @@ def budget(
     settings = load(job, overrides, default=DEFAULT_JOB)
     from fedveil.engine.budget import project_job, solve_job
     from fedveil.engine.known_accuracy import measured
+    from fedveil.pages.guarantee_text import attackers, listed
     from fedveil.privacy.loss import format_delta, format_epsilon
 
     solved = None
     if target_epsilon is None:
-        lines = project_job(settings)
+        lines = list(project_job(settings))
     else:
-        solved, lines = solve_job(settings, target_epsilon)
+        solved, found = solve_job(settings, target_epsilon)
+        lines = list(found)
     if json:
         costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
         known = [row._asdict() for row in measured(settings)]
@@ -165,10 +168,16 @@ def budget(
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "promise", "for"):
         table.add_column(column)
+    subjects: dict[tuple[str, str, str], list[str]] = {}
     for line in lines:
-        epsilon, delta = format_epsilon(line.epsilon), format_delta(line.delta)
-        table.add_row(epsilon, delta, line.figure.promise, line.what)
+        figure = format_epsilon(line.epsilon), format_delta(line.delta), str(line.figure.promise)
+        subjects.setdefault(figure, []).append(line.what)
+    for shown, names in subjects.items():
+        table.add_row(*shown, listed(names))
     console().print(table)
+    seen = attackers(settings.model_dump())
+    if seen and any(math.isfinite(line.epsilon) for line in lines):
+        say(f"These figures hold against {seen}.")
     for row in measured(settings):
         say(str(row))
 

@@ -88,7 +88,7 @@ def _lines(job: Job, protection: Protection) -> Iterator[Line]:
     growing = ", if no round costs more than the first" if protection.adaptive else ""
     told = {
         "per_bit": "one bit of a report",
-        "per_parameter": f"one of {protection.dimension} parameters in a round",
+        "per_parameter": f"one of {protection.dimension:,} parameters in a round",
         "per_round": "a client's whole data in a round",
     }
     if job.privacy.unit == "example":

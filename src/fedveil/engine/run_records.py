@@ -10,7 +10,7 @@ from fedveil.base.example_arrays import Shape
 from fedveil.errors import MessageInvalid
 from fedveil.pages.read_run import SEVERAL
 from fedveil.privacy.guarantee_word import Promise
-from fedveil.protections.base import Whose
+from fedveil.protections.description import Whose
 from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome

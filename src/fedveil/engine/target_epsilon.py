@@ -14,7 +14,6 @@ from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_word import Figure
 from fedveil.privacy.ledger import project
-from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection
 from fedveil.protections.cost_key import CostKey
 
@@ -86,7 +85,7 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     if value is None:
         least = _MOST if key.falls else _LEAST
         raise InvalidValue(
-            f"no {place} brings the run to epsilon {format_epsilon(target)}: at {least:g} it is "
+            f"no {place} brings the run to epsilon {target:g}: at {least:g} it is "
             f"{spent(least)}. Use fewer rounds, another delta or other parameters"
         )
     found = _with(protection, key, value)

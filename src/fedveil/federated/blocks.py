@@ -12,8 +12,8 @@ from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.federated.training_blocks import ServerSettings, TrainingSettings
 from fedveil.protections.advice import Cohort
-from fedveil.protections.base import Whose
 from fedveil.protections.catalog import POSITIONS, fault_phases
+from fedveil.protections.description import Whose
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, RunName, Under, function_text, or_function
 

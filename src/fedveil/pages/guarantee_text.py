@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fedveil.privacy.guarantee_word import Figure, attacker_wrong, told
 from fedveil.privacy.loss import format_delta
+from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import Record
 
 #: The figure that summarises a whole run.
@@ -27,8 +28,8 @@ _FIGURES = {
     "per_bit": Says("a bit", "one bit that a mechanism encodes, from one round"),
     "per_parameter": Says("a parameter", "one parameter of an update, from one round"),
     "per_round": Says("a round", "a client's whole data, from its costliest round"),
-    "run_every_round": Says("the whole run, for a client in every round", _ALL),
-    "run_most_drawn": Says("the whole run, for the most-drawn client", _ALL),
+    "run_every_round": Says("the whole run of a client in every round", _ALL),
+    "run_most_drawn": Says("the whole run of the most-drawn client", _ALL),
 }
 #: The figures under `unit: example`. A part of a report costs an example as much as all of it.
 _OF_AN_EXAMPLE = {
@@ -36,11 +37,11 @@ _OF_AN_EXAMPLE = {
         "one example of a client in a round", "one example, from the client's costliest round"
     ),
     "run_every_round": Says(
-        "the whole run, for one example of a client in every round",
+        "the whole run of one example of a client in every round",
         "one example, from all reports of its client together",
     ),
     "run_most_drawn": Says(
-        "the whole run, for one example of the most-drawn client",
+        "the whole run of one example of the most-drawn client",
         "one example, from all reports of its client together",
     ),
 }
@@ -57,13 +58,30 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return one line per figure, and one per release without a finite epsilon."""
-    found = {says.name: figure_of(record, key) for key, says in figures(record).items()}
-    lines = [
-        f"{told(*figure)} for {what}, delta {format_delta(figure.delta)}"
-        for what, figure in found.items()
-    ]
+    """Return one line per distinct figure, and one per release without a finite epsilon."""
+    found: dict[str, list[str]] = {}
+    for key, says in figures(record).items():
+        figure = figure_of(record, key)
+        text = f"{told(*figure)} at delta {format_delta(figure.delta)}"
+        found.setdefault(text, []).append(says.name)
+    lines = [f"{text} for {listed(names)}" for text, names in found.items()]
     return lines + [f"no finite epsilon: {what}" for what in record["in_clear"]]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names as a sentence does: a, b and c."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def attackers(job: Mapping[str, Any]) -> str:
+    """Say against whom a job's protection holds, or "" for a protection of the user's own."""
+    switch = job["protection"]
+    protection = POSITIONS.get(str(switch["name"]))
+    if protection is None:
+        return ""
+    block = switch[protection.block] if protection.block else {}
+    return protection.against(protection.settings_type(**block))
 
 
 def right(figure: Figure) -> str:
@@ -86,4 +104,8 @@ def meaning(record: Record) -> str:
         f"An attacker who sees {sees}, and must tell which of {data} a client holds, "
         f"{right(figure)} (chance: 50%)."
     )
-    return f"{text} The server is trusted: it needs no guess." if trusted else text
+    if trusted:
+        text += " The server is trusted: it needs no guess."
+    if str(record.get("randomness", "")).startswith("simulation"):
+        text += " Assumes system randomness, as in a deployment: a simulation draws from its seed."
+    return text

@@ -93,7 +93,7 @@ def of_run(run: ReadRun) -> str:
         for fact in ending(run)
     )
     return (
-        f"<div><h4>{escape(str(run.job['name']))}</h4><table>{rows}</table>"
+        f"<div><h4>{escape(run.name)}</h4><table>{rows}</table>"
         f"{_pictures(_quality(run))}<p>{escape(str(run.folder))}</p></div>"
     )
 
@@ -114,7 +114,7 @@ def plotly(run: ReadRun, name: str | None) -> Any:
 
 
 def _all(run: ReadRun) -> Iterator[Plot]:
-    alone = {str(run.job["name"]): run}
+    alone = {run.name: run}
     for several in (curves.quality, curves.at_clients, curves.epsilon, curves.upload):
         yield from several(alone)
     yield from curves.traffic(run)

@@ -45,6 +45,11 @@ class ReadRun:
     accounts: Sequence[Line] = ()
 
     @property
+    def name(self) -> str:
+        """The name of the run: that of its folder, which the job's name may not be."""
+        return self.folder.resolve().name
+
+    @property
     def finished(self) -> bool:
         """True if the run has ended with a model."""
         return (self.folder / MODEL).is_file()

@@ -29,18 +29,17 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 def run_page(run: ReadRun) -> Page:
     """Return the page: what was trained and how, what is guaranteed and what is not."""
-    name = str(run.job["name"])
     sections = [
         Section("The run", [what_was_trained(run)]),
         *(_rounds(run, run.last) if run.records else ()),
         *found(run),
         *repeat(run, "flwr run APP" if run.deployed else f"fedveil run {JOB}"),
     ]
-    return Page(name, [how_far(run), *ending(run)], sections)
+    return Page(run.name, [how_far(run), *ending(run)], sections)
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
-    alone = {run.job["name"]: run}
+    alone = {run.name: run}
     yield Section("Every round", [*curves.quality(alone), *curves.at_clients(alone)])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
@@ -70,6 +69,7 @@ def what_was_trained(run: ReadRun) -> Table:
     settings = protection.get(protection["name"]) or protection.get(_block(protection)) or {}
     best = best_round(run)
     rows = {
+        "job": job["name"],
         "model": f"{job['model']}, trained: {training['train']}",
         "task": job.get("task", "classification"),
         "data": f"{data['name']}, split {data['split']}",
@@ -127,12 +127,12 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
         rows.append([line.what, told(line.epsilon, line.delta), delta, right(line.figure), ""])
     columns = ["for", "epsilon", "delta", "an attacker is right at most", "what it bounds"]
     return [
-        "Each figure bounds what an attacker can learn of its subject who knows everything else "
-        "and sees what was released. Of two equally likely inputs, this attacker names the right "
-        "one with at most the stated probability (chance: 50%). No figure is rounded down.",
+        "Each figure bounds what an attacker can learn about its subject. The attacker knows "
+        "everything else, sees what was released, and guesses which of two equally likely inputs "
+        "was used (chance: 50%). No figure is rounded down.",
         Table(columns, rows),
         Points([f"{word}: the best attacker is {MEANS[word]}." for word in words]),
-        *curves.epsilon({run.job["name"]: run}),
+        *curves.epsilon({run.name: run}),
     ]
 
 

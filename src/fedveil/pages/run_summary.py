@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, figure_of, meaning
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
 from fedveil.privacy.guarantee_word import Promise
@@ -41,7 +41,7 @@ class Ending(NamedTuple):
 def ending(run: ReadRun) -> Ending:
     """Return the conclusions of a federated run, finished or not."""
     last = run.last
-    return Ending(_quality(run, last), _promise(last), Fact(_NEXT, *_next(run, last)))
+    return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
 
 def vertical_ending(
@@ -125,17 +125,18 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
 
 
-def _promise(last: Record) -> Fact:
+def _promise(job: Mapping[str, Any], last: Record) -> Fact:
     if not last:
         return Fact(_PROMISED, "no client has sent anything yet")
     figure = figure_of(last, RUN)
+    seen = attackers(job)
     whose = "one example of a client" if last["unit"] == "example" else "a client"
-    return Fact(
-        _PROMISED,
-        str(figure),
-        f"For {whose} in every round. {meaning(last)}",
-        TONES[figure.promise],
-    )
+    if figure.promise == "none":
+        said = f"For {whose} in every round. {meaning(last)}"
+        hidden = _protection(job["protection"]["name"]).hides.format(seen)
+        return Fact(_PROMISED, str(figure), f"{said} {hidden}".strip(), TONES["none"])
+    holds = f"For {whose} in every round{f', against {seen}' if seen else ''}."
+    return Fact(_PROMISED, str(figure), f"{holds} {meaning(last)}", TONES[figure.promise])
 
 
 def _next(run: ReadRun, last: Record) -> tuple[str, str]:

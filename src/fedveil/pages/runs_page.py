@@ -116,7 +116,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
     """Name each run after its folder, or by the whole path if names collide."""
-    names = [run.folder.resolve().name for run in runs]
+    names = [run.name for run in runs]
     return {
         name if names.count(name) == 1 else str(run.folder): run
         for name, run in zip(names, runs, strict=True)

@@ -47,7 +47,7 @@ def vertical_page(run: ReadRun) -> Page:
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
-        Section("Every step", [*learning({run.job["name"]: leader})]),
+        Section("Every step", [*learning({run.name: leader})]),
         Section("What was promised", list(_accounts(parties))),
         Section("Bytes and time", [*_crossed(parties), *_waited(parties)]),
         *found(run),
@@ -58,7 +58,7 @@ def vertical_page(run: ReadRun) -> Page:
         for name, party in parties.items()
     ]
     sections.append(Section("Events of every party", events))
-    return Page(str(run.job["name"]), [what_it_is(run), *answers(run)], sections)
+    return Page(run.name, [what_it_is(run), *answers(run)], sections)
 
 
 def what_it_is(run: ReadRun) -> str:
@@ -66,8 +66,8 @@ def what_it_is(run: ReadRun) -> str:
     job, parties = run.job, parties_of(run)
     ended = how_ended(leader_of(run, parties))
     return (
-        f"{job['task']['name']}, {' and '.join(parties) or 'nobody yet'}: {job['epochs']} epochs "
-        f"in batches of {job['batch_size']}; {ended}."
+        f"Job {job['name']}: {job['task']['name']}, {' and '.join(parties) or 'nobody yet'}: "
+        f"{job['epochs']} epochs in batches of {job['batch_size']}; {ended}."
     )
 
 

@@ -23,11 +23,11 @@ Promise: TypeAlias = Literal["strong", "meaningful", "weak", "next to none", "no
 
 #: The best attacker's success under each word, and the reason for its limit.
 MEANS: dict[Promise, str] = {
-    "strong": "right at most 3 times in 4: nearer to a coin's toss than to knowing",
-    "meaningful": "wrong once in 20 or more often: no usual standard of evidence is met",
-    "weak": "wrong once in 1,000 or more often: a doubt that nobody should count on",
-    "next to none": "wrong less often than once in 1,000, or all may be told as often as that",
-    "none": "never wrong: epsilon is infinite, or delta is 1",
+    "strong": "right at most 75% of the time: nearer to a coin's toss than to knowing",
+    "meaningful": "right at most 95% of the time: no usual standard of evidence is met",
+    "weak": "right at most 99.9% of the time: a doubt that nobody should count on",
+    "next to none": "possibly right more than 99.9% of the time, or delta is above 0.1%",
+    "none": "possibly always right: epsilon is infinite, or delta is 1",
 }
 #: The best attacker's least error probability for each word.
 _WRONG: tuple[tuple[float, Promise], ...] = (

@@ -95,7 +95,7 @@ class PrivacyLoss:
             raise InvalidValue(
                 f"epsilon = {self.epsilon!r} at delta = {self.delta!r} is more than its release "
                 f"promises: that takes Gaussian noise of a ratio of at least "
-                f"{format_epsilon(least)}, not {release.ratio!r}"
+                f"{format_epsilon(least, 6)}, not {release.ratio!r}"
             )
 
     def _check_distribution(self, release: LossDistribution) -> None:
@@ -162,7 +162,7 @@ class PrivacyLoss:
         return cls(stated, release.infinite, per, release=release, part=part)
 
 
-def format_epsilon(epsilon: float, digits: int = 6) -> str:
+def format_epsilon(epsilon: float, digits: int = 3) -> str:
     """Format `epsilon` with at most `digits` significant digits, rounded up, never down."""
     integer("digits", digits, 1)
     if math.isinf(epsilon):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
@@ -25,20 +25,15 @@ import numpy.typing as npt
 from fedveil.base.message import Message, take
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue
-from fedveil.privacy.audit import Case
 from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.protections.advice import Rule, Stronger
-from fedveil.protections.audited import Audited
-from fedveil.protections.cost_key import CostKey
+from fedveil.protections.description import Description, Whose
 from fedveil.protections.last_answered import Answered
-from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_sum import Combination, Combining
+from fedveil.protections.robust_sum import Combining
 from fedveil.rounds.loop import ServerHalf
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
-from fedveil.settings.settings import Settings
 
 #: A client's new weights minus the old, flat, in the order of the model's layout.
 Update: TypeAlias = npt.NDArray[np.float32]
@@ -46,8 +41,6 @@ Update: TypeAlias = npt.NDArray[np.float32]
 #: message.
 State: TypeAlias = Message
 Weighting: TypeAlias = Literal["by_size", "equal"]
-#: The unit that a loss protects: all data of a client, or one of its examples.
-Whose: TypeAlias = Literal["client", "example"]
 #: The ledger's sentence about weights: no epsilon covers them.
 BY_SIZE = "the clients' numbers of examples, each or in total (weighting = by_size)"
 #: The ledger's sentence about answer times, if a client answers as soon as it is ready.
@@ -174,49 +167,19 @@ class ClientRound(Protocol):
 REPORT = "report"
 
 
-class Protection(Audited):
-    """A protection, made once from the job. It protects reports and describes itself.
+class Protection(Description):
+    """A protection, made once from the job: its losses, and its two halves of a round.
 
     A class of your own is derived from this one; a job chooses it with `protection:
     package.module:Name` (docs/own-protection.md).
     """
 
-    #: The name by which a job chooses it; a class of your own is named by its module and class.
-    name: ClassVar[str] = ""
-    #: The block of a job that holds the parameters (None if it has none), and their type.
-    block: ClassVar[str | None] = "own"
-    settings_type: ClassVar[type[Settings]] = Settings
-    #: True if reports are perturbed. Clients then count equally, since neither the guarantee nor
-    #: BatchNorm's statistics survive weights and noise.
-    perturbs: ClassVar[bool] = True
     #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The parameter that decides what a report costs (`cost_key`), or None.
-    cost_parameter: ClassVar[str | CostKey | None] = None
-    #: Rules between its parameters and other keys: enforced (`rules`), or only advised (`advice`).
-    rules: ClassVar[tuple[Rule, ...]] = ()
-    advice: ClassVar[tuple[Rule, ...]] = ()
-    dialect: ClassVar[Dialect] = Dialect(theirs=False)
     #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
     #: `privacy.unit: example`, the most by which training lets one example change the update.
     norm_clip: float = math.inf
-    #: True if secret cohorts (`JobContext.poisson`) amplify its loss. A round's result is then a
-    #: noised sum over a constant, whoever is in the cohort and even if nobody is.
-    amplified: ClassVar[bool] = False
-    #: True if clients draw secret cohorts themselves: all of them answer, most with noise alone.
-    secret_turns: ClassVar[bool] = False
-    #: Combinations of reports that its server allows; True if reports may hold control variates.
-    combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
-    takes_variates: ClassVar[bool] = False
-    #: True if a user's own Flower app may use it.
-    for_apps: ClassVar[bool] = True
-    #: The key that turns its noise on; None if it always or never has noise.
-    noise_key: ClassVar[str | None] = None
-    #: What to try next if a run with it guarantees nothing.
-    stronger: ClassVar[Stronger] = Stronger(
-        "dp_encrypt", "choose a protection", "with noise in every report"
-    )
 
     def __init__(self, settings: Any, context: JobContext) -> None:
         self.settings = settings
@@ -258,71 +221,6 @@ class Protection(Audited):
     def least_clients(self) -> int:
         """The smallest number of clients with which a round is not void."""
         return 1
-
-    @classmethod
-    def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key and the seconds of its own deadline for each phase, or None."""
-        return None
-
-    @classmethod
-    def adapts(cls, settings: Any) -> bool:
-        """Return True if a protection with these parameters is adaptive."""
-        return False
-
-    @classmethod
-    def for_rounds(cls, settings: Any) -> str | None:
-        """Return the parameter that ties a round's noise to the number of rounds, or None."""
-        return None
-
-    @classmethod
-    def cost_key(cls, settings: Any) -> CostKey | None:
-        """Return the key that `fedveil budget --target-epsilon` solves for.
-
-        By default, a smaller value costs less.
-        """
-        named = cls.cost_parameter
-        return CostKey(named) if isinstance(named, str) else named
-
-    @classmethod
-    def units(cls, settings: Any) -> Sequence[Whose]:
-        """Return the units for which it can state its losses with these parameters."""
-        return ("client",)
-
-    @classmethod
-    def rests_on_server(cls, settings: Any) -> bool:
-        """Return True if its loss relies on noise that the server adds."""
-        return False
-
-    @classmethod
-    def noised(cls, settings: Any) -> bool:
-        """Return True if clients or server noise the aggregate. Clients then count equally."""
-        return cls.perturbs or cls.rests_on_server(settings)
-
-    @classmethod
-    def needs_roster(cls, settings: Any) -> bool:
-        """Return True if clients sign messages, and so need each other's public keys."""
-        return False
-
-    @classmethod
-    def unfit_for_apps(cls, settings: Any) -> str | None:
-        """Return why a user's own Flower app cannot use these parameters, or None."""
-        return None
-
-    @classmethod
-    def weaker(
-        cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
-    ) -> str | None:
-        """Return why `asked` is weaker than `demanded`, beyond the losses of a report, or None.
-
-        A client compares a server's offer for `clients` clients with its own demand, which may be
-        stated for another number, `expected`.
-        """
-        return None
-
-    @staticmethod
-    def audit_cases(eps: float) -> Iterable[Case]:
-        """Yield audit cases for the mechanisms that it relies on, with losses of about `eps`."""
-        return ()
 
     def most_of_a_report(self) -> tuple[float, float]:
         """Return bounds on epsilon and delta of any single report in a run, by plain addition."""

@@ -25,16 +25,9 @@ from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
 from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
-from fedveil.protections.base import (
-    Aggregate,
-    ClientContext,
-    JobContext,
-    Spending,
-    State,
-    Update,
-    Whose,
-)
+from fedveil.protections.base import Aggregate, ClientContext, JobContext, Spending, State, Update
 from fedveil.protections.cost_key import CostKey
+from fedveil.protections.description import Whose
 from fedveil.protections.directions import Direction
 from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.reading import Domain
@@ -148,15 +141,6 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
     )
 
 
-def noise_enforced(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    if cohort.per_round is None or settings.active_security:
-        return None
-    return (
-        "active_security = False: epsilon holds against a server that follows the protocol. A "
-        "lying server can see sums of fewer clients, with less noise"
-    )
-
-
 class DistributedDP(Clipped, SecureSum):
     """The server sees only the sum of the clients' vectors, including their shares of noise.
 
@@ -200,7 +184,7 @@ class DistributedDP(Clipped, SecureSum):
     perturbs = secret_turns = True
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
-    advice = (threshold_safe, noise_enforced)
+    advice = (threshold_safe,)
 
     def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
         super().__init__(settings, context)

@@ -30,8 +30,8 @@ from fedveil.protections.base import (
     Spending,
     State,
     Update,
-    Whose,
 )
+from fedveil.protections.description import Whose
 from fedveil.protections.directions import Direction
 from fedveil.protections.exact_sum import MAX_MAGNITUDE, ExactSum
 from fedveil.protections.grid_report import GridReport

@@ -20,8 +20,8 @@ from fedveil.protections.base import (
     Spending,
     State,
     Update,
-    Whose,
 )
+from fedveil.protections.description import Whose
 from fedveil.protections.directions import Direction
 from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.mindspore_names import Dialect

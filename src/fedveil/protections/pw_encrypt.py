@@ -134,6 +134,7 @@ class PWEncrypt(SecureSum):
     settings_type = PWEncryptSettings
     settings: PWEncryptSettings
     cost_parameter = noise_key = "central_eps"
+    hides = "Masks hide single updates from {}; the sum has no noise."
     stronger = Stronger(
         "distributed_dp",
         "add noise to the sum",

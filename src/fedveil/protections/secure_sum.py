@@ -113,6 +113,11 @@ class SecureSum(Protection):
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
 
     @classmethod
+    def against(cls, settings: SecureSumSettings) -> str:
+        """Name the server that it withstands, or the trust in a server that adds noise."""
+        return super().against(settings) if cls.rests_on_server(settings) else settings.server
+
+    @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
         """Return `cipher_time_window`, which is in milliseconds, in seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000

@@ -57,6 +57,13 @@ class SecureSumSettings(Settings):
         "server that lies",
     )
 
+    @property
+    def server(self) -> str:
+        """The server against which the guarantee holds."""
+        if self.active_security:
+            return "a server that lies, within the limits in docs/secure-aggregation.md"
+        return "a server that follows the protocol"
+
     def sharing_clients(self, clients: int) -> int:
         """Return the largest number of clients that share secrets, ceil(ratio * clients).
 
@@ -164,8 +171,8 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 
 
 def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    if cohort.per_round is None:
-        return None
+    if cohort.per_round is None or settings.reconstruct_secrets_threshold is None:
+        return None  # the default is chosen for the guarantee that every run states
     threshold, n = settings.threshold(cohort.per_round), settings.neighbourhood(cohort.per_round)
     sharing = settings.sharing_clients(cohort.per_round)
     who = "clients" if n == sharing else "clients of a neighbourhood"

@@ -1,0 +1,129 @@
+"""A protection's description of itself: names, rules, advice, and what its settings imply.
+
+Everything here belongs to the class. Commands, rules of a job, MindSpore's names, Flower apps and
+pages read it without making the protection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from fedveil.privacy.audit import Case
+from fedveil.protections.advice import Rule, Stronger
+from fedveil.protections.audited import Audited
+from fedveil.protections.cost_key import CostKey
+from fedveil.protections.mindspore_names import Dialect
+from fedveil.protections.robust_sum import Combination
+from fedveil.settings.settings import Settings
+
+#: The unit that a loss protects: all data of a client, or one of its examples.
+Whose: TypeAlias = Literal["client", "example"]
+
+
+class Description(Audited):
+    """The part of a protection that its class alone decides. Each entry has a default."""
+
+    #: The name by which a job chooses it; a class of your own is named by its module and class.
+    name: ClassVar[str] = ""
+    #: The block of a job that holds the parameters (None if it has none), and their type.
+    block: ClassVar[str | None] = "own"
+    settings_type: ClassVar[type[Settings]] = Settings
+    #: True if reports are perturbed. Clients then count equally, since neither the guarantee nor
+    #: BatchNorm's statistics survive weights and noise.
+    perturbs: ClassVar[bool] = True
+    #: The parameter that decides what a report costs (`cost_key`), or None.
+    cost_parameter: ClassVar[str | CostKey | None] = None
+    #: Rules between its parameters and other keys: enforced (`rules`), or only advised (`advice`).
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    advice: ClassVar[tuple[Rule, ...]] = ()
+    dialect: ClassVar[Dialect] = Dialect(theirs=False)
+    #: True if secret cohorts (`JobContext.poisson`) amplify its loss. A round's result is then a
+    #: noised sum over a constant, whoever is in the cohort and even if nobody is.
+    amplified: ClassVar[bool] = False
+    #: True if clients draw secret cohorts themselves: all of them answer, most with noise alone.
+    secret_turns: ClassVar[bool] = False
+    #: Combinations of reports that its server allows; True if reports may hold control variates.
+    combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
+    takes_variates: ClassVar[bool] = False
+    #: True if a user's own Flower app may use it.
+    for_apps: ClassVar[bool] = True
+    #: The key that turns its noise on; None if it always or never has noise.
+    noise_key: ClassVar[str | None] = None
+    #: What it hides even from those against whom it guarantees nothing.
+    hides: ClassVar[str] = ""
+    #: What to try next if a run with it guarantees nothing.
+    stronger: ClassVar[Stronger] = Stronger(
+        "dp_encrypt", "choose a protection", "with noise in every report"
+    )
+
+    @classmethod
+    def window(cls, settings: Any) -> tuple[str, float] | None:
+        """Return the key and the seconds of its own deadline for each phase, or None."""
+        return None
+
+    @classmethod
+    def adapts(cls, settings: Any) -> bool:
+        """Return True if a protection with these parameters is adaptive."""
+        return False
+
+    @classmethod
+    def for_rounds(cls, settings: Any) -> str | None:
+        """Return the parameter that ties a round's noise to the number of rounds, or None."""
+        return None
+
+    @classmethod
+    def cost_key(cls, settings: Any) -> CostKey | None:
+        """Return the key that `fedveil budget --target-epsilon` solves for.
+
+        By default, a smaller value costs less.
+        """
+        named = cls.cost_parameter
+        return CostKey(named) if isinstance(named, str) else named
+
+    @classmethod
+    def units(cls, settings: Any) -> Sequence[Whose]:
+        """Return the units for which it can state its losses with these parameters."""
+        return ("client",)
+
+    @classmethod
+    def rests_on_server(cls, settings: Any) -> bool:
+        """Return True if its loss relies on noise that the server adds."""
+        return False
+
+    @classmethod
+    def against(cls, settings: Any) -> str:
+        """Name those against whom its guarantee holds."""
+        trusted = cls.rests_on_server(settings)
+        return "everyone except the server" if trusted else "everyone, including the server"
+
+    @classmethod
+    def noised(cls, settings: Any) -> bool:
+        """Return True if clients or server noise the aggregate. Clients then count equally."""
+        return cls.perturbs or cls.rests_on_server(settings)
+
+    @classmethod
+    def needs_roster(cls, settings: Any) -> bool:
+        """Return True if clients sign messages, and so need each other's public keys."""
+        return False
+
+    @classmethod
+    def unfit_for_apps(cls, settings: Any) -> str | None:
+        """Return why a user's own Flower app cannot use these parameters, or None."""
+        return None
+
+    @classmethod
+    def weaker(
+        cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
+    ) -> str | None:
+        """Return why `asked` is weaker than `demanded`, beyond the losses of a report, or None.
+
+        A client compares a server's offer for `clients` clients with its own demand, which may be
+        stated for another number, `expected`.
+        """
+        return None
+
+    @staticmethod
+    def audit_cases(eps: float) -> Iterable[Case]:
+        """Yield audit cases for the mechanisms that it relies on, with losses of about `eps`."""
+        return ()
