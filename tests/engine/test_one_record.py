@@ -32,7 +32,7 @@ from fedveil.errors import DataInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job import client_training
 from fedveil.flower.job.client_training import Training, example_count, own_data
-from fedveil.flower.job.example_shape import telling, telling_targets
+from fedveil.flower.job.example_shape import telling, telling_form
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.always_answers import answer_trained
@@ -134,7 +134,7 @@ def deployed(settings: Job, shape: ModelShape) -> Update:
         "example_shape": telling(shape.example_shape),
         "classes": shape.classes,
         "fingerprint": "",
-        **telling_targets(shape.target_shape, whole=shape.whole_targets),
+        **telling_form(shape),
         "weights": weights,
         "dimension": len(weights),
         "round": 1,
@@ -325,6 +325,16 @@ def test_the_head_is_checked_on_nobodys_example() -> None:
     part = TrainedPart.of(make_model(pair.settings, pair.shape))
     _, usable = part.seen_apart(x, np.ones(EXAMPLES, np.bool_))
     assert np.flatnonzero(~usable).tolist() == [0]
+
+
+@pytest.mark.parametrize("odd", ["none", "text", "hole", "longer"])
+def test_no_digit_of_a_long_id_depends_on_another_record(odd: str) -> None:
+    """One odd record makes NumPy's array one of objects. No float64 holds these ids."""
+    kind, updates = Kind("record_parts:hashed", x="long ids"), set()
+    for form in ("lists", "arrays", "dataset"):
+        pair = Pair(kind, form)
+        updates.add((pair.update.tobytes(), pair.with_record(x=odd_x(kind)[odd]).tobytes()))
+    assert len(updates) == 1
 
 
 def test_a_record_does_not_decide_whether_a_run_begins(tmp_path: Path) -> None:

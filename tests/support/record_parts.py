@@ -35,6 +35,13 @@ class Averaged(nn.Module):
         return self.head(self.table(x).mean(1))
 
 
+class Hashed(Averaged):
+    """A model that looks up ids by their remainder, for which every digit of an id counts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x % TOKENS)
+
+
 class NextOf(nn.Module):
     """A model that scores the next token by the one before it."""
 
@@ -85,6 +92,10 @@ def averaged() -> nn.Module:
     return Averaged()
 
 
+def hashed() -> nn.Module:
+    return Hashed()
+
+
 def next_of() -> nn.Module:
     return NextOf()
 
@@ -130,9 +141,10 @@ class Kind:
     def records(self, count: int, seed: int) -> tuple[list[Any], list[Any]]:
         """Return `count` inputs and targets."""
         draw = Seeded(seed, "records").generator()
-        shape = {"floats": (FEATURES,), "tokens": (6,), "images": (1, 8, 8)}[self.x]
-        if self.x == "tokens":
-            x = draw.integers(0, TOKENS, (count, *shape))
+        most = {"tokens": TOKENS, "ids": 1 << 53, "long ids": 1 << 62}
+        shape = {"floats": (FEATURES,), "images": (1, 8, 8)}.get(self.x, (6,))
+        if self.x in most:
+            x = draw.integers(0, most[self.x], (count, *shape))
         else:
             x = draw.normal(size=(count, *shape)).astype(np.float32)
         y = {
@@ -156,6 +168,7 @@ KINDS = {
     "fixed layers": Kind("record_parts:frozen", training=HEAD),
     "fixed filters": Kind("record_parts:images", x="images", training=HEAD),
     "table": Kind("record_parts:averaged", x="tokens"),
+    "hashed ids": Kind("record_parts:hashed", x="ids"),
     "next token": Kind("record_parts:next_of", "next_token", x="tokens", y="tokens"),
     "lines": Kind("record_parts:next_of", "next_token", x="tokens", y="none"),
     "regression": Kind("record_parts:one_number", "regression", y="number"),

@@ -39,7 +39,7 @@ class Form:
 
     `outputs`: the number of classes, numbers, truth values or different tokens. `target_shape` and
     `whole_targets` describe targets of kind "own". `shape` is the shape of an example, and also
-    that of tokens.
+    that of tokens. `whole` is True if examples are integers, which keep all their digits.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +47,7 @@ class Form:
     outputs: int
     target_shape: tuple[int, ...] = ()
     whole_targets: bool = False
+    whole: bool = False
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
@@ -54,8 +55,8 @@ class Form:
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
-        whole = y.dtype.kind != "f"
-        return cls(shape, dataset.targets, dataset.classes, y.shape[1:], whole)
+        whole_targets, whole = y.dtype.kind != "f", dataset.test.x.dtype.kind != "f"
+        return cls(shape, dataset.targets, dataset.classes, y.shape[1:], whole_targets, whole)
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
@@ -112,11 +113,20 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
             f"data {name}: x_train has shape {rows.shape}, but [examples, ...] without a zero is "
             "needed"
         )
-    floats = rows.dtype.kind == "f"
-    rows, fits = as_finite(rows) if floats else (rows, np.ones(len(rows), np.bool_))
+    rows, fits = _inputs(rows, form)
     learnt, right = _targets(learnt, form)
     usable &= has_target & fits & right
     return Examples(blank(rows, usable), blank(learnt, usable), usable)
+
+
+def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
+    """Return the examples as integers or as float32, as the form says, and a mask of valid ones.
+
+    Integers of at most 16 bits stay as they are: both forms hold them exactly.
+    """
+    if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
+        return rows, np.ones(len(rows), np.bool_)
+    return as_whole(rows) if form.whole else as_finite(rows)
 
 
 def _next_tokens(name: str, x: Any, form: Form) -> Examples:
@@ -148,7 +158,8 @@ def _numbers(
 ) -> tuple[Array, Bools]:
     """Return the records as one array of the first of these shapes, and a mask of the valid ones.
 
-    An array of numbers keeps its type. In any other case, each record is read separately.
+    An array of numbers keeps its type. In any other case, each record is read separately, without
+    rounding: an odd record must not change the digits of the others.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(
@@ -174,7 +185,8 @@ def _numbers(
             f"data {name}: {part} has dtype {array.dtype} and shape {array.shape}, but numbers "
             f"of shape {(len(array) if array.ndim else 0, *shapes[0])} are needed"
         )
-    rows, usable = np.zeros((len(records), *shapes[0])), np.ones(len(records), np.bool_)
+    rows = np.zeros((len(records), *shapes[0]), np.longdouble)  # exact for float64 and int64
+    usable = np.ones(len(records), np.bool_)
     for i, record in enumerate(records):
         found = _record(record, shapes)
         usable[i] = found is not None
@@ -193,7 +205,7 @@ def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
                 return None
             array = array.real
         with np.errstate(all="ignore"):
-            return array.astype(np.float64).reshape(shapes[0])
+            return array.astype(np.longdouble).reshape(shapes[0])
     except Exception:  # no numbers, or lists of different lengths
         return None
 

@@ -54,7 +54,7 @@ class ModelShape:
 
     `classes` is the number of outputs that the model needs, whatever the task. `target_shape` and
     `whole_targets` (True for integer targets) describe the targets of a user's own task
-    (`data.lone_records`).
+    (`data.lone_records`). `whole_examples` is True if examples are one array of integers.
     """
 
     example_shape: Shape
@@ -62,13 +62,19 @@ class ModelShape:
     fingerprint: str = ""
     target_shape: tuple[int, ...] = ()
     whole_targets: bool = False
+    whole_examples: bool = False
 
     @classmethod
     def of(cls, dataset: Dataset) -> ModelShape:
         """Return the shape that a dataset requires, before there is a model."""
-        whole = dataset.test.y.dtype.kind != "f"
-        shape = dataset.target_shape
-        return cls(dataset.example_shape, dataset.classes, "", shape, whole)
+        x, y = dataset.test.x, dataset.test.y
+        return cls(
+            dataset.example_shape,
+            dataset.classes,
+            target_shape=dataset.target_shape,
+            whole_targets=y.dtype.kind != "f",
+            whole_examples=x.dtype.kind != "f",
+        )
 
     def given(self, model: nn.Module) -> ModelShape:
         """Add the fingerprint of the model that was built for this shape."""

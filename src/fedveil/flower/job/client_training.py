@@ -30,7 +30,7 @@ from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
-from fedveil.flower.job.example_shape import told_shape, told_targets
+from fedveil.flower.job.example_shape import told_form, told_shape
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
@@ -79,13 +79,14 @@ class Training:
         self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
     ) -> None:
         self._states = states
-        target_shape, whole_targets = told_targets(common)
+        target_shape, whole_targets, whole_examples = told_form(common)
         self._shape = ModelShape(
             example_shape=told_shape(common),
             classes=take(common, "classes", int),
             fingerprint=take(common, "fingerprint", str),
             target_shape=target_shape,
             whole_targets=whole_targets,
+            whole_examples=whole_examples,
         )
         # A copy, since torch accepts no read-only array.
         weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
@@ -160,6 +161,7 @@ class Training:
             shape.classes,
             shape.target_shape,
             shape.whole_targets,
+            shape.whole_examples,
         )
 
 

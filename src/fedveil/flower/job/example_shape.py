@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,9 +11,12 @@ from fedveil.base.example_arrays import Shape
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.errors import MessageInvalid
 
+if TYPE_CHECKING:
+    from fedveil.engine.assembly import ModelShape
+
 _FIELD = "example_shape"
-#: Sent to clients that read each record by itself.
-TARGET_FIELDS = _TARGETS, _WHOLE = "target_shape", "whole_targets"
+#: Sent to clients that read each record by itself: the form of a record.
+FORM_FIELDS = _TARGETS, _WHOLE_TARGETS, _WHOLE = "target_shape", "whole_targets", "whole_examples"
 
 
 def telling(shape: Shape) -> Value:
@@ -20,17 +24,18 @@ def telling(shape: Shape) -> Value:
     return json.dumps(shape) if isinstance(shape, dict) else np.array(shape, np.int64)
 
 
-def telling_targets(shape: tuple[int, ...], *, whole: bool) -> Message:
-    """Return the message fields that describe the targets."""
-    return {_TARGETS: np.array(shape, np.int64), _WHOLE: whole}
+def telling_form(shape: ModelShape) -> Message:
+    """Return the message fields that describe a record, beside the shape of an example."""
+    targets = np.array(shape.target_shape, np.int64)
+    return {_TARGETS: targets, _WHOLE_TARGETS: shape.whole_targets, _WHOLE: shape.whole_examples}
 
 
-def told_targets(common: Message) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of a target, and True if targets are whole numbers."""
+def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
+    """Return the shape of a target, and True if targets and examples are whole numbers."""
     if _TARGETS not in common:
-        return (), False
+        return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())
-    return shape, take(common, _WHOLE, bool)
+    return shape, take(common, _WHOLE_TARGETS, bool), take(common, _WHOLE, bool)
 
 
 def told_shape(common: Message) -> Shape:

@@ -14,7 +14,7 @@ from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job import job_client
-from fedveil.flower.job.example_shape import telling, telling_targets
+from fedveil.flower.job.example_shape import telling, telling_form
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.job.saved_states import KEPT_FIELD
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
@@ -143,12 +143,9 @@ class GridExecutor(Executor):
             "example_shape": telling(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,
-            **(self._targets() if self._job.privacy.unit == "example" else {}),
+            **(telling_form(shape) if self._job.privacy.unit == "example" else {}),
             **({KEPT_FIELD: self._run} if self._job.keeps_state else {}),
         }
-
-    def _targets(self) -> Message:
-        return telling_targets(self._shape.target_shape, whole=self._shape.whole_targets)
 
     def _read(self, client: ClientId, reply: FlowerMessage) -> Answer | None:
         if reply.has_error():

@@ -33,7 +33,7 @@ from fedveil.federated.job import Job
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
-from fedveil.flower.job.example_shape import TARGET_FIELDS
+from fedveil.flower.job.example_shape import FORM_FIELDS
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.saved_states import KEPT_FIELD, kept_states
 from fedveil.flower.own_account import count_report
@@ -221,8 +221,8 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
     kept_field = [KEPT_FIELD] if job.keeps_state else []
-    target_fields = TARGET_FIELDS if job.privacy.unit == "example" else ()
-    more = [*TRAINING_FIELDS, *target_fields, *kept_field] if trains else ()
+    form_fields = FORM_FIELDS if job.privacy.unit == "example" else ()
+    more = [*TRAINING_FIELDS, *form_fields, *kept_field] if trains else ()
     only_fields(common, *ROUND_FIELDS, *more)
     round, dimension = take(common, "round", int), take(common, "dimension", int)
     opening = take(common, "opening", bool)
