@@ -251,6 +251,16 @@ def test_weights_are_made_of_a_metric_that_the_client_gives():
     refuse(offer(protection="pw_encrypt"))
 
 
+@pytest.mark.parametrize("source", ["run_config", "node_config", "keywords"])
+def test_a_pin_of_equal_weights_holds(source):
+    """The sum of weights tells the server how many examples the clients have."""
+    key = "weighting" if source == "keywords" else "fedveil.weighting"
+    with pytest.raises(MessageInvalid, match="has weighting = by_size, and .* demands equal"):
+        refuse(offer(protection="pw_encrypt"), **{source: {key: "equal"}})
+    refuse(offer(protection="pw_encrypt", weighting="equal"), **{source: {key: "equal"}})
+    refuse(offer(protection="pw_encrypt", weighting="equal"), **{source: {key: "by_size"}})
+
+
 def test_metrics_are_revealed_where_the_server_asks_and_every_source_allows():
     asked = offer(protection="rr", reveal="loss, accuracy")
     run, node = {"fedveil.reveal": "loss,num-examples"}, {"fedveil.reveal": ""}
