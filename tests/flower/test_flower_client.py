@@ -12,11 +12,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStopped
+from fedveil.flower.job import client_app
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import told_shape
 from fedveil.flower.job.identity_file import make_identity, read_identity
@@ -312,16 +313,27 @@ def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
     weaker = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "reconstruct_secrets_threshold": 2}}  # type: ignore[dict-item]
     other, _ = app_of(tmp_path / "other", job(rounds=1, protection=weaker))
 
-    def reports(app: Path, run: str) -> int:
+    def grid(app: Path, run: str) -> LocalGrid:
         grid = LocalGrid(app, tmp_path / f"state of {run}")
         for node in grid.contexts.values():
             node.node_config["job"] = str(own)
-        number: int = serve(app, grid, tmp_path / run).metrics[0]["reports"]
-        return number
+        return grid
 
-    assert reports(app, "run") == CLIENTS
+    assert serve(app, grid(app, "run"), tmp_path / "run").metrics[0]["reports"] == CLIENTS
     with pytest.raises(RunStopped):
-        reports(other, "another")
+        serve(other, grid(other, "another"), tmp_path / "another")
+    # The server knows the nodes from a run of the right app.
+    known = grid(app, "known")
+
+    def exchanged(message: Message) -> Message:
+        if message.metadata.message_type.startswith("train"):
+            known.app = client_app(other)
+        return message
+
+    known.tamper = exchanged
+    with pytest.raises(RunFailed):
+        serve(other, known, tmp_path / "known")
+    assert not any(reply.has_content() for reply in known.replies[CLIENTS : 2 * CLIENTS])
     key = "protection.pw_encrypt.reconstruct_secrets_threshold"
     assert f"{key} is 2, and 4 in the own copy" in caplog.text
 

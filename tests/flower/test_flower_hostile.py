@@ -278,6 +278,18 @@ def test_weights_are_no_way_to_the_sum_of_a_metric_that_stays():
     assert (count, calls) == (6, [])
 
 
+@pytest.mark.parametrize("place", ["run_config", "node_config", "mod"])
+def test_an_array_that_the_client_keeps_is_not_sent(place):
+    """The server's offer says what is kept: it would leave the client's own demand out."""
+    calls = []
+    pin = {} if place == "mod" else {place: {"fedveil.keep": "v, w*"}}
+    mod = ProtectMod(keep="w*") if place == "mod" else None
+    asked = content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0})
+    reply = ask(federation(mod=mod, calls=calls, **pin), asked)
+    assert reply.error.reason.endswith("the offer sends what this client keeps (keep): w")
+    assert calls == []
+
+
 @pytest.mark.parametrize("name", ["w", "kept"])
 def test_another_model_for_one_client_leaves_noise(name):
     """Otherwise the server could remove all updates but that client's. Fixed arrays count too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -13,6 +14,7 @@ from fedveil.flower.app.options import joined, parse
 from fedveil.flower.app.pins import limits, may_reveal, pins_of, refuse_weaker
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.directions import directions, weakened
+from fedveil.settings.settings import Settings
 
 RUN = 3
 
@@ -180,7 +182,9 @@ def test_every_source_must_agree():
             [{"reconstruct_secrets_threshold": 11, "assume_honest": 1.0,
               "dropout_tolerance": 0.25, "noise_multiplier": 9.0},
              {"reconstruct_secrets_threshold": 11, "assume_honest": 0.7,
-              "dropout_tolerance": 0.1, "noise_multiplier": 9.0}],
+              "dropout_tolerance": 0.1, "noise_multiplier": 9.0},
+             {"reconstruct_secrets_threshold": 11, "assume_honest": 0.7, "share_secrets_ratio": 0.8,
+              "dropout_tolerance": 0.25, "noise_multiplier": 9.0}],
         ),
     ],
 )  # fmt: skip
@@ -247,6 +251,16 @@ def test_weights_are_made_of_a_metric_that_the_client_gives():
     refuse(offer(protection="pw_encrypt"))
 
 
+@pytest.mark.parametrize("source", ["run_config", "node_config", "keywords"])
+def test_a_pin_of_equal_weights_holds(source):
+    """The sum of weights tells the server how many examples the clients have."""
+    key = "weighting" if source == "keywords" else "fedveil.weighting"
+    with pytest.raises(MessageInvalid, match="has weighting = by_size, and .* demands equal"):
+        refuse(offer(protection="pw_encrypt"), **{source: {key: "equal"}})
+    refuse(offer(protection="pw_encrypt", weighting="equal"), **{source: {key: "equal"}})
+    refuse(offer(protection="pw_encrypt", weighting="equal"), **{source: {key: "by_size"}})
+
+
 def test_metrics_are_revealed_where_the_server_asks_and_every_source_allows():
     asked = offer(protection="rr", reveal="loss, accuracy")
     run, node = {"fedveil.reveal": "loss,num-examples"}, {"fedveil.reveal": ""}
@@ -292,6 +306,21 @@ def test_every_setting_declares_which_way_it_weakens(position):
     """A pin could not enforce a setting without a direction."""
     fields = position.settings_type.model_fields
     assert directions(position.settings_type).keys() == fields.keys()
+
+
+def test_a_setting_without_a_direction_must_be_as_demanded():
+    """A class of one's own may have such settings, on which its bound may rest."""
+
+    class Own(Settings):
+        WEAKENS: ClassVar = {"eps": "larger"}
+        eps: float = 1.0
+        others: int = 3
+
+    assert weakened(Own(eps=0.5), Own()) is None
+    for others in (2, 4):
+        assert weakened(Own(others=others), Own()) == (
+            f"others is {others}, 3 is demanded, and WEAKENS does not list it"
+        )
 
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=lambda position: position.name)

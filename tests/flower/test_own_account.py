@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fedveil.base.files import write_whole
 from fedveil.base.message import decode
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower import own_file
+from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.own_account import OwnLedger, count_report
 from fedveil.flower.own_file import OwnFile
 from fedveil.privacy.loss import PrivacyLoss
@@ -104,38 +106,89 @@ def test_an_account_that_is_set_back_or_deleted_grants_nothing(tmp_path: Path, k
         else:
             OwnLedger(path).charge(ONE, [])
 
+    AnsweredFile(tmp_path / "answered").note(1)
     charge()
-    old = path.read_bytes()
+    old = copies(tmp_path)
     charge()
-    new, seal = path.read_bytes(), (tmp_path / "account.seal").read_bytes()
-    key = (tmp_path / "seal-key").read_bytes()
-    for happens, sentence in (
-        (lambda: path.write_bytes(old), "was edited or replaced by an older copy"),
-        (path.unlink, "account is missing: its seal names another content"),
-        ((tmp_path / "account.seal").unlink, "account.seal is missing: it vouches for account"),
-        ((tmp_path / "seal-key").unlink, "account.seal was edited, or made with another seal-key"),
-        (
-            lambda: (tmp_path / "account.seal").write_bytes(seal[:-1] + bytes([seal[-1] ^ 1])),
-            "was edited, or made",
-        ),
-        (lambda: (tmp_path / "account.seal").write_bytes(b""), "was edited, or made with another"),
+    AnsweredFile(tmp_path / "answered").note(2)
+    new = copies(tmp_path)
+    seals, key = new["folder.seal"], new["seal-key"]
+    edited = seals[:-1] + bytes([seals[-1] ^ 1])
+    for change, sentence in (
+        ({"account": old["account"]}, "account was edited or replaced by an older copy"),
+        ({"account": None}, "account is missing: its seal names another content"),
+        ({"folder.seal": None}, "folder.seal is missing: it vouches for the files"),
+        ({"folder.seal": None, "account": None}, "folder.seal is missing: it vouches for"),
+        ({"folder.seal": None, "seal-key": None}, "folder.seal does not vouch for .*account"),
+        ({"seal-key": None}, "folder.seal was edited, or made with another seal-key"),
+        ({"seal-key": None, "account": None}, "folder.seal was edited, or made with another"),
+        ({"folder.seal": edited}, "folder.seal was edited, or made with another seal-key"),
+        ({"folder.seal": b""}, "folder.seal was edited, or made with another seal-key"),
+        ({"folder.seal": bytes(32), "account": None}, "was edited, or made with another"),
     ):
-        happens()
+        put(tmp_path, change)
         with pytest.raises(DeploymentError, match=sentence):
             charge()
-        path.write_bytes(new)
-        (tmp_path / "account.seal").write_bytes(seal)
-        (tmp_path / "seal-key").write_bytes(key)
+        put(tmp_path, {**new, "seal-key": key})
     charge()
+
+
+def copies(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file of a state folder, without locks."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+def put(folder: Path, files: Mapping[str, bytes | None]) -> None:
+    """Replace files of a folder, or delete them."""
+    for name, data in files.items():
+        (folder / name).unlink(missing_ok=True)
+        if data is not None:
+            (folder / name).write_bytes(data)
+
+
+def test_no_file_is_set_back_with_its_seal_while_another_is_not(tmp_path: Path) -> None:
+    """A restored backup of some files would let a client answer a round again."""
+    answered = AnsweredFile(tmp_path / "answered")
+    answered.note(1)
+    old = copies(tmp_path)
+    answered.note(2)
+    count_report(tmp_path / "account", ONE, 9)
+    put(tmp_path, {name: old[name] for name in ("answered", "folder.seal")})
+    with pytest.raises(DeploymentError, match=r"folder.seal does not vouch for .*account"):
+        count_report(tmp_path / "account", ONE, 9)
 
 
 def test_a_seal_vouches_for_one_file_alone(tmp_path: Path) -> None:
     OwnFile(tmp_path / "one").write(b"1")
     OwnFile(tmp_path / "other").write(b"2")
     (tmp_path / "other").write_bytes(b"1")
-    (tmp_path / "other.seal").write_bytes((tmp_path / "one.seal").read_bytes())
-    with pytest.raises(DeploymentError, match=r"other.seal was edited"):
+    with pytest.raises(DeploymentError, match=r"other was edited or replaced by an older copy"):
         OwnFile(tmp_path / "other").read()
+    (tmp_path / "third").write_bytes(b"1")
+    with pytest.raises(DeploymentError, match=r"folder.seal does not vouch for .*third"):
+        OwnFile(tmp_path / "third").read()
+
+
+def test_a_first_write_that_is_cut_off_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the list nor the key alone locks a client out for ever."""
+    for writes in range(5):
+        left, file = iter(range(writes)), OwnFile(tmp_path / str(writes) / "account")
+        file.path.parent.mkdir()
+
+        def dying(path: Path, data: bytes, mode: int, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            write_whole(path, data, mode)
+
+        monkeypatch.setattr(own_file, "write_whole", dying)
+        with contextlib.suppress(KeyboardInterrupt):
+            file.write(b"new")
+        monkeypatch.undo()
+        assert file.read() == (b"new" if writes > 3 else None)
+        file.write(b"newer")
+        assert file.read() == b"newer"
 
 
 @pytest.mark.parametrize("writes", [1, 2, 3])

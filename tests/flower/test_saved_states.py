@@ -189,7 +189,7 @@ def test_what_has_no_meaning_there_is_refused_in_an_app_that_was_edited(tmp_path
         LocalGrid(app, tmp_path / "state")
 
 
-@pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before"])
+@pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before", "none"])
 def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
     """A foreign control variate could move the client's update without any bound."""
     settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0}, rounds=4)
@@ -214,6 +214,8 @@ def forge(state: Path, edit: str) -> None:
     if edit == "all of 7":
         sevens = np.full_like(vector_of(folder / "0-3"), 7)
         ClientStates(folder.parent).save(0, 3, sevens)
+    elif edit == "none":
+        (folder / "0-3").unlink()
     elif edit == "of the round before":
         (folder / "0-3").write_bytes((folder / "0-2").read_bytes())
     else:

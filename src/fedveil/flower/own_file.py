@@ -1,8 +1,9 @@
 """A file of a client's own that was edited, deleted or replaced by an older copy is refused.
 
-Beside each file lies its seal: a keyed digest of the content that it must have. The key is a file
-of the same folder. A program that cannot read the key cannot make a seal, and one file alone cannot
-be deleted or set back. Whoever may read and write the whole folder can still set all of it back.
+One file of the folder, `folder.seal`, has a digest of every other file's content, and a keyed
+digest of all of that. The key is a file of the same folder. A program that cannot read the key
+cannot make a seal, and no file can be deleted or set back as long as another one is not. Whoever
+may read and write the whole folder can still set all of it back at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedveil.base.files import alone, write_whole
@@ -17,72 +19,121 @@ from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DeploymentError
 
-#: The folder's file that seals are made with.
-KEY = "seal-key"
+#: The folder's files with the key, and with the digests of all its other files.
+KEY, SEALS = "seal-key", "folder.seal"
 _KEY_BYTES = 32
-_SEAL = ".seal"
 _NOTHING = bytes(32)
+_LINE = re.compile(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([^\n]+)\n")
 _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
     """A sealed file in a client's state folder. Of several processes, one may write at a time.
 
-    The seal names the content before and after a write until the write is done: a process that is
-    killed in between leaves a file that is accepted.
+    `folder` is the folder with the seal, the file's own by default. The seal names the content
+    before and after a write until the write is done: a process that is killed in between leaves a
+    file that is accepted.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
         self.path = path
-        self._seal = path.with_name(path.name + _SEAL)
-        self._key_file = (folder or path.parent) / KEY
+        self._seals = _Seals(folder or path.parent)
+        self._name = path.relative_to(self._seals.folder).as_posix()
 
     def read(self) -> bytes | None:
         """Return the content, or None if there never was one."""
         data = _content(self.path, MOST_STATE_BYTES) if self.path.exists() else None
-        if not self._seal.exists():
+        allowed = self._seals.read().get(self._name)
+        if allowed is None:
             if data is None:
                 return None
-            raise DeploymentError(f"{self._seal} is missing: it vouches for {self.path.name}")
-        sealed = _content(self._seal, MOST_KEY_BYTES)
-        digest = _NOTHING if data is None else hashlib.sha256(data).digest()
-        allowed = sealed[:32], sealed[32:64]
-        key = self._key()
-        if not hmac.compare_digest(sealed[64:], self._mac(key, *allowed)):
-            raise DeploymentError(f"{self._seal} was edited, or made with another {KEY}")
-        if digest not in allowed:
+            raise DeploymentError(f"{self._seals.path} does not vouch for {self.path}")
+        if _digest(data) not in allowed:
             happened = "is missing" if data is None else "was edited or replaced by an older copy"
             raise DeploymentError(f"{self.path} {happened}: its seal names another content")
         return data
 
     def write(self, data: bytes) -> None:
         """Replace the content. Raises `DeploymentError` if the present one is not as sealed."""
-        before = self.read()
-        old = _NOTHING if before is None else hashlib.sha256(before).digest()
-        new = hashlib.sha256(data).digest()
-        self._vouch(old, new)
+        old, new = _digest(self.read()), _digest(data)
+        self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
-        self._vouch(new, new)
+        self._seals.put(self._name, (new, new))
 
     def remove(self) -> None:
         """Delete the file and its seal."""
         self.path.unlink(missing_ok=True)
-        self._seal.unlink(missing_ok=True)
+        self._seals.put(self._name, None)
 
-    def _vouch(self, old: bytes, new: bytes) -> None:
-        write_whole(self._seal, old + new + self._mac(self._key(), old, new), 0o600)
 
-    def _mac(self, key: bytes, old: bytes, new: bytes) -> bytes:
-        return hmac.digest(key, self.path.name.encode() + b"\0" + old + new, "sha256")
+def sealed_names(folder: Path, seals: Path) -> list[str]:
+    """Return the names of the sealed files in `folder`, which may have been deleted."""
+    within = folder.relative_to(seals).as_posix()
+    paths = map(Path, _Seals(seals).read())
+    return [path.name for path in paths if path.parent.as_posix() == within]
 
-    def _key(self) -> bytes:
-        with alone(self._key_file):
-            if not self._key_file.exists():
-                write_whole(self._key_file, Secure().token(_KEY_BYTES), 0o600)
+
+class _Seals:
+    """The digests that the files of a folder must have, before and after the last write.
+
+    The first use makes an empty list and then the key: a list without files needs no key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / SEALS
+        self._key_file = folder / KEY
+
+    def read(self) -> dict[str, tuple[bytes, bytes]]:
+        """Return both digests of every file, by its path in the folder."""
+        with alone(self.path):
+            return self._read()
+
+    def _read(self) -> dict[str, tuple[bytes, bytes]]:
+        key = self._key()
+        if not self.path.exists():
+            if key is None:
+                return {}
+            raise DeploymentError(f"{self.path} is missing: it vouches for the files of the folder")
+        sealed = _content(self.path, MOST_STATE_BYTES)
+        lines, mac = sealed[: -len(_NOTHING)], sealed[-len(_NOTHING) :]
+        if key is None and not lines:
+            return {}
+        if key is None or not hmac.compare_digest(mac, _mac(key, lines)):
+            raise DeploymentError(f"{self.path} was edited, or made with another {KEY}")
+        found = _LINE.findall(lines.decode())
+        return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
+
+    def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
+        """Replace the digests of a file, or forget them."""
+        with alone(self.path):
+            sealed, key = self._read(), self._key()
+            if key is None:
+                key = Secure().token(_KEY_BYTES)
+                self._write(key, {})
+                write_whole(self._key_file, key, 0o600)
+            sealed.pop(name, None)
+            self._write(key, sealed if digests is None else {**sealed, name: digests})
+
+    def _write(self, key: bytes, sealed: Mapping[str, tuple[bytes, bytes]]) -> None:
+        named = sealed.items()
+        lines = "".join(f"{old.hex()} {new.hex()} {name}\n" for name, (old, new) in named).encode()
+        write_whole(self.path, lines + _mac(key, lines), 0o600)
+
+    def _key(self) -> bytes | None:
+        if not self._key_file.exists():
+            return None
         key = _content(self._key_file, MOST_KEY_BYTES)
         if len(key) != _KEY_BYTES:
             raise DeploymentError(f"{self._key_file} is damaged: it does not hold a key")
         return key
+
+
+def _mac(key: bytes, lines: bytes) -> bytes:
+    return hmac.digest(key, b"fedveil state folder" + lines, "sha256")
+
+
+def _digest(data: bytes | None) -> bytes:
+    return _NOTHING if data is None else hashlib.sha256(data).digest()
 
 
 def _content(path: Path, most: int) -> bytes:

@@ -7,6 +7,8 @@ Every settings class lists its own fields in `WEAKENS`:
     smaller     a value smaller than the pin's is weaker; false is smaller than true
     own         the protection's own `weaker` compares it
     none        no guarantee relies on it
+
+A setting that is not listed, which a class of one's own may have, must be as the pin demands.
 """
 
 from __future__ import annotations
@@ -30,8 +32,15 @@ def directions(settings: type[BaseModel]) -> dict[str, Direction]:
 
 def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
     """Return why `asked` is weaker than `demanded` in one of its settings, or None."""
-    for name, direction in directions(type(demanded)).items():
-        offered, wanted = getattr(asked, name), getattr(demanded, name)
+    declared = directions(type(demanded))
+    for name in type(demanded).model_fields:
+        offered, wanted, direction = (
+            getattr(asked, name),
+            getattr(demanded, name),
+            declared.get(name),
+        )
+        if direction is None and offered != wanted:
+            return f"{name} is {offered}, {wanted} is demanded, and WEAKENS does not list it"
         if direction == "larger" and offered > wanted:
             return f"{name} is {offered}, but at most {wanted} is allowed here"
         if direction == "smaller" and offered < wanted:

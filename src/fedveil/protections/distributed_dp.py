@@ -58,6 +58,8 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "rotation": "none",
         "dropout_tolerance": "smaller",
         "assume_honest": "larger",
+        # The server chooses who shares: of fewer clients, more may be dishonest.
+        "share_secrets_ratio": "smaller",
     }
 
     clip: float = Field(1.0, gt=0, description="L2 norm to which each client clips its update")

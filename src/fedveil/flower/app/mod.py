@@ -20,7 +20,7 @@ from fedveil.base.message import Message, encode, take
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, FedveilError, JobError, MessageInvalid, ModelInvalid
 from fedveil.flower.answered_rounds import AnsweredFile
-from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, read
+from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, matches, read
 from fedveil.flower.app.clear_metrics import METRICS, in_clear, revealed
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.app.mod_order import mod_outside
@@ -29,6 +29,7 @@ from fedveil.flower.app.options import Options, parse
 from fedveil.flower.app.pins import (
     Pin,
     answer_after_s,
+    kept,
     limits,
     may_reveal,
     own_protections,
@@ -220,6 +221,8 @@ class _Answer:
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
         if layout.dimension != self.offer.dimension:
             raise _Refused("the offer is for another number of entries than the arrays have")
+        if sent := [place.name for place in layout.places if matches(place.name, kept(self._pins))]:
+            raise _Refused(f"the offer sends what this client keeps (keep): {', '.join(sent)}")
         origin = digest(before) if len(self._protection.phases) > 1 else b""
         return _Arrays(layout, before, layout.vector(before), origin)
 

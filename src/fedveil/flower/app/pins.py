@@ -70,6 +70,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
             "protection and its epsilon among its own demands"
         )
     for pin in pins:
+        if pin.options.weighting == "equal" != offer.options.weighs:
+            raise MessageInvalid(
+                f"the offer has weighting = by_size, and {pin.source} demands equal: the sum of "
+                f"the weights says how many examples clients have"
+            )
         if pin.options.protection is not None:
             reason = _weaker(offer, pin.options, run)
             if reason:
@@ -102,6 +107,11 @@ def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
     """Return the metrics that every source with a `reveal` allows, or none if no source has one."""
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
+
+
+def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
+    """Return the patterns of all arrays that a source keeps from being sent."""
+    return tuple(name for pin in pins for name in pin.options.kept)
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:

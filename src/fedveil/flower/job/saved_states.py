@@ -7,6 +7,8 @@ that round's state, and a different run of the job from the initial state.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from fedveil.base.files import write_whole
@@ -16,9 +18,9 @@ from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.engine.round_checkpoint import LATEST
 from fedveil.entropy import Secure
-from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.errors import DeploymentError, MessageInvalid, RunFolderError
 from fedveil.federated.job import Job
-from fedveil.flower.own_file import OwnFile
+from fedveil.flower.own_file import OwnFile, sealed_names
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact
@@ -53,9 +55,17 @@ class _OwnStates(ClientStates):
         super().__init__(run)
         self._key_folder = folder
 
+    def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
+        """Yield the files that are there, and those that are sealed and were deleted."""
+        sealed = sealed_names(self._folder, self._key_folder)
+        numbers = (name.split("-") for name in sealed if fnmatch(name, names))
+        gone = ((int(client), int(round)) for client, round in numbers)
+        yield from dict.fromkeys([*super()._files(names), *gone])
+
     def _read(self, path: Path) -> bytes:
         data = OwnFile(path, self._key_folder).read()
-        assert data is not None, "it was listed"
+        if data is None:
+            raise DeploymentError(f"{path} is missing")
         return data
 
     def _write(self, path: Path, data: bytes) -> None:
