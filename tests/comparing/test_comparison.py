@@ -103,9 +103,9 @@ def test_every_position_that_the_job_cannot_have_is_named() -> None:
             small_job(clients={"number": 2, "fraction": 1.0}), "not_encrypt", "pw_encrypt", "magic"
         )
     assert refused.value.problems == (
-        "pw_encrypt cannot be compared here: protection.pw_encrypt.reconstruct_secrets_threshold = "
-        "34 is outside [1, 2): it is below the number of clients that share secrets, ceil(1 * 2 "
-        "clients a round)",
+        "pw_encrypt cannot be compared here: protection.pw_encrypt.share_secrets_ratio = 1 lets 2 "
+        "of 2 clients a round share secrets; at least 3 must: raise clients.number or "
+        "clients.fraction",
         "magic cannot be compared here: protection = 'magic' is neither one of not_encrypt, "
         "dp_encrypt, pw_encrypt, distributed_dp, central_gaussian, signds, rr, oue nor "
         "package.module:function",

@@ -115,8 +115,9 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
         return None
     if settings.reconstruct_secrets_threshold is None:
         return (
-            f"secure aggregation needs at least 3 clients that share secrets in a round, and there "
-            f"are {sharing}: raise clients.number or clients.fraction"
+            f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
+            f"{cohort.per_round} clients a round share secrets; at least 3 must: raise "
+            f"clients.number or clients.fraction"
         )
     return (
         f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "

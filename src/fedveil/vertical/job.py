@@ -48,7 +48,7 @@ def job_of_run(path: FilePath) -> VerticalJob:
     except JobError:
         from fedveil.federated.job import Job
 
-        refuse_other_kind(
-            path, VerticalJob, Job, "it is `fedveil run --resume` that goes on with such a run"
-        )
+        folder = FilePath(path).parent
+        resume = f"is a federated job. Resume its run with: fedveil run --resume {folder}"
+        refuse_other_kind(path, VerticalJob, Job, resume)
         raise
