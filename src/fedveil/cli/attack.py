@@ -19,6 +19,7 @@ from fedveil.base.untrusted import escaped
 from fedveil.cli.job_arguments import Overrides, load
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
+from fedveil.record.run_folder import refuse_taken
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -126,11 +127,12 @@ def _add_federated(attack: Attack) -> None:
         with ExitStack() as stack:
             if run is not None:
                 _refuse_out(out, run)
-                _refuse_other(run, Job, VerticalJob, "`fedveil attack features` attacks it")
+                _refuse_other(run, Job, VerticalJob, "is a vertical job", "features")
                 target = Target.of_run(run, overrides or ())
                 folder = _folder_of(run, stack)
             else:
-                job = load(where, overrides, other="`fedveil attack features` attacks it")
+                refuse_taken(out, None)
+                job = load(where, overrides, other="Attack it with: fedveil attack features")
                 for name in protections or ():
                     job.under(name)  # raises before anything is trained
                 target = Target.of(job)
@@ -158,15 +160,14 @@ def _add_vertical(attack: Attack) -> None:
             if where is not None and ended:
                 _refuse_out(out, where)
                 if overrides:
-                    raise JobError(
-                        ["--set is for a job file: a run is attacked with its own settings"]
-                    )
-                _refuse_other(where, VerticalJob, Job, "`fedveil attack gradient` attacks it")
+                    raise JobError(["--set is for a job file: a run is attacked as it was made"])
+                _refuse_other(where, VerticalJob, Job, "is a federated job", "gradient")
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
             else:
                 from fedveil.cli.vertical import job_file
 
+                refuse_taken(out, None)
                 job = job_file.load(where, overrides)
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
@@ -187,13 +188,16 @@ def _refuse_out(out: Path | None, run: Path) -> None:
         raise JobError([f"--out is for a job file: the findings of a run are written to {run}"])
 
 
-def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:
-    """Raise JobError if the run's job is of the `other` kind."""
+def _refuse_other(
+    run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
+) -> None:
+    """Raise JobError if the run's job is of the `other` kind, which `attack` takes."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
     if (run / JOB).is_file():
-        refuse_other_kind(run / JOB, mine, other, command)
+        sentence = f"{kind}. Attack its run with: fedveil attack {attack} {run}"
+        refuse_other_kind(run / JOB, mine, other, sentence)
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:

@@ -31,6 +31,7 @@ from fedveil.errors import (
     RunFolderError,
     nearest,
 )
+from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def run(
         rounds = job_of_run(resume, overrides).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
+        refuse_taken(out)
         settings = load(job, overrides, default=DEFAULT_JOB, runs=True)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)

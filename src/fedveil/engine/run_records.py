@@ -12,19 +12,12 @@ from fedveil.pages.read_run import SEVERAL
 from fedveil.privacy.guarantee_word import Promise
 from fedveil.protections.description import Whose
 from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
-from fedveil.record.recorder import LOST, UNUSABLE, Record
+from fedveil.record.recorder import LOST, NEEDED, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 
 #: The key for the number of canaries among a round's clients and reports.
 CANARIES = "canaries"
 
-_NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
-_LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
-NEEDED = {
-    *("round", "void", "unit", "randomness", "in_clear", "rests_on_server"),
-    *LOST, UNUSABLE, *_NUMBERS,
-    *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
-}  # fmt: skip
 #: The key for the trainer's name, if the run knows it.
 TRAINER = "trainer"
 _NOT_FINITE = "not finite"
@@ -81,7 +74,7 @@ def check(records: Sequence[Record], rounds: int) -> None:
         raise MessageInvalid(f"it has {len(records)} records after {rounds} rounds")
     for number, record in enumerate(records, start=1):
         quality = {LOSS, *measures(record)}
-        if not set(record) >= NEEDED or quality & set(record) not in (set(), quality):
+        if not set(record) >= set(NEEDED) or quality & set(record) not in (set(), quality):
             raise MessageInvalid(f"the record of round {number} lacks a key")
         several = [name for name, value in record.items() if isinstance(value, list)]
         wrong = [name for name, value in record.items() if not _fits(name, value)]

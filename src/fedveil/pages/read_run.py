@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
@@ -13,7 +14,7 @@ from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.finding_lines import FINDINGS, read_findings
-from fedveil.record.recorder import Record, read_whole_lines
+from fedveil.record.recorder import NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
@@ -101,16 +102,20 @@ class ReadRun:
 def read_run(folder: str | Path) -> ReadRun:
     """Read a run's folder. Raises `RunFolderError` if it is not one."""
     path = Path(folder)
-    return _read(path, read(job_of(path)))
+    return _read(path, read(job_of(path)), path)
 
 
 def read_party(run: ReadRun, folder: Path) -> ReadRun:
     """Read the records of a vertical run's party, from its own folder in the run's."""
-    return _read(folder, run.job)
+    return _read(folder, run.job, run.folder)
 
 
-def _read(path: Path, job: Mapping[str, Any]) -> ReadRun:
-    records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS)
+def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
+    """Read the records in `path`, which is the folder of the whole `run` or of a party in it."""
+    federated = "protection" in job
+    resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
+    needed = NEEDED if federated else ()
+    records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS, resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
     with intact(path / FINDINGS, path / ACCOUNTS):
         return ReadRun(path, job, records, read_findings(path), events, read_accounts(path))

@@ -50,14 +50,11 @@ class RunFolder:
         make_folder(path)
         with explained(path):
             lock = _take_lock(path)
-            # A run that was killed in its first instant leaves a lock and a part of a file.
-            none = (_LOCK, TRACEBACK)
-            if any(e.name not in none and e.suffix != PARTIAL for e in path.iterdir()):
+            try:
+                _refuse_content(path, command)
+            except RunFolderError:
                 lock.close()
-                others = ""
-                if command and (path / JOB).exists():
-                    others = f", or go on with that run by `{command} --resume {path}`"
-                raise RunFolderError(f"{path} is not empty: name another folder{others}")
+                raise
             return cls(path, lock)
 
     @classmethod
@@ -97,6 +94,31 @@ class RunFolder:
         """Remove a file if it exists."""
         with explained(self.path):
             (self.path / name).unlink(missing_ok=True)
+
+
+def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
+    """Raise RunFolderError if a new run cannot be written to `path`. Writes nothing.
+
+    `command` resumes a run that is there, if any.
+    """
+    if path is None:
+        return
+    file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
+    if file is not None:
+        raise RunFolderError(f"{path} cannot be written: {file} is a file, not a folder")
+    _refuse_content(path, command)
+
+
+def _refuse_content(path: Path, command: str | None) -> None:
+    """Raise RunFolderError if a folder has any content. `command` resumes a run in it."""
+    # A run that was killed in its first instant leaves a lock and a part of a file.
+    none = (_LOCK, TRACEBACK)
+    held = path.iterdir() if path.is_dir() else ()
+    if any(e.name not in none and e.suffix != PARTIAL for e in held):
+        others = ""
+        if command and (path / JOB).exists():
+            others = f", or go on with that run by `{command} --resume {path}`"
+        raise RunFolderError(f"{path} is not empty: name another folder{others}")
 
 
 def in_use(path: Path) -> bool:

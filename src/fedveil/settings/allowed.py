@@ -27,6 +27,8 @@ _NEAR = 0.65
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: Other programs' names of keys.
 _USUAL = {"learning_rate": "lr"}
+#: Other words for a protection.
+_USUAL_WORDS = {"none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt"}
 #: The two notations for a union of types.
 _EITHER = (Union, types.UnionType)
 
@@ -92,6 +94,9 @@ class Allowed:
         complaint = f"is not {self}"
         if isinstance(value, str):
             near = difflib.get_close_matches(value.lower(), self.words, 1, _NEAR)
+            near = near or [word for word in self.words if word.startswith(f"{value.lower()}_")]
+            if _USUAL_WORDS.get(value.lower()) in self.words:
+                near = [_USUAL_WORDS[value.lower()]]
             return complaint + (did_you_mean(near) or self._own(value))
         if self.text and value is not None and not isinstance(value, list | Mapping):
             return f"{complaint}; write text that looks like something else in quotes"

@@ -151,10 +151,29 @@ def read(
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
     """Raise JobError for `--set KEY VALUE`, in which the value would be read as a job file."""
+    if path is not None and not path.exists():
+        refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
     if path is not None and len(keys) == 1 and not path.exists():
         key, value = allowed.plain(keys[0]), allowed.plain(str(path))
         raise JobError([f"--set {key} {value} must be written --set {key}={value}"])
+
+
+def refuse_unquoted(words: Sequence[str]) -> None:
+    """Raise JobError if the shell split a setting such as training={lr: 0.05} at its spaces."""
+    for place, word in enumerate(words):
+        if "=" not in word or not _open(word):
+            continue
+        end = next((n for n in range(place + 1, len(words) + 1) if not _open(*words[place:n])), 0)
+        if end:
+            whole = allowed.plain(" ".join(words[place:end]))
+            raise JobError([f'the shell splits a value at spaces. Quote it: --set "{whole}"'])
+
+
+def _open(*words: str) -> bool:
+    """Return True if a bracket of these words is not closed in them."""
+    text = "".join(words)
+    return text.count("{") > text.count("}") or text.count("[") > text.count("]")
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
@@ -169,9 +188,12 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 
 
 def refuse_other_kind(
-    path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], command: str
+    path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`."""
+    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`.
+
+    `sentence` follows the file's name: what kind of job it is, and the command that takes it.
+    """
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]
@@ -180,8 +202,7 @@ def refuse_other_kind(
         if key not in fields or (key in blocks and fields[key].annotation is str)
     ]  # fmt: skip
     if strange and all(key in other.model_fields for key in strange):
-        keys = ", ".join(strange)
-        raise JobError([f"{path} is a job of another kind, which has the keys {keys}: {command}"])
+        raise JobError([f"{path} {sentence}"])
 
 
 def write(data: Mapping[str, Any]) -> str:

@@ -85,12 +85,23 @@ def check_known(path: str, wanted: Collection[str], columns: Collection[str], ke
     known = set(columns)
     for name in wanted:
         if name not in known:
+            _refuse_semicolons(path, columns)
             first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
             more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
             raise DataInvalid(
                 f"{path} has no column {shown(name)}, which {key} names; its columns are "
                 f"{first}{more}"
             )
+
+
+def _refuse_semicolons(path: str, columns: Collection[str]) -> None:
+    if len(columns) > 1 or not any(";" in column for column in columns):
+        return
+    raise DataInvalid(
+        f"{path} is separated by semicolons, and a table is separated by commas. Convert it with: "
+        f"python -c \"import pandas; pandas.read_csv('{path}', sep=';').to_csv('{path}', "
+        f'index=False)"'
+    )
 
 
 def read(path: str, wanted: Wanted) -> Table:
