@@ -14,13 +14,21 @@ from typing import Any
 
 from fedveil.base.files import alone
 from fedveil.base.message import Message, Value, decode, encode
-from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
+from fedveil.errors import (
+    ClientWithheld,
+    DeploymentError,
+    FedveilError,
+    InvalidValue,
+    MessageInvalid,
+)
 from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.privacy.ledger import Ledger
-from fedveil.protections.base import Spending
+from fedveil.protections.base import Protection, Spending, State
 
 _PARTS = ("alike.", "any.")
 _ME = 0
+#: A server compares exact decimal sums with a total. Sums here may be above by this factor.
+_ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
@@ -39,6 +47,26 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
                 f"deployment.repeats = {limit} are all that it gives"
             )
         OwnFile(path).write(str(given + 1).encode())
+
+
+def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
+    """Return the limit that a protection's own settings put on a client's whole run, if any."""
+    key = kind.cost_key(settings)
+    total = getattr(settings, key.total) if key is not None and key.total else None
+    return [] if total is None else [(total * _ROUNDING, 0.0)]
+
+
+def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
+    """Return what the report costs that an untrusted message asks for.
+
+    If the cost depends on how many clients survive a round, it is that of all of them, as in the
+    account of a server that follows the protocol. Raises `MessageInvalid`.
+    """
+    state: State = {**protection.initial_state(), **asked}
+    try:
+        return protection.spent(state, protection.context.clients_per_round)
+    except InvalidValue as error:
+        raise MessageInvalid(f"the opening's {error}") from None
 
 
 class OwnLedger:

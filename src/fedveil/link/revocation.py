@@ -20,7 +20,8 @@ from fedveil.base.untrusted import MOST_LISTS_BYTES, read_bytes
 from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import Ascent, common_name, described, is_authority
 
-_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+# No hyphen within a block: a file of many beginnings is then read once, and not once for each.
+_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----[^-]*-----END X509 CRL-----")
 _Scope = x509.IssuingDistributionPoint
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 

@@ -37,7 +37,7 @@ _LONGEST_NUMBER = 64
 #: Exceptions that PyYAML raises if an explicit tag does not fit its value.
 _WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):

@@ -15,6 +15,7 @@ from typing import Any
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
+from fedveil.flower.own_account import total_of
 from fedveil.privacy.guarantee_word import Figure
 from fedveil.protections.directions import weakened
 
@@ -132,8 +133,10 @@ def own_protections(pins: Sequence[Pin]) -> frozenset[str]:
 
 def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
     """Return every (epsilon, delta) limit of this client's whole run."""
-    stated = [(pin.options.max_epsilon, pin.options.delta) for pin in pins]
-    return [(epsilon, delta) for epsilon, delta in stated if epsilon is not None]
+    said = [pin.options for pin in pins]
+    stated = [(of.max_epsilon, of.delta) for of in said if of.max_epsilon is not None]
+    totals = [total_of(of.position, of.parameters) for of in said if of.protection is not None]
+    return stated + [limit for total in totals for limit in total]
 
 
 def _on_its_word(options: Options) -> bool:

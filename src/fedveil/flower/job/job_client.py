@@ -36,7 +36,7 @@ from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.saved_states import KEPT_FIELD, kept_states
-from fedveil.flower.own_account import count_report
+from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
@@ -287,7 +287,7 @@ def _trained(
             "only if its own node configuration says seeded=true, which is for tests"
         )
     training = Training(job, common, partial(kept_states, job, common, member.accounts))
-    _charge(job, member, protection)
+    _charge(job, member, protection, asked)
     answered = answer_trained(
         protection,
         lambda examples: half(examples, training.model),
@@ -310,11 +310,18 @@ def _told(error: BaseException) -> str:
     return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
-def _charge(job: Job, member: Member, protection: Protection) -> None:
-    if job.privacy.randomness == "secure":  # seeded draws are only for tests
-        path = member.accounts.file(job_digest(job), member.client, "reports")
-        spending = protection.spending(protection.initial_state())
-        count_report(path, spending, job.rounds + job.deployment.repeats)
+def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
+    """Charge a report. The limits are the job's: a server that lies does not end its run there."""
+    if job.privacy.randomness != "secure":  # seeded draws are only for tests
+        return
+    file, limits = partial(member.accounts.file, job_digest(job), member.client), []
+    spending = protection.spending(protection.initial_state())
+    count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
+    if job.privacy.max_epsilon is not None:
+        limits.append((job.privacy.max_epsilon, job.privacy.delta))
+    limits += total_of(job.protection.position, protection.settings)
+    if limits:
+        OwnLedger(file("account")).charge(asked_spending(protection, asked), limits)
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:
