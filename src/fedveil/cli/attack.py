@@ -39,7 +39,8 @@ Where = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
-        help="A job file, or the folder of a finished run. Default: a job with default settings.",
+        help="A job file, or the folder of a finished run. Default: a job in which every key has "
+        "its default.",
     ),
 ]
 Protections = Annotated[
@@ -94,7 +95,9 @@ FEDERATED = (
     ),
     Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
     Attack(
-        "distinguish", "distinguishing", "Distinguish two updates: gives a lower bound on epsilon."
+        "distinguish",
+        "distinguishing",
+        "Tell two updates apart by their reports, which gives a lower bound on epsilon.",
     ),
 )
 #: Attacks on a vertical job.

@@ -29,18 +29,26 @@ _Listed = Annotated[
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated epsilons. Each protection is tuned to cost this over the whole run."
+        help="Comma-separated epsilons. For each of them, every protection is set so that the "
+        "whole run costs it."
     ),
 ]
 _Sweep = Annotated[
     list[str] | None,
-    typer.Option(help="KEY=VALUE,VALUE...: run the job with each value; repeat for a grid."),
+    typer.Option(
+        help="KEY=VALUE,VALUE...: run the job with each value of the key. Repeat the option for "
+        "a grid."
+    ),
 ]
 _Target = Annotated[
-    str | None, typer.Option(help="METRIC=NUMBER: count the rounds until the model reaches this.")
+    str | None,
+    typer.Option(help="METRIC=NUMBER: count the rounds until the metric reaches the number."),
 ]
 _Attack = Annotated[
-    str | None, typer.Option(help="Attack the first seed's run of each protection: membership.")
+    str | None,
+    typer.Option(
+        help="Attack each protection's run with the first seed. The only value is 'membership'."
+    ),
 ]
 _Seeds = Annotated[
     int | None, typer.Option(min=1, help="Number of seeds, starting at the job's own. Default: 3.")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedveil.federated.job import Job
 
 app = typer.Typer(
+    name="fedveil",
     cls=Commands,
     help="Federated learning with one switch for the protection of everything a client sends.",
     no_args_is_help=True,

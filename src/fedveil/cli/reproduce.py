@@ -19,8 +19,8 @@ def reproduce(
     scale: Annotated[
         Scale,
         typer.Option(
-            help="small takes minutes, medium at most half an hour (not every experiment has it), "
-            "full is the source's own size."
+            help="small: takes minutes. medium: takes about half an hour; not every experiment has "
+            "this scale. full: as large as in the source paper. --list shows each duration."
         ),
     ] = "full",
     out: Annotated[

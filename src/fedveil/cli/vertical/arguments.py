@@ -25,7 +25,8 @@ Out = Annotated[
 RunPath = Annotated[
     Path,
     typer.Argument(
-        help="The run folder: with all parties in it, or with --listen the leader's own."
+        help="The run folder. With --listen: the leader's own folder. Without: the folder that "
+        "`fedveil vertical run` wrote."
     ),
 ]
 Listen = Annotated[
@@ -39,7 +40,8 @@ Tls = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="This party's folder: of `fedveil vertical certificates`, or of your own PKI.",
+        help="The folder with this party's certificate and key, from `fedveil vertical "
+        "certificates` or your own PKI.",
     ),
 ]
 Insecure = Annotated[

@@ -76,7 +76,8 @@ def follower(
     party: Annotated[
         str | None,
         typer.Option(
-            help="Which follower this is. Default: the job's only one, or the certificate's."
+            help="The name of this follower. Default: the job's follower if it has only one, else "
+            "the name in the certificate."
         ),
     ] = None,
     tls: arguments.Tls = None,
@@ -118,7 +119,7 @@ def certificates(
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
 ) -> object:
-    """Create a certificate for each party, and a private authority if DIR has none."""
+    """Create each party's certificate, and a certificate authority if DIR has none."""
     from fedveil.link.tls import write_certificates
 
     wrote = list(write_certificates(directory, party, days=days))

@@ -29,7 +29,7 @@ def run(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Resume the run in this folder. Not allowed together with other arguments."
+            help="Resume the run in this folder. Not allowed together with JOB, --set or --out."
         ),
     ] = None,
 ) -> object:
@@ -115,7 +115,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Show each part's owner, parameters and training memory, without building it."""
+    """Show who owns each part of the model, its parameters and its training memory."""
     settings = load(job, overrides)
     from fedveil.vertical.job_split import make_task
     from fedveil.vertical.part_memory import memory_of, sizable, sized, told
