@@ -17,20 +17,14 @@ from fedveil import __version__
 from fedveil.base.plain_text import console, document, say
 from fedveil.cli import attack as attack_cli
 from fedveil.cli import compare as compare_cli
+from fedveil.cli import data as data_cli
 from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli.exits import Commands, ended
 from fedveil.cli.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
 from fedveil.cli.vertical import commands as vertical_cli
-from fedveil.errors import (
-    ClaimRefuted,
-    InvalidValue,
-    JobError,
-    MissingExtra,
-    RunFolderError,
-    nearest,
-)
+from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import DEFAULT_JOB
 
@@ -45,9 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
 job_app = typer.Typer(help="Check, explain and convert job files.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
+app.add_typer(data_cli.app, name="data")
 app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
 app.add_typer(attack_cli.app, name="attack")
@@ -363,49 +356,3 @@ def convert(
     remarks("note", notes)
     remarks("warning", settings.warnings)
     _print_job(settings, json=json)
-
-
-@data_app.command("list")
-def list_data(json: AsJson = False) -> None:
-    """List the data sets, and show which are on this machine."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedveil.data.datasets import available
-
-    if json:
-        facts = ("name", "origin", "shape", "classes", "how")
-        answer([{f: getattr(e, f) for f in facts} | {"here": e.here()} for e in available()])
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "what", "example", "classes", "here", "how to get it"):
-        table.add_column(column, overflow="fold")
-    for entry in available():
-        shape = "x".join(map(str, entry.shape))
-        here = Text("yes", "green") if entry.here() else Text("no")
-        table.add_row(entry.name, entry.origin, shape, str(entry.classes), here, entry.how)
-    console().print(table)
-
-
-@data_app.command()
-@answering
-def fetch(
-    name: Annotated[str, typer.Argument(help="The data set: mnist or fashion_mnist.")],
-) -> object:
-    """Download a data set into the user's cache and verify its checksums."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    from fedveil.data.datasets import available
-    from fedveil.data.datasets import fetch as download
-
-    if name not in (names := [entry.name for entry in available()]):
-        near = nearest(name, names)
-        raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console()) as bars:
-        task = bars.add_task(name, total=None)
-        folder = download(
-            name, progress=lambda done, total: bars.update(task, completed=done, total=total)
-        )
-    say(f"{name} is in {folder}")
-    return {"name": name, "folder": folder}
