@@ -20,6 +20,7 @@ from fedveil.cli.job_arguments import Overrides, load
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
 from fedveil.record.run_folder import refuse_taken
+from fedveil.starter import ATTACKED_JOB
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -39,7 +40,7 @@ Where = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
-        help="A job file, or the folder of a finished run. Default: a job with default settings.",
+        help="A job file, or the folder of a finished run. Default: a built-in job.",
     ),
 ]
 Protections = Annotated[
@@ -62,13 +63,15 @@ Out = Annotated[
 class Attack:
     """A file under `attacks/` whose `attack(target, effort, watch)` gives a finding.
 
-    `trains`: it attacks what a run ended with, under the protection that the run had.
+    `trains`: it attacks what a run ended with, under the protection that the run had. `job`: the
+    file that is attacked if none is given; without it, a job with default settings.
     """
 
     name: str
     home: str
     help: str
     trains: bool = False
+    job: Path | None = None
 
     def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
         found: Finding = import_module(f"fedveil.attacks.{self.home}").attack(target, effort, watch)
@@ -77,7 +80,12 @@ class Attack:
 
 #: What is aimed at a federated job.
 FEDERATED = (
-    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
+    Attack(
+        "gradient",
+        "gradient.inversion",
+        "Reconstruct training images from clients' reports.",
+        job=ATTACKED_JOB,
+    ),
     Attack(
         "exact", "exact_inversion", "Solve for the exact batch behind a dense network's report."
     ),
@@ -132,13 +140,18 @@ def _add_federated(attack: Attack) -> None:
                 folder = _folder_of(run, stack)
             else:
                 refuse_taken(out, None)
-                job = load(where, overrides, other="Attack it with: fedveil attack features")
+                job = load(
+                    where,
+                    overrides,
+                    other="Attack it with: fedveil attack features",
+                    default=attack.job,
+                )
                 for name in protections or ():
                     job.under(name)  # refused before anything is trained
                 target = Target.of(job)
                 folder = _new_folder(out, job, attack, stack)
             asked = [target.under(name) for name in protections] if protections else [target]
-            _mount(attack, asked, effort, folder, ended=run is not None, json=json)
+            _mount(attack, asked, effort, folder, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -171,7 +184,7 @@ def _add_vertical(attack: Attack) -> None:
                 job = job_file.load(where, overrides)
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
-            _mount(attack, [target], effort, folder, ended=ended, json=json)
+            _mount(attack, [target], effort, folder, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -233,19 +246,13 @@ def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) ->
 
 
 def _mount(
-    attack: Attack,
-    targets: Sequence[Any],
-    effort: Effort,
-    folder: Folder,
-    *,
-    ended: bool,
-    json: bool,
+    attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder, *, json: bool
 ) -> None:
     """Against each target in turn; a finding is written as soon as it is there.
 
-    The page of a run that has `ended` is written anew, with what was found.
+    The page of the folder is written anew, with what was found.
     """
-    from fedveil.pages.run_folder_page import keep_page
+    from fedveil.pages.run_folder_page import PAGE, keep_page
     from fedveil.privacy.finding import timed
     from fedveil.record.finding_lines import FINDINGS, add_finding
 
@@ -259,8 +266,9 @@ def _mount(
             add_finding(folder(), found)
             findings.append(found)
             show(found)
-        if ended:
-            keep_page(folder(), say)
+        keep_page(folder(), say)
+        if (folder().path / PAGE).is_file():
+            say(f"page: {folder().path / PAGE}")
         say(f"written to {folder().path / FINDINGS}")
     if json:
         answer(findings)
@@ -315,7 +323,9 @@ def show(found: Finding) -> None:
     for figure in found.figures:
         between = "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}"
         guess = "" if math.isnan(figure.guess) else f"{figure.guess:.3g}"
-        table.add_row(figure.name, f"{figure.value:.4g}", between, guess, str(figure.cases))
+        value = "-" if math.isnan(figure.value) else f"{figure.value:.4g}"
+        table.add_row(figure.name, value, between, guess, str(figure.cases))
     console().print(table)
     for picture in found.pictures:
         say(f"picture: {picture}")
+    say(found.conclusion)
