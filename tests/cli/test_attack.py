@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from fedveil.cli import attack as attack_cli
 from fedveil.cli.exits import Exit
 from fedveil.federated.job import Job
+from fedveil.pages.page import Picture
+from fedveil.pages.run_folder_page import page_of
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job import VerticalJob
@@ -122,3 +126,40 @@ def test_a_picture_never_takes_the_place_of_another(tmp_path: Path) -> None:
 def test_every_attack_is_there(attack: attack_cli.Attack) -> None:
     module = __import__(f"fedveil.attacks.{attack.home}", fromlist=["attack"])
     assert callable(module.attack)
+
+
+def test_the_first_attack_of_the_readme_succeeds_and_shows_the_images(
+    command: Command, tmp_path: Path
+) -> None:
+    code, out, err = command("attack", "gradient", "--out", "shown")
+    assert code == 0, err
+    assert "Reports under not_encrypt leak: mse " in out
+    assert "page: shown/report.html" in out
+    assert "nan" not in out.split()
+    (finding,) = read_findings(tmp_path / "shown")
+    assert finding.figure("mse").value < 0.001 < finding.figure("mse").guess
+    page = page_of(tmp_path / "shown")
+    assert "leak: mse" in page.html()
+    (section,) = [part for part in page.sections if part.title == "What attacks found"]
+    (picture,) = [part for part in section.parts if isinstance(part, Picture)]
+    assert picture.caption.endswith("originals above, reconstructions below")
+
+
+@pytest.mark.parametrize(
+    ("figures", "claim", "said"),
+    [
+        ([Measured("recovered", 0.5, 0.25, 0.75, 0.1)], math.inf, "leak: recovered 0.5, where"),
+        ([Measured("mse", 0.5, 0.4, 0.6, 0.7)], math.inf, "leak: mse 0.5, where guessing"),
+        ([Measured("mse", 0.9, 0.8, 1.0, 0.7)], math.inf, "did no better than guessing"),
+        ([Measured("recovered", math.nan)], math.inf, "did no better than guessing"),
+        ([Measured("epsilon at least", 0.5)], 1.0, "of rr stands"),
+        ([Measured("epsilon at least", 2.0)], 1.0, "of rr is refuted: epsilon at least 2"),
+    ],
+)
+def test_an_attack_ends_with_a_sentence(
+    figures: list[Measured], claim: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack_cli.show(Finding("x", "quick", "rr", figures, epsilon=claim))
+    out = capsys.readouterr().out
+    assert said in " ".join(out.split())
+    assert "nan" not in out.split()

@@ -9,9 +9,9 @@ from pathlib import Path
 from fedveil.errors import RunFolderError
 from fedveil.pages.page import Page
 from fedveil.pages.read_run import ReadRun, read_run
-from fedveil.pages.run_page import run_page
+from fedveil.pages.run_page import attack_page, run_page
 from fedveil.pages.runs_page import runs_page
-from fedveil.pages.vertical_page import is_vertical, vertical_page
+from fedveil.pages.vertical_page import is_vertical, parties_of, vertical_page
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 
@@ -24,6 +24,8 @@ def page_of(folder: Path) -> Page:
     """Return the page of the run in a folder, of any kind."""
     run = read_run(folder)
     with intact(folder):
+        if run.findings and not (run.records or parties_of(run)):
+            return attack_page(run)
         return vertical_page(run) if is_vertical(run) else run_page(run)
 
 

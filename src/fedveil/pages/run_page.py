@@ -10,7 +10,7 @@ from pathlib import Path
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.pages import curves
 from fedveil.pages.guarantee_text import figure_of, figures, right
-from fedveil.pages.page import Code, Fold, Page, Part, Picture, Points, Section
+from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import best_round, ending
 from fedveil.pages.table import Table
@@ -36,6 +36,21 @@ def run_page(run: ReadRun) -> Page:
         *repeat(run, "flwr run APP" if run.deployed else f"fedveil run {JOB}"),
     ]
     return Page(run.name, [how_far(run), *ending(run)], sections)
+
+
+def attack_page(run: ReadRun) -> Page:
+    """Return the page of attacks on a job: each conclusion, its figures, and the job."""
+    text = read_text(run.folder / JOB, MOST_JOB_BYTES)
+    facts = [
+        Fact(
+            f"{finding.attack} against {finding.protection}",
+            finding.conclusion,
+            f"At effort {finding.effort}. A successful attack proves a leak; a failed one proves "
+            f"nothing.",
+        )
+        for finding in run.findings
+    ]
+    return Page(run.name, facts, [*found(run), Section("The job", [Code(text, JOB)])])
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
@@ -211,7 +226,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
     rows = [
         [
             figure.name,
-            f"{figure.value:.4g}",
+            "-" if math.isnan(figure.value) else f"{figure.value:.4g}",
             "" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}",
             "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}",
             "" if math.isnan(figure.guess) else f"{figure.guess:.3g}",
@@ -219,6 +234,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         ]
         for figure in finding.figures
     ]
+    yield finding.conclusion
     yield Table(
         ["figure", "value", "own claim", "95% interval", "guessing", "cases"], rows, caption
     )
@@ -227,7 +243,9 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
     for name in finding.pictures:
         png = _png(folder, name)
         if png is not None:
-            yield Picture(png, f"{finding.attack} against {finding.protection}")
+            caption = f"{finding.attack} against {finding.protection}"
+            above = ": originals above, reconstructions below" * (finding.attack == "gradient")
+            yield Picture(png, f"{caption}{above}")
 
 
 def _png(folder: Path, name: str) -> bytes | None:

@@ -17,7 +17,7 @@ from fedveil.privacy.guarantee_word import Promise
 from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.metric_names import best, deciding, figures, word
+from fedveil.record.metric_names import best, deciding, digits, figures, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
 from fedveil.settings.settings import Settings
@@ -111,7 +111,7 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     rounds, _ = run.figures(name)
     found = best_round(run)
     assert found is not None, "there is a figure"
-    shown = [f"{word(key)} {last[key]:.4f}" for key in others if key in last]
+    shown = [f"{word(key)} {digits(last[key])}" for key in others if key in last]
     where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
     text = f"{', '.join(shown)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
@@ -122,7 +122,7 @@ def _quality(run: ReadRun, last: Record) -> Fact:
             f"worst tenth {last['clients_worst_tenth']:.4f}, "
             f"spread {last['clients_spread']:.4f}"
         )
-    return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
+    return Fact(_QUALITY, f"{word(name)} {digits(last[name])}", text)
 
 
 def _promise(job: Mapping[str, Any], last: Record) -> Fact:

@@ -50,6 +50,14 @@ class Measured:
         """True for a lower bound on epsilon."""
         return self.name.startswith(BOUND)
 
+    @property
+    def beats_guessing(self) -> bool:
+        """True if the whole interval is better than guessing. Smaller errors are better."""
+        if any(math.isnan(figure) for figure in (self.low, self.high, self.guess)):
+            return False
+        error = self.name == "mse" or self.name.startswith("relative error")
+        return self.high < self.guess if error else self.low > self.guess
+
     def claim(self, finding: float) -> float:
         """Return the epsilon that a bound is compared with; `finding` is its finding's."""
         return finding if math.isnan(self.epsilon) else self.epsilon
@@ -148,6 +156,24 @@ class Finding:
     def verdict(self) -> str:
         """Describe the finding in words, with the promise."""
         return "NOT WHAT WAS PROMISED" if self.refutes else "not refuted"
+
+    @property
+    def conclusion(self) -> str:
+        """The result in a sentence: a refuted claim, a leak, or nothing proven."""
+        if self.refutes:
+            return f"The guarantee of {self.protection} is refuted: {self.refutation}."
+        best = next((figure for figure in self.figures if figure.beats_guessing), None)
+        if best is not None:
+            return (
+                f"Reports under {self.protection} leak: {best.name} {best.value:.3g}, where "
+                f"guessing reaches {best.guess:.3g}."
+            )
+        if self.bounds:
+            return f"The guarantee of {self.protection} stands: no bound is above its claim."
+        return (
+            f"Against {self.protection} this attack, at effort {self.effort}, did no better than "
+            f"guessing. That does not prove that nothing leaks."
+        )
 
     def figure(self, name: str) -> Measured:
         """Return the metric with this name."""

@@ -46,3 +46,8 @@ def word(name: str) -> str:
 def title(name: str) -> str:
     """Return a metric's name in a heading."""
     return _WORDS.get(name, word(name).capitalize())
+
+
+def digits(value: float) -> str:
+    """Format a metric for readers. A diverged model's has no value."""
+    return "undefined" if math.isnan(value) else f"{value:.4f}"
