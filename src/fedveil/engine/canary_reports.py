@@ -1,10 +1,10 @@
 """Evidence from each canary's own reports: its coin, the noise, and the random choices.
 
-A reader of reports knows everything but the coin. An auditor also knows the coin, and therefore
-what was sent without noise. It measures the noise, and the difference of the noise of two reports,
-in which noise that is used twice cancels: one canary in two rounds, or two canaries in one round.
-It also counts the random choices that were answered truthfully, in one report and in both of a
-pair.
+An attacker who reads the reports knows everything but the coin. An auditor also knows the coin, and
+therefore what was sent without noise. So the auditor measures the noise of a report, and the
+difference of the noise of two reports, in which noise that is used twice cancels. The two reports
+come from one canary in two rounds, or from two canaries in one round. The auditor also counts the
+random choices that were answered truthfully, in single reports and in both reports of a pair.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ WAYS = ("told true", "told true in two rounds", "told true by two canaries")
 
 
 class ChoiceTally:
-    """Counts truthful answers, for each `Choice` of a protection and each of `WAYS`.
+    """Counts truthful answers, for each `Choice` of a protection and each way of counting in
+    `WAYS`.
 
-    Pairs are disjoint, so pairs of independent choices are independent.
+    No choice is in two pairs, so if choices are independent, pairs are independent too.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -45,7 +46,10 @@ class ChoiceTally:
         self._now: dict[int, list[Int8s]] = {}
 
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
-        """Count the choices in the report of canary `number` in this round."""
+        """Count the choices in this round's report of canary `number`.
+
+        `truths` is as in `Reading.truths`: one array for each choice.
+        """
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):
             counts[0].add(int((truth == 1).sum()), int((truth >= 0).sum()))
@@ -55,7 +59,10 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Saves its reports for the next one unless they already were paired."""
+        """End the round. Saves its reports to pair them with those of the next round.
+
+        If they were paired with those of the previous round, they are discarded instead.
+        """
         self._last = {} if self._last else self._now
         self._now = {}
 
@@ -71,7 +78,10 @@ class ChoiceTally:
         return {"counts": np.array(counts, np.int64).reshape(-1, 2), "last": last}
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Restore the state from fields of a checkpoint, whose content is validated."""
+        """Restore the state of a checkpoint for this number of canaries.
+
+        The fields are validated.
+        """
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:
@@ -91,12 +101,12 @@ class ChoiceTally:
 
 
 class ReportEvidence:
-    """Scores from the canaries' own reports, larger if a coin is likelier 1, and their noise.
+    """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
-    `moved` is the length of a canary's update if the clip holds. `told` says whether reports reveal
-    anything about an update. `noise` measures the noise of reports, `lag` the difference between a
-    canary's reports in two rounds, and `pairs` the difference between two canaries' reports of a
-    round.
+    A score is larger if the coin is likelier 1. `moved` is the length of a canary's update if the
+    clip holds. `told` is True if reports reveal anything about an update. `noise` measures the
+    noise of single reports, `lag` the difference between a canary's reports in two rounds, and
+    `pairs` the difference between two canaries' reports in one round.
     """
 
     def __init__(
@@ -120,7 +130,11 @@ class ReportEvidence:
         self._last, self._last_turn = np.zeros((0, len(self._places))), 1
 
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
-        """Record a canary's report. If its coin shows 1 the canary sent `update`, along `unit`."""
+        """Record the report of canary `number`, as read by an attacker.
+
+        If the canary's coin shows 1, it sent `update`, which has the direction `unit`; otherwise it
+        sent the negative.
+        """
         if reading.empty:
             return
         self.told = True
@@ -145,10 +159,11 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round, in which the directions were multiplied by `turn`.
+        """End the round. `turn` is the factor, 1 or -1, of all directions in it.
 
-        The other canaries' reports can contain nothing in a canary's direction but noise that they
-        share. The mean of that noise is subtracted.
+        In a canary's direction, the other canaries' reports contain nothing but noise. If that
+        noise is shared, it is in the canary's report too, so the mean of the others is subtracted
+        from its score.
         """
         others = len(self.scores) - 1
         if len(self._shared) and others:
@@ -160,7 +175,7 @@ class ReportEvidence:
         self.tally.close()
 
     def _compare(self, turn: int) -> None:
-        """Measure the difference between the noise of this round and of the round before."""
+        """Measure the difference between the noise of this round and that of the previous round."""
         rests = [rest for _, rest in sorted(self._rests.items())]
         self._rests = {}
         if len(rests) == len(self._last) > 0:
@@ -190,7 +205,7 @@ class ReportEvidence:
         }
 
     def restore(self, state: Message) -> None:
-        """Restore the state from a checkpoint, whose content is validated."""
+        """Restore the state from a checkpoint's fields, which are validated."""
         count = len(self.scores)
         self.scores = finite(state, "scores", (count,))
         self.told = take(state, "told", bool)
@@ -205,9 +220,9 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return an array of finite numbers, as a copy that the caller may change.
+    """Return a copy of the array `name` in `state`, which must have this shape.
 
-    Raises `ValueError`.
+    Raises `ValueError` if an entry is NaN or infinite.
     """
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
@@ -216,17 +231,19 @@ def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Add `prefix` to the field names, so that a message can hold several groups of fields."""
+    """Return the fields with `prefix` added to their names, so that a message can hold several
+    groups.
+    """
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields with this prefix, under their original names."""
+    """Return the fields whose names begin with `prefix`, under their names without it."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 
 
 def _spread(count: int, most: int) -> Array:
-    """Return at most `most` of `count` positions, evenly spread."""
+    """Return at most `most` positions in 0..count - 1, evenly spread."""
     kept = max(1, min(count, most))
     return np.arange(kept) * count // kept

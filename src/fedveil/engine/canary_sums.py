@@ -22,13 +22,13 @@ _LEAST_MOVE = 1e-3
 
 
 class SumEvidence:
-    """Scores from aggregates, larger if a coin is likelier 1, and measurements of their noise.
+    """Evidence from the rounds' aggregates: a score for each coin, and the measured noise.
 
-    `scores` projects the sums onto each canary's direction. `turned` does so for differences
-    between rounds, if the release domain changes. `noise` measures what remains besides the
-    canaries' updates, `spare` the entries that no update reaches, `lag` the difference of two
-    rounds as released, and `calm` the difference of decoded rounds, in which slow learning cancels
-    as well.
+    A score is larger if the coin is likelier 1. `scores` projects the sums onto each canary's
+    direction. `turned` does so for differences between rounds, if every round has its own domain.
+    `noise` measures what remains of a sum besides the canaries' updates, and `spare` the entries
+    that no update reaches. `lag` measures the difference of two released sums. `calm` measures the
+    difference of two decoded sums, in which slow learning cancels as well.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SumEvidence:
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
         """Record a round's aggregate.
 
-        `turn` is the factor of the canaries' directions in this round.
+        `turn` is the factor, 1 or -1, of the canaries' directions in this round.
         """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
@@ -64,7 +64,10 @@ class SumEvidence:
             self._last, self._round, self._turn = released, round, turn
 
     def _compare(self, released: Float64s, domain: Domain, turn: int) -> None:
-        """Measure the difference between this round and the one before, as released."""
+        """Measure the difference between this round's released sum and the previous round's.
+
+        `turn` is the factor of the canaries' directions in this round.
+        """
         before, d = self._protection.domain(self._round), self._dimension
         if domain.moves:
             difference = released - self._last
@@ -82,7 +85,7 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the distance that one client moves it.
+        """Add `difference` to `noise`, in units of the distance by which one client can move it.
 
         That distance is `step` times twice the length of the client's update.
         """
@@ -98,7 +101,7 @@ class SumEvidence:
         return {**own, "round": self._round, "turn": self._turn}
 
     def restore(self, state: Message) -> None:
-        """Restore the state from a checkpoint, whose content is validated."""
+        """Restore the state from a checkpoint's fields, which are validated."""
         shape = (len(self.scores),)
         self.scores, self.turned = finite(state, "scores", shape), finite(state, "turned", shape)
         self._last = finite(state, "last", (None,))
