@@ -114,7 +114,7 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
 ) -> None:
     figures = [
         Measured("epsilon at least", bound, cases=40),
-        Measured("epsilon at least, if canaries tell nothing of each other", 1.75, cases=40),
+        Measured("epsilon at least, if canaries reveal nothing about each other", 1.75, cases=40),
         Measured("the most that these canaries could show", 3.25, cases=40),
     ]
     audit = Finding("canaries", "standard", "dp_encrypt", figures, epsilon=2.0, delta=1e-5)

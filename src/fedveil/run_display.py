@@ -282,7 +282,11 @@ def _audited(audit: Finding) -> str:
     """Return the canaries' bounds, the verdict, and what the audit could not have seen."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
     noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
-    of_noise = f", {noise[0]:.4g} if noise is Gaussian and alike in every entry" if noise else ""
+    of_noise = (
+        f", {noise[0]:.4g} if the noise is Gaussian with equal variance in every coordinate"
+        if noise
+        else ""
+    )
     lines = [
         f"epsilon at least {bound:.4g} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
         f"canaries can show at most {most:.4g});",

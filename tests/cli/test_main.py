@@ -98,7 +98,7 @@ def test_a_new_run_gets_a_folder_under_runs(command: Command, tmp_path: Path) ->
     code, out, err = command("run", "job.yaml", "--set", "rounds=1", "--set", "protection=signds")
     assert code == 0, err
     assert out.startswith(
-        "warning: a client that is drawn in all 1 rounds is promised epsilon 200 "
+        "warning: a client that takes part in all 1 rounds is promised epsilon 200 "
     )
     assert "epsilon 200 (next to none)" in out
     (folder,) = (tmp_path / "runs").iterdir()
@@ -134,7 +134,7 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     assert code == 0
     assert "100" in out
     assert "one of 7,850 parameters" in out
-    assert "a client that is drawn in all of 3 rounds" in out
+    assert "a client that takes part in all 3 rounds" in out
     assert out.splitlines()[0].split() == ["epsilon", "delta", "promise", "for"]
     assert out.count(" next to none ") == 3
     assert out.endswith("These figures hold against everyone, including the server.\n")

@@ -165,7 +165,9 @@ def test_a_run_that_promises_next_to_none_says_so_when_it_starts(
         assert said == run.metrics
         assert "is promised" not in events
     else:
-        assert said[0].startswith("a client that is drawn in all 2 rounds is promised epsilon 200 ")
+        assert said[0].startswith(
+            "a client that takes part in all 2 rounds is promised epsilon 200 "
+        )
         assert said[1:] == run.metrics
         assert said[0] in events
 

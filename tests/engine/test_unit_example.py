@@ -146,12 +146,14 @@ def test_lines_name_an_example() -> None:
     lines = list(project_job(job()))
     assert [line.what for line in lines] == [
         "one example of a client in a round",
-        "one example of a client that is drawn in all of 3 rounds",
+        "one example of a client that takes part in all 3 rounds",
     ]
     weak = job(protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 1000.0}})
     sentence = thin_promise(weak, make_protection(weak, 21))
     assert sentence is not None
-    assert sentence.startswith("one example of a client that is drawn in all 3 rounds is promised")
+    assert sentence.startswith(
+        "one example of a client that takes part in all 3 rounds is promised"
+    )
 
 
 def test_a_run_on_the_screen_names_an_example(tmp_path: Path) -> None:

@@ -62,25 +62,29 @@ def ending_of(
     [
         (
             math.inf, False, "client",
-            "For a client in every round. Nothing is guaranteed: what is sent may reveal "
+            "For a client that takes part in every round. "
+            "Nothing is guaranteed: what is sent may reveal "
             "everything about a client.",
         ),
         (
             1.0, False, "client",
-            "For a client in every round, against everyone, including the server. An attacker who "
+            "For a client that takes part in every round, "
+            "against everyone, including the server. An attacker who "
             "sees everything the server sees, and must tell which of two datasets a client holds, "
             f"is right at most 73.2% of the time (chance: 50%). {SEEDED}",
         ),
         (
             1.0, True, "example",
-            "For one example of a client in every round, against everyone except the server. An "
+            "For one example of a client that takes part in every round, "
+            "against everyone except the server. An "
             "attacker who sees everything except what the server sees, and must tell which of two "
             "examples a client holds, is right at most 73.2% of the time (chance: 50%). The server "
             f"is trusted: it needs no guess. {SEEDED}",
         ),
         (
             12.0, False, "client",
-            "For a client in every round, against everyone, including the server. An attacker who "
+            "For a client that takes part in every round, "
+            "against everyone, including the server. An attacker who "
             "sees everything the server sees, and must tell which of two datasets a client holds, "
             f"may be right more than 99.9% of the time (chance: 50%). {SEEDED}",
         ),
@@ -110,7 +114,7 @@ def test_the_promise_says_against_whom_it_holds(
 ) -> None:
     last = record(1.0, rests_on_server=trusted, randomness="system randomness")
     text = ending_of(tmp_path, last, name=name, settings=settings).promise.text
-    assert text.startswith(f"For a client in every round, {said} An attacker")
+    assert text.startswith(f"For a client that takes part in every round, {said} An attacker")
     assert "Assumes" not in text
 
 

@@ -63,8 +63,8 @@ Out = Annotated[
 class Attack:
     """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
 
-    `trains` is True if it attacks the final model of a run, under the protection that the run had. `job`
-    is the file that it attacks by default; without one, a job with default settings.
+    `trains` is True if it attacks the final model of a run, under the protection that the run had.
+    `job` is the file that it attacks by default; without one, a job with default settings.
     """
 
     name: str

@@ -53,7 +53,7 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     change = "fewer rounds or more noise give a stronger guarantee"
     if key is not None:
         change = f"`fedveil budget --target-epsilon E` finds the {key} for a target epsilon"
-    drawn = whose(job, f"a client that is drawn in all {job.rounds} rounds")
+    drawn = whose(job, f"a client that takes part in all {job.rounds} rounds")
     return f"{drawn} is promised {figure}: {change}"
 
 
@@ -96,7 +96,7 @@ def _lines(job: Job, protection: Protection) -> Iterator[Line]:
     }
     if job.privacy.unit == "example":
         told = {"per_round": f"{whose(job, 'a client')} in a round"}
-    drawn = whose(job, f"a client that is drawn in all of {job.rounds} rounds")
+    drawn = whose(job, f"a client that takes part in all {job.rounds} rounds")
     told["run_every_round"] = f"{drawn}{growing}"
     for name, what in told.items():
         figure = figures[name]

@@ -21,15 +21,17 @@ from fedveil.privacy.intervals import share
 from fedveil.privacy.noise_audit import MeasuredNoise, moved_distance
 from fedveil.privacy.one_run_audit import alone, audit_run, distance_of_epsilon, epsilon_of_distance
 
-_GAUSSIAN = "if noise is Gaussian and alike in every entry"
+_GAUSSIAN = "if the noise is Gaussian with equal variance in every coordinate"
 BY_NOISE = f"{BOUND}, {_GAUSSIAN}"
 BY_LAG = f"{BOUND}, by differences between rounds, {_GAUSSIAN}"
 BY_PAIRS = f"{BOUND}, by differences between canaries, {_GAUSSIAN}"
 BY_CALM = f"{BOUND}, by differences between decoded rounds, {_GAUSSIAN}"
 BY_SPARE = f"{BOUND}, by entries that no update reaches, {_GAUSSIAN}"
 BY_MOVE = f"{BOUND}, by how far canaries move it, {_GAUSSIAN}"
-ALONE = f"{BOUND}, if canaries tell nothing of each other"
-TURNED = f"{BOUND}, by coins in differences between rounds, if canaries tell nothing of each other"
+ALONE = f"{BOUND}, if canaries reveal nothing about each other"
+TURNED = (
+    f"{BOUND}, by coins in differences between rounds, if canaries reveal nothing about each other"
+)
 #: Computes a bound, given its part of the error.
 Bound = Callable[[float], Measured]
 

@@ -43,7 +43,7 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
     unit = "an example" if protection.context.unit == "example" else "a client"
     added = f"{unit} added or removed instead of replaced, for comparison only"
     alike = added_or_removed(ratio, 1.0, rounds, delta)
-    yield Line(alike, delta, f"{added}: drawn in all of {rounds} rounds")
+    yield Line(alike, delta, f"{added}: takes part in all {rounds} rounds")
     limited = job.privacy.max_epsilon is not None
     if limited or not (protection.amplified and protection.context.poisson):
         return

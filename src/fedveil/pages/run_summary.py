@@ -132,10 +132,10 @@ def _promise(job: Mapping[str, Any], last: Record) -> Fact:
     seen = attackers(job)
     whose = "one example of a client" if last["unit"] == "example" else "a client"
     if figure.promise == "none":
-        said = f"For {whose} in every round. {meaning(last)}"
+        said = f"For {whose} that takes part in every round. {meaning(last)}"
         hidden = _protection(job["protection"]["name"]).hides.format(seen)
         return Fact(_PROMISED, str(figure), f"{said} {hidden}".strip(), TONES["none"])
-    holds = f"For {whose} in every round{f', against {seen}' if seen else ''}."
+    holds = f"For {whose} that takes part in every round{f', against {seen}' if seen else ''}."
     return Fact(_PROMISED, str(figure), f"{holds} {meaning(last)}", TONES[figure.promise])
 
 
