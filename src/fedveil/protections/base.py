@@ -34,6 +34,7 @@ from fedveil.protections.robust_sum import Combining
 from fedveil.rounds.loop import ServerHalf
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
+from fedveil.settings.settings import Settings as Settings  # for classes of your own
 
 #: A client's new weights minus the old, flat, in the order of the model's layout.
 Update: TypeAlias = npt.NDArray[np.float32]
