@@ -141,7 +141,7 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     code, out, _ = command("budget", "--set", "protection=not_encrypt")
     assert out.count("inf") == out.count(" none ") == 2
     assert "hold against" not in out
-    assert "how many examples clients have, each or in sum (weighting = by_size)" in out
+    assert "the clients' numbers of examples, each or in total (weighting = by_size)" in out
 
 
 def test_budget_solves_for_the_parameter_that_keeps_a_run_to_an_epsilon(command: Command) -> None:
