@@ -51,7 +51,7 @@ _MADE_BY = "; `fedveil vertical certificates` makes it"
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows and what it trusts, in PEM; checked when it was read.
+    """A party's certificate, key and trusted authorities in PEM, checked when they were read.
 
     `certificate` begins with the party's own and goes on with intermediate ones. `key` is not
     encrypted, whatever its file is. `parties` are those of the job, this one among them.

@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Where a party's certificate, key and trust are, and who is who."""
+    """The places of a party's certificate, key and trusted authorities, and its peers' names."""
 
     folder: Path
     certificate: str = "certificate.pem"

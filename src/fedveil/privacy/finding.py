@@ -107,7 +107,7 @@ class Finding:
 
     @property
     def refutes(self) -> bool:
-        """Whether any lower bound is above its claim, by however little."""
+        """True if any lower bound is above its claim, by however little."""
         return bool(self.excesses)
 
     @property

@@ -1,4 +1,4 @@
-"""What an audit inside a run needs from a protection: the released values and their domain."""
+"""The part of a protection that an audit inside a run needs: released values and their domain."""
 
 from __future__ import annotations
 

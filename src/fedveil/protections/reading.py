@@ -1,4 +1,4 @@
-"""What an attacker can read from one client's report, as an object.
+"""The information that an attacker can read from one client's report.
 
 An attack on reports receives only readings, so it works against any protection, including a user's
 own.
