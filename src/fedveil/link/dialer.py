@@ -104,8 +104,8 @@ class Dialer:
                 self._link.fail(wrong)
 
     def _channel(self, certificate: bytes) -> Any:
-        """A channel to the leader with this certificate; in plaintext without credentials."""
-        # Else a new channel would go on with the pauses that an earlier one has come to.
+        """Return a channel to the leader with this certificate, in plaintext without credentials."""
+        # Otherwise a new channel would inherit the reconnection delay of an earlier one.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         own = self._credentials
         if own is None:
@@ -202,7 +202,7 @@ def _why_not(error: ssl.SSLCertVerificationError, address: Address, own: Credent
 
 
 def _judge(secure: ssl.SSLSocket, address: Address, leader: str, own: Credentials) -> bytes:
-    """Check who the certificate names, and that the leader goes on with this side's."""
+    """Return the leader's certificate. Raises PeerRefused if it names another party."""
     der = secure.getpeercert(binary_form=True)
     assert der is not None, "a handshake that asks for a certificate has one"
     certificate = x509.load_der_x509_certificate(der)

@@ -53,7 +53,7 @@ _MADE_BY = "; `fedveil vertical certificates` makes it"
 class Credentials:
     """A party's certificate, key and trusted authorities in PEM, checked when they were read.
 
-    `certificate` begins with the party's own and goes on with intermediate ones. `key` is not
+    `certificate` starts with the party's own, followed by intermediate ones. `key` is not
     encrypted, whatever its file is. `parties` are those of the job, this one among them.
     """
 

@@ -127,8 +127,8 @@ class DistributedGaussian(NoiseShares):
     clients · ρ bounds it. Vectors that were made for the round's signs are not covered; privacy
     is, wrapped or not. `wrapped` says whether a sum lies where no such sum does.
 
-    `entry_bits`: step is such that a rotated entry, of root mean square clip / √n, takes so many
-    bits with its sign and has room for 8 times that; without signs clip does.
+    `entry_bits`: step is such that a rotated entry, of root mean square clip / √n, takes
+    `entry_bits` bits with its sign and has room for 8 times that; without signs clip does.
     """
 
     def __init__(

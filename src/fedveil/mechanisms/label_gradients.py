@@ -30,7 +30,7 @@ from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 
 #: Noise is drawn in steps of so much below its standard deviation.
 _STEPS = 16
-#: At so many places it is tried how far the narrower class is widened.
+#: Number of candidate widths tried for the narrower class.
 _TRIED = 2001
 
 

@@ -117,7 +117,7 @@ def _refuse_content(path: Path, command: str | None) -> None:
     if any(e.name not in none and e.suffix != PARTIAL for e in held):
         others = ""
         if command and (path / JOB).exists():
-            others = f", or go on with that run by `{command} --resume {path}`"
+            others = f", or resume that run with `{command} --resume {path}`"
         raise RunFolderError(f"{path} is not empty: name another folder{others}")
 
 

@@ -154,7 +154,7 @@ class ThresholdSearch:
         of those the best threshold has the largest E[v].
         """
         if self._topk >= Fraction(ratio) * self._dim:
-            return self._dim  # even all dimensions hold so many of the top-k set
+            return self._dim  # even all dimensions contain that many of the top-k set
         good, bad = 0, 1
         while bad < self._dim and self.reaches(bad, ratio):
             good, bad = bad, min(2 * bad, self._dim)
