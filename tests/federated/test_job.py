@@ -167,9 +167,7 @@ def test_owners_decide_the_number_of_clients():
     assert known.clients_per_round == 40
     assert known.clients.fraction == job.clients.fraction
     assert load("data: {name: femnist, split: by_client}\nclients: {number: 9}").clients.number == 9
-    with pytest.raises(
-        JobError, match=r"at least 3 must: raise clients\.number"
-    ):
+    with pytest.raises(JobError, match=r"at least 3 must: raise clients\.number"):
         job.with_clients(4)
 
 

@@ -51,12 +51,12 @@ def budget(
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "promise", "for"):
         table.add_column(column)
-    subjects: dict[tuple[str, ...], list[str]] = {}
+    subjects: dict[tuple[str, str, str], list[str]] = {}
     for line in lines:
         shown = format_epsilon(line.epsilon), format_delta(line.delta), line.figure.promise
         subjects.setdefault(shown, []).append(line.what)
-    for shown, names in subjects.items():
-        table.add_row(*shown, listed(names))
+    for figure, names in subjects.items():
+        table.add_row(*figure, listed(names))
     console().print(table)
     held = settings.protection
     trusted = held.position.rests_on_server(held.settings)

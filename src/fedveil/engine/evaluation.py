@@ -14,13 +14,14 @@ from fedveil.base.arrays import Array, Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.run_records import NEEDED, TRAINER
+from fedveil.engine.run_records import TRAINER
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.metric_names import MEASURES, USUAL
+from fedveil.record.recorder import NEEDED
 
 #: What a round's record has besides.
 _TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER}
