@@ -104,7 +104,7 @@ class Dialer:
                 self._link.fail(wrong)
 
     def _channel(self, certificate: bytes) -> Any:
-        """Return a channel to the leader with this certificate, in plaintext without credentials."""
+        """Return a channel to the leader with this certificate; without credentials, plaintext."""
         # Otherwise a new channel would inherit the reconnection delay of an earlier one.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         own = self._credentials

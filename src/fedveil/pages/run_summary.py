@@ -52,7 +52,7 @@ def vertical_ending(
     With `apart` only one party's folder is here; the others are on their own machines.
     """
     shown = [
-        f"{key.removeprefix('test_')} {value:.4f}"
+        f"{key.removeprefix('test_')} {digits(value)}"
         for key, value in leader.last.items()
         if key.startswith("test_")
     ]
