@@ -174,7 +174,7 @@ def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert sentence.startswith(
             f"labels: what comes back to bank for {parts} lets them be read: 100.0% of 308 right "
-            f"(the most common class alone 58.4%), 128 of 128 of the rarest class found, AUC 1.00 "
+            f"(the most common class alone 62.0%), 117 of 117 of the rarest class found, AUC 1.00 "
             f"by direction ("
         )
         assert sentence.endswith("measured in steps 1 to 20")
@@ -196,7 +196,7 @@ def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:
     assert "in all 2 epochs" in projected
     cuts = [sentence for sentence in watched if "what comes back" in sentence]
     assert len(cuts) == 9  # three groups of cuts: at the start, at the end, added up
-    hidden = [sentence for sentence in cuts if "nothing was read" in sentence]
+    hidden = [sentence for sentence in cuts if "leaves open whether they can be read" in sentence]
     assert len(hidden) >= 8
     for sentence in hidden:
         assert "is not excluded" in sentence
