@@ -12,6 +12,9 @@ from fedveil.base.lazy import special
 from fedveil.base.validate import integer
 from fedveil.privacy.finding import CONFIDENCE, Measured
 
+#: Below this number of scores of a kind, DeLong's variance is too often too small.
+_FEW = 10
+
 
 def share(
     name: str, hits: int, cases: int, *, guess: float = np.nan, confidence: float = CONFIDENCE
@@ -54,25 +57,40 @@ def area(
 ) -> Measured:
     """Return the area under the ROC curve: Pr[a member outscores another], ties counting half.
 
-    The interval is DeLong's (1988), on the scale of log-odds, so that it cannot leave [0, 1]. If
-    his variance is 0 (all members above all others, or all scores equal), the interval is the
-    exact one for the number of disjoint pairs. Without a pair nothing is known.
+    The interval is DeLong's (1988), on the scale of log-odds, so that it cannot leave [0, 1]. His
+    variance says little if it is 0 (all members above all others, or all scores equal) or if there
+    are fewer than 10 members or others. The interval is then the exact one for the number of
+    disjoint pairs. Without a pair nothing is known.
     """
     m, n = len(members), len(others)
     if not m or not n:
         return Measured(name, 0.5, 0.0, 1.0, 0.5, m + n)
     wins, losses = _outscored(members, others), _outscored(others, members)
     value = float(wins.mean())
-    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if min(m, n) > 1 else 0.0
+    pairs = min(m, n)
+    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if pairs >= _FEW else 0.0
     if not variance or not 0 < value < 1:
-        pairs = min(m, n)
-        exact = share(name, round(value * pairs), pairs, confidence=confidence)
-        return Measured(name, value, exact.low, exact.high, 0.5, m + n)
+        least, most = math.floor(value * pairs + 1e-9), math.ceil(value * pairs - 1e-9)
+        low = share(name, least, pairs, confidence=confidence).low
+        high = share(name, most, pairs, confidence=confidence).high
+        return Measured(name, value, low, high, 0.5, m + n)
     middle = math.log(value / (1 - value))
     reach = float(-special().ndtri((1 - confidence) / 2)) * math.sqrt(variance)
     reach /= value * (1 - value)
     low, high = (float(special().expit(middle + side * reach)) for side in (-1, 1))
     return Measured(name, value, low, high, 0.5, m + n)
+
+
+def chance_of_ranks(members: Float64s, others: Float64s) -> float:
+    """Return the chance that scores which tell nothing rank all members as high as these.
+
+    If k of n others score no less than the lowest of m members, this is C(m + k, m) / C(m + n, m).
+    """
+    m, n = len(members), len(others)
+    if not m or not n:
+        return 1.0
+    k = int((others >= members.min()).sum())
+    return math.comb(m + k, m) / math.comb(m + n, m)
 
 
 def _outscored(scores: Float64s, others: Float64s) -> Float64s:
