@@ -100,7 +100,16 @@ class Canvass:
             return bound
 
         yield by(BY_NOISE, seen.noise, self.moved)
-        yield by(BY_LAG, seen.lag, 1.0)
+
+        def by_lag(error: float) -> Measured:
+            """Compare each round with the one before and with the first, half the error each."""
+            lag, echo = seen.lag, seen.echo
+            rounds = max(1, lag.releases // count)
+            before = lag.distance(1.0, rounds, error=error / 2)
+            distance = max(before, echo.distance_of_least(1.0, error=error / 2))
+            return self._of_distance(BY_LAG, distance, 0.0, claim, lag.releases)
+
+        yield by_lag
         if told and count > 1:
             yield by(BY_PAIRS, reports.pairs, 1.0, count // 2)
         if not told and sums.spare.entries:

@@ -26,6 +26,9 @@ from fedveil.protections.reading import Reading
 _KEPT = 1 << 20
 #: Limits the score of one report, so that an impossible report does not score infinity.
 _MOST_SCORE = 1e6
+#: The distance by which a client can always move the difference of two rounds, over the length of
+#: its update: the rounds may release it in different directions, and it chooses the sign in both.
+LEAST_STEP = 2.0**0.5
 #: Ways to count a truthful choice: alone, in two rounds, by two canaries.
 WAYS = ("told true", "told true in two rounds", "told true by two canaries")
 
@@ -105,8 +108,9 @@ class ReportEvidence:
 
     A score is larger if the coin is likelier 1. `moved` is the length of a canary's update if the
     clip holds. `told` is True if reports reveal anything about an update. `noise` measures the
-    noise of single reports, `lag` the difference between a canary's reports in two rounds, and
-    `pairs` the difference between two canaries' reports in one round.
+    noise of single reports, `lag` the difference between a canary's reports in two rounds, `echo`
+    that between a round and the first, and `pairs` the difference between two canaries' reports in
+    one round.
     """
 
     def __init__(
@@ -123,11 +127,13 @@ class ReportEvidence:
         self._places = _spread(dimension, _KEPT // 8 // count)
         # One entry fewer than the dimension: the direction that was sent is left out.
         self.noise, self.lag = MeasuredNoise(dimension - 1), MeasuredNoise(len(self._places) - 1)
+        self.echo = MeasuredNoise(len(self._places) - 1)
         self.pairs = MeasuredNoise(max(1, len(self._places) - 2))
         self.tally = ChoiceTally(choices, count)
         self._found, self._shared = np.zeros(count), np.zeros(0)
         self._rests: dict[int, Float64s] = {}
         self._last, self._last_turn = np.zeros((0, len(self._places))), 1
+        self._first = np.zeros((0, len(self._places)))
 
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the report of canary `number`, as read by an attacker.
@@ -178,6 +184,12 @@ class ReportEvidence:
         """Measure the difference between the noise of this round and that of the previous round."""
         rests = [rest for _, rest in sorted(self._rests.items())]
         self._rests = {}
+        if rests and not len(self._first):
+            self._first = np.stack(rests)
+        elif len(rests) == len(self._first) > 0:
+            for rest, first in zip(rests, self._first, strict=True):
+                difference = (rest - first) / (2 * self._moved * LEAST_STEP)
+                self.echo.add(float(difference @ difference))
         if len(rests) == len(self._last) > 0:
             step = 2 * self._moved * abs(turn - self._last_turn)
             for rest, before in zip(rests, self._last, strict=True):
@@ -197,10 +209,12 @@ class ReportEvidence:
             "scores": self.scores,
             "told": self.told,
             "rests": self._last,
+            "first": self._first,
             "turn": self._last_turn,
             **self.tally.state(),
             **prefixed("noise", self.noise.state()),
             **prefixed("lag", self.lag.state()),
+            **prefixed("echo", self.echo.state()),
             **prefixed("pairs", self.pairs.state()),
         }
 
@@ -210,12 +224,14 @@ class ReportEvidence:
         self.scores = finite(state, "scores", (count,))
         self.told = take(state, "told", bool)
         self._last = finite(state, "rests", (None, len(self._places)))
-        if len(self._last) not in (0, count):
-            raise ValueError("field rests holds no reports of the canaries")
+        self._first = finite(state, "first", (None, len(self._places)))
+        if not {len(self._last), len(self._first)} <= {0, count}:
+            raise ValueError("field rests or first holds no reports of the canaries")
         self._last_turn = 1 if take(state, "turn", int) > 0 else -1
         self.tally.restore(state, count)
         self.noise.restore(within("noise", state))
         self.lag.restore(within("lag", state))
+        self.echo.restore(within("echo", state))
         self.pairs.restore(within("pairs", state))
 
 

@@ -69,6 +69,16 @@ class MeasuredNoise:
         distances = (moved * math.sqrt(rounds), self.sigma(error / 2)), (moved, of_one)
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
+    def distance_of_least(self, moved: float, *, error: float) -> float:
+        """Return the distance that the least noised release shows.
+
+        Unlike those of `distance`, the releases need not be independent.
+        """
+        if not self.releases:
+            return 0.0
+        within("error", error, 0, 1, open_low=True, open_high=True)
+        return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
+
     def sigma(self, error: float) -> float:
         """Return the largest sigma that the noise of all releases does not refute."""
         return _most(self.squares, self.releases * self.entries, error)
