@@ -88,7 +88,7 @@ class SampledGaussian:
         return _distribution(self.ratio, self.rate)
 
     def delta(self, epsilon: float) -> float:
-        """Return an upper bound on the delta of one release at `epsilon`: the value and its error."""
+        """Return an upper bound on the delta of one release at `epsilon`, close to its value."""
         return float(_curve(0.5 / self.ratio, self.rate, np.array([epsilon]))[0])
 
 
