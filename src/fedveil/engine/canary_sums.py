@@ -27,8 +27,9 @@ class SumEvidence:
     A score is larger if the coin is likelier 1. `scores` projects the sums onto each canary's
     direction. `turned` does so for differences between rounds, if every round has its own domain.
     `noise` measures what remains of a sum besides the canaries' updates, and `spare` the entries
-    that no update reaches. `lag` measures the difference of two released sums, and
-    `echo` that of a round and the first. `calm` measures the difference of two decoded sums, in which slow learning cancels as well.
+    that no update reaches. `lag` measures the difference of two released sums, and `echo`
+    that of a round and the first. `calm` measures the difference of two decoded sums, in which slow
+    learning cancels as well.
     """
 
     def __init__(
