@@ -13,7 +13,7 @@ from fedveil.record.sealed_message import intact
 
 
 def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of `make`, saved as `name`.json, or the saved one."""
+    """Return the result saved as `name`.json in `folder`. If missing, call `make` and save it."""
     file = folder / f"{name}.json"
     if not file.exists():
         write_whole(file, json.dumps(make(), indent=1).encode())
