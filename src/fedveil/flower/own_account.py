@@ -1,8 +1,8 @@
 """A client's own account of its reports, which no server can reset.
 
-An account is a file of the client's own. Only one process at a time changes it, and it is on disk
-before the training that it counts begins. Nothing later, including a killed process, takes a charge
-back.
+An account is a file on the client's machine. Only one process at a time changes it. A charge is on
+disk before the training that it pays for begins. Nothing later, not even a killed process, takes a
+charge back.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """Count one more requested report of a job. Raises `ClientWithheld` beyond `limit` of them.
+    """Count one more requested report of a job. Raises `ClientWithheld` if that exceeds `limit`.
 
-    The account is a number. A report that promises nothing by itself is not counted: it has no loss
-    to limit.
+    The account is only a number. A report whose loss is infinite is not counted, since nothing
+    limits it.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -72,10 +72,10 @@ def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]
 class OwnLedger:
     """The cost of a client's reports in one run of a Flower app.
 
-    It numbers the reports by itself: the server's rounds may repeat or skip numbers. While all
-    reports cost equally much, the server decides only their number, and they are composed. Once
-    they differ, it may have chosen them in view of earlier ones, so they add up plainly, in epsilon
-    and in delta.
+    The account numbers the reports itself, because the server's rounds may repeat or skip numbers.
+    While all reports cost the same, the server decides only how many there are, and their losses
+    are composed. Once costs differ, the server may have chosen them in view of earlier reports, so
+    epsilons and deltas are simply added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,9 +87,10 @@ class OwnLedger:
         limits: Sequence[tuple[float, float]],
         in_clear: Sequence[str] = (),
     ) -> None:
-        """Charge one more requested report, and the values sent in clear beside it.
+        """Charge one more requested report, and record the values sent in clear with it.
 
-        Raises `MessageInvalid`, and charges nothing, if the report would exceed a limit.
+        Raises `MessageInvalid`, and charges nothing, if the report would exceed one of `limits`,
+        pairs of epsilon and delta.
         """
         with alone(self._path):
             reports, (alike, any_) = self._read()
@@ -100,7 +101,7 @@ class OwnLedger:
             self._write(reports + 1, (alike, any_))
 
     def note(self, in_clear: Sequence[str]) -> None:
-        """Record values that are sent in clear, without a report."""
+        """Record values that are sent in clear without a report."""
         with alone(self._path):
             reports, ledgers = self._read()
             for ledger in ledgers:

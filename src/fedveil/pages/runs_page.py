@@ -1,4 +1,4 @@
-"""The page of several runs: their curves in common plots, and one sortable table."""
+"""The page of several runs: their curves in common plots, and one table that can be sorted."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
-    """Name each run after its folder, or by the whole path if names collide."""
+    """Return the runs by the name of their folder, or by its whole path if names collide."""
     names = [run.name for run in runs]
     return {
         name if names.count(name) == 1 else str(run.folder): run
@@ -138,7 +138,10 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return a table of the keys in which any job differs from the first, with each job's value."""
+    """Return a table of the keys in which some run's job differs from the first run's.
+
+    Each row has the values of all jobs. Returns a sentence if there is no difference.
+    """
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

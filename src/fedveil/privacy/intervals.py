@@ -62,9 +62,9 @@ def area(
     """Return the area under the ROC curve as a metric: Pr[a member's score exceeds an other's].
 
     Ties count half. The interval is DeLong's (1988), on the scale of log-odds, so that it cannot
-    leave [0, 1]. If DeLong's variance is 0 (all members above all others, or all scores equal), the
-    interval is the exact one for as many cases as there are disjoint pairs. Without a pair it is
-    [0, 1].
+    leave [0, 1]. DeLong's variance says little if it is 0 (all members above all others, or all
+    scores equal) or if there are fewer than 10 members or others. The interval is then the exact
+    one for as many cases as there are disjoint pairs. Without a pair it is [0, 1].
     """
     m, n = len(members), len(others)
     if not m or not n:

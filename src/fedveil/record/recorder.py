@@ -146,12 +146,35 @@ def read_metrics(path: Path) -> list[Record]:
     return _records(read_text(path / METRICS, MOST_LINES_BYTES))
 
 
-def read_whole_lines(text: str, path: Path) -> list[Record]:
-    """Return the records in `text`, the metrics of `path`, without an incomplete last line."""
-    try:
-        return _records(text[: text.rfind("\n") + 1])
-    except MALFORMED as error:
-        raise RunFolderError(f"{path} holds a line that is no record: {error}") from None
+def read_whole_lines(
+    text: str, path: Path, resume: str, needed: Collection[str] = ()
+) -> list[Record]:
+    """Parse the metrics of `path`, without an incomplete last line.
+
+    Raises RunFolderError for a line that is no record, or lacks one of the keys `needed`. The
+    sentence names the command `resume`.
+    """
+    records = list[Record]()
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        try:
+            record = _record(read_line(line))
+        except MALFORMED as error:
+            raise RunFolderError(_incomplete(path, number, _why(error), resume)) from None
+        if missing := [key for key in needed if key not in record]:
+            raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", resume))
+        records.append(record)
+    return records
+
+
+def _why(error: Exception) -> str:
+    return "it breaks off" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
+    return (
+        f"{path}, line {line}: incomplete record ({why}). The run was probably cut off; resume it "
+        f"with: {resume}"
+    )
 
 
 def _records(text: str) -> list[Record]:

@@ -1,8 +1,8 @@
-"""A job's text form: reads strict YAML, applies `key=value` settings, and writes YAML.
+"""A job as text: reads strict YAML, applies `key=value` settings, and writes YAML.
 
 Only safe loaders are used: a job file contains data, never objects. Unlike PyYAML's safe loader,
 this one refuses a key that is given twice, reads `1e-3` as a number (as in YAML 1.2), and refuses a
-file with an implausible number of values, written out or named by aliases.
+file with an implausible number of values, whether they are written out or repeated by aliases.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a written value. Raise an error if it is one too many or is not valid text."""
+        """Count one more value of the file.
+
+        Raises an error if it is one too many or not valid text.
+        """
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -73,7 +76,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values of the aliased block. None means that it is not finished yet."""
+        """Count the values that an alias repeats. `stands_for` is their number.
+
+        It is None inside the repeated block itself, which is an error.
+        """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -124,7 +130,10 @@ for _kind in (_Loader, _Dumper):
 def read(
     path: str | FilePath, most_bytes: int = MOST_JOB_BYTES, most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises JobError if it has none."""
+    """Return the mapping in a YAML file. Raises JobError if it contains no valid mapping.
+
+    `most_bytes` and `most_values` limit its size.
+    """
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:
@@ -177,7 +186,7 @@ def _open(*words: str) -> bool:
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
-    """Raise JobError for a MindSpore Federated file for a party of a split model."""
+    """Raise JobError for a MindSpore Federated file that configures a party of a split model."""
     held = {} if path is None else read(path)
     model = held.get("model")
     if isinstance(model, dict) and {"train_net", "eval_net"} & model.keys():
@@ -206,7 +215,7 @@ def refuse_other_kind(
 
 
 def write(data: Mapping[str, Any]) -> str:
-    """Format `data` as YAML, its keys in their order. `read` returns equal data."""
+    """Format `data` as YAML, with keys in their order. `read` returns equal data."""
     text: str = yaml.dump(
         dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
     )
@@ -216,10 +225,11 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with `key=value` settings on top, and a sentence for each invalid one.
+    """Return `data` with `key=value` settings on top, and a sentence for each invalid setting.
 
-    Settings of whole blocks are applied first, so that `protection=signds` does not undo
-    `protection.signds.sign_k=0.2` in any order. Of two for one key the later wins.
+    Settings of whole blocks are applied first. So `protection=signds` does not undo
+    `protection.signds.sign_k=0.2`, in any order. If two settings have the same key, the later one
+    wins.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -242,7 +252,9 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with these settings on top, as in `apply`, and sentences for unknown keys."""
+    """Return `data` with these settings on top, as `apply` does, and a sentence for each unknown
+    key.
+    """
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -252,7 +264,10 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without the non-block in its way."""
+    """Copy `data` without the value at `path`.
+
+    If a parent of it is no block, remove that parent.
+    """
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -278,7 +293,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 
 def _line_hint(text: str) -> str:
-    """Return a hint about the first line that cannot be in a mapping of keys, or ""."""
+    """Return a hint about the first line that cannot belong to a mapping, or ""."""
     for number, line in enumerate(text.splitlines(), 1):
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
@@ -288,7 +303,7 @@ def _line_hint(text: str) -> str:
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
-    """Return a sentence about a path that `model` does not have, or ""."""
+    """Return a sentence if `model` does not have `path`, otherwise ""."""
     end, block, field = allowed.followed(model, path)
     here, rest = path[: end + 1], path[end + 1 :]
     if field is None and end < len(path):
@@ -302,10 +317,11 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Return a block's content with `value` at `path`. A mapping sets only the keys it names.
+    """Return the content `held` of a block with `value` set at `path`.
 
-    Nothing is changed in place: YAML's aliases may have put one block in several places. If there
-    is no block at `path`, validation reports it.
+    If `value` is a mapping, it sets only the keys that it names. Nothing is changed in place:
+    YAML's aliases may have put one block in several places. If there is no block at `path`,
+    validation reports it later.
     """
     if isinstance(held, str):
         held = _opened(block, {}, held)
@@ -322,7 +338,7 @@ def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
 
 
 def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
-    """Return a field's content with `value` at `path`."""
+    """Return the content `held` of a field with `value` set at `path` in it."""
     block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
     if block is not None:
         return _merged(held, tuple(path), value, block)
@@ -339,5 +355,8 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content that `word` stands for in `block`, which had `held`, or else `word`."""
+    """Return the content for which `word` stands in `block`, whose content was `held`.
+
+    Returns `word` itself if the block is no choice.
+    """
     return block.shorthand(held, word) if issubclass(block, Choice) else word
