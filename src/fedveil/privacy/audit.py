@@ -60,7 +60,7 @@ class Audit:
         found, reachable = rounded_down(self.bound), rounded_down(self.reachable)
         return (
             f"claimed: {claimed}; found: epsilon at least {found} at confidence "
-            f"{self.confidence:g}, of {reachable} that {self.trials} trials can show: {verdict}"
+            f"{self.confidence:g} ({self.trials} trials can show at most {reachable}): {verdict}"
         )
 
 
