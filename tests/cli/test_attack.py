@@ -152,7 +152,7 @@ def test_the_first_attack_of_the_readme_succeeds_and_shows_the_images(
         ([Measured("mse", 0.5, 0.4, 0.6, 0.7)], math.inf, "leak: mse 0.5, where guessing"),
         ([Measured("mse", 0.9, 0.8, 1.0, 0.7)], math.inf, "did no better than guessing"),
         ([Measured("recovered", math.nan)], math.inf, "did no better than guessing"),
-        ([Measured("epsilon at least", 0.5)], 1.0, "of rr stands"),
+        ([Measured("epsilon at least", 0.5)], 1.0, "No bound is above the claim of rr"),
         ([Measured("epsilon at least", 2.0)], 1.0, "of rr is refuted: epsilon at least 2"),
     ],
 )

@@ -82,7 +82,7 @@ def attackers(job: Mapping[str, Any]) -> str:
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:
         return ""
-    block = switch[protection.block] if protection.block else {}
+    block = switch.get(protection.block, {})
     return protection.against(protection.settings_type(**block))
 
 
