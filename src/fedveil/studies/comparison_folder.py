@@ -1,8 +1,10 @@
 """A comparison's folder: the request in a file, and a run's folder for each cell.
 
-comparison.yaml     the job, the options, and the parameters that searches found
-runs/CELL/          a run's folder, as `fedveil run` makes it
-report.html ...     the page, its plots and its text, written at the end
+    comparison.yaml     the job, the options, and the parameters that searches found
+    runs/CELL/          a run's folder, as `fedveil run` makes it
+    report.html ...     the page, its plots and its text, written at the end
+
+CELL names the protection, its settings and the seed.
 """
 
 from __future__ import annotations
