@@ -133,7 +133,7 @@ def test_budget_tells_the_four_figures(command: Command) -> None:
     code, out, _ = command("budget", "--set", "protection=signds", "--set", "rounds=3")
     assert code == 0
     assert "100" in out
-    assert "one of 7850 parameters" in out
+    assert "one of 7,850 parameters" in out
     assert "a client that takes part in all 3 rounds" in out
     assert out.splitlines()[0].split() == ["epsilon", "delta", "promise", "for"]
     assert [" next to none " in line for line in out.splitlines()] == [False, *[True] * 4]

@@ -142,8 +142,8 @@ class OneRunAudit:
     def __str__(self) -> str:
         found, alone, most = map(rounded_down, (self.bound, self.alone, self.reachable))
         return (
-            f"epsilon at least {found} at confidence {self.confidence:g} ({self.canaries} canaries can "
-            f"show at most {most}), {alone} if canaries reveal nothing about each other"
+            f"epsilon at least {found} at confidence {self.confidence:g} ({self.canaries} canaries "
+            f"can show at most {most}), {alone} if canaries reveal nothing about each other"
         )
 
 
