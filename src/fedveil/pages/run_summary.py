@@ -195,7 +195,7 @@ def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
     Both protections inherit these settings from the same class.
     """
     chosen = _protection(switch["name"])
-    values = switch.get(chosen.block, {})
+    values = switch.get(chosen.block or "", {})
     return [
         f"protection.{other.block}.{key}={str(values[key]).lower()}"
         for key, field in chosen.settings_type.model_fields.items()
