@@ -193,7 +193,10 @@ def embedding_repeated(
 
 
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
-    """Return the ledger's epsilon for a vector of `values` values after `count` reports."""
+    """Return the ledger's epsilon at `delta` for `count` reports of a vector of `values` values.
+
+    `eps` is that of EmbeddingDP. With `reuse` the first report is repeated, and only it costs.
+    """
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
     assert figure is not None  # only the most-drawn client is unknown before

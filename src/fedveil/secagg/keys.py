@@ -127,11 +127,11 @@ class Identity:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> Identity:
-        """Draw a new identity."""
+        """Draw a new long-lived signing key."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Sign a text of this module: the keys or the survivors of a round."""
+        """Return the signature of a text that `keys_text` or `survivors_text` made."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ _SIGNED = 1 << 16
 
 
 class Ring:
-    """The integers modulo 2^bits."""
+    """The ring of the integers modulo 2^bits, in which vectors are masked and summed."""
 
     def __init__(self, bits: int) -> None:
         self.bits = integer("bits", bits, 1, 64)

@@ -295,7 +295,7 @@ class Server:
         return self._to_each(asked, request)
 
     def _unmask(self) -> None:
-        """Remove the masks from the sum."""
+        """Remove all masks from the sum. Raises `RoundVoid` if a disclosed secret is wrong."""
         try:
             seeds, pairs = self._disclosed()
         except RoundVoid:

@@ -80,9 +80,9 @@ SIGNING_SERVER: Table = {
 class Actions(NamedTuple):
     """Names of the server's methods for one phase.
 
-    `asks` returns the messages that open the phase, and `takes` processes an answer. To close the
-    phase, `counts` returns how many answers count and how many are needed. If they are enough,
-    `closes` returns the clients that continue.
+    The method `asks` returns the messages that open the phase, and `takes` processes an answer. To
+    close the phase, `counts` returns how many answers count and how many are needed. If they are
+    enough, `closes` returns the clients that continue.
     """
 
     asks: str

@@ -109,7 +109,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield the views of one round after another, each with a different cohort."""
+        """Yield what the attacker sees in one round after another, each with a different cohort."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)

@@ -34,7 +34,8 @@ class LastLayer:
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
         """Return the last trainable dense layer, or None if its outputs are not the logits.
 
-        `model` holds the weights that the client trains from.
+        `model` holds the weights that the client trains from, and `probes` are inputs that the
+        attacker considers typical.
         """
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]

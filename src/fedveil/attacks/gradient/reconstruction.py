@@ -107,7 +107,10 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Recover labels from the last layer. Returns `joint` if the model has no readable one."""
+    """Return the labels recovered from the last layer, or `joint` if the model has no such layer.
+
+    `joint` means that labels must be searched for together with the examples.
+    """
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

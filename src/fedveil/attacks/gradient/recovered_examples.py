@@ -56,7 +56,7 @@ class Score:
         return self.guess.ndim == 3 and self.guess.shape[0] in (1, 3)
 
     def figures(self) -> list[Measured]:
-        """Return medians over the examples, and the share of the labels that were recovered."""
+        """Return medians of quality over the examples, and the share of labels recovered."""
         by = {"mse": pictures.mse, "psnr": pictures.psnr}
         if self.are_images and min(self.guess.shape[1:]) >= 4:
             by["ssim"] = pictures.ssim

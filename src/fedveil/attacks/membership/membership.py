@@ -42,7 +42,7 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Run all attacks on the trained model, and on the reports of one round."""
+    """Run all membership attacks, on the trained model and on the reports of one round."""
     target.needs_classes("membership")
     count = by_effort(effort, 4, 16, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)

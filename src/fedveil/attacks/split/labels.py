@@ -78,7 +78,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _protection(privacy: PrivacySettings) -> str:
-    """Return the names of the labels' protections."""
+    """Return the names of the protections that `privacy` gives the labels."""
     defence = privacy.label_protection
     held = [] if privacy.label_dp is None else ["label_dp"]
     return ", ".join(held + ([] if defence is None else [defence.name])) or "none"

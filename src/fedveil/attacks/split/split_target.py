@@ -99,7 +99,7 @@ class SplitTarget:
         return cls(job, task, split, rows, told)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
-        """Copy the target under a different `privacy` block of the job."""
+        """Copy the target, with this `privacy` block in its job."""
         job = self.job.model_copy(update={"privacy": privacy})
         split = make_split(job, self.task)
         split.joined().load_state_dict(self.split.joined().state_dict())

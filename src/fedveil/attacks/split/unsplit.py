@@ -130,7 +130,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of uninformative outputs: the mean of numbers, or even odds for bits."""
+    """Return the misfit of a guess that knows nothing: the numbers' mean, or even odds for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)
