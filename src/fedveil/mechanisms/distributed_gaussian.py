@@ -137,9 +137,8 @@ class DistributedGaussian(NoiseShares):
     bounds it. This does not cover vectors that were chosen in view of the round's signs. Privacy
     does not depend on wrapping. `wrapped` says whether a sum is larger than this.
 
-    `entry_bits` sets the step: a rotated entry, of root mean square clip / √n, takes so few of
-    these bits, with its sign, that there is room for 8 times that. Without rotation there is room
-    for clip.
+    `entry_bits` sets the step: that many bits, one of them the sign, hold 8 times the root mean
+    square clip / √n of a rotated entry or, without rotation, hold clip.
     """
 
     def __init__(
@@ -224,9 +223,9 @@ class DistributedSum(NoiseShares):
     """Noise shares for clients' sums of clipped contributions, one per example.
 
     The sums themselves are not clipped. Every contribution moves a client's vector x by whole
-    multiples of `step` and an L2 norm of at most `clip` (`privacy.sum_grid`). x becomes `share(x) =
-    z + N`. z is x / step, with entries limited to 2^24 in absolute value, which moves no two
-    vectors further apart. N is the noise of `DistributedGaussian`.
+    multiples of `step` and an L2 norm of at most `clip` (see `privacy.grid_sensitivity`). x becomes
+    `share(x) = z + N`. z is x / step, with entries limited to 2^24 in absolute value, which moves
+    no two vectors further apart. N is the noise of `DistributedGaussian`.
 
     Privacy: if one contribution to one of the vectors is replaced, the sum of m shares satisfies
     `Gaussian(ratio(m))`, by the proof in `DistributedGaussian` with limit = ⌈(clip / step)²⌉. The

@@ -188,7 +188,7 @@ def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
-    """Clip `vector` to the norm `clip` and round it towards zero to multiples of `step`.
+    """Return `vector` in whole steps, clipped to the norm `clip` and rounded towards zero.
 
     The result m satisfies step · |m| <= clip in exact arithmetic, for every finite vector: m is
     returned only if the integer Σ m² is at most ⌊(clip / step)²⌋, both computed without rounding.

@@ -40,7 +40,7 @@ class BinaryRandomizedResponse:
         return float(special().expit(self.eps))
 
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
-        """Return the perturbed bits with the shape and type of `bits`: booleans, or 0 and 1."""
+        """Return `bits`, each kept or flipped, with their shape and type: booleans, or 0 and 1."""
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")

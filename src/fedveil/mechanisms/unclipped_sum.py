@@ -74,7 +74,10 @@ class GaussianSum:
         return self.multiples(update, entropy).astype(np.float64) * self.step
 
     def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:
-        """Return the log probability of `output` given the sum `update`, up to a constant."""
+        """Return ln of the probability of the noisy sum `output`, up to a constant.
+
+        `update` is the sum without noise.
+        """
         variance = self._noise.variance * self.step**2
         return -float(np.sum((output - to_grid(update, self.step) * self.step) ** 2)) / (
             2 * variance

@@ -90,9 +90,9 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return, as a function of eps, the probability that two independent choices are both true.
+    """Return, as a function of eps, the probability that two choices both report the truth.
 
-    A choice is true if it reports the truth, which `chance` gives the probability of.
+    The choices are independent. `chance(eps)` is the probability that one of them does.
     """
     return lambda eps: chance(eps) ** 2
 

@@ -40,7 +40,7 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Charge each of the sorted, distinct `clients` once more for `kinds[kind]`."""
+        """Charge each of `clients`, which are sorted and distinct, once more for `kinds[kind]`."""
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:

@@ -191,9 +191,6 @@ def as_written(value: SupportsFloat) -> Decimal:
 
 
 def rounded_up(value: Decimal) -> float:
-    """Return the least float that is not below `value`.
-
-    A float counts as the decimal `as_written`.
-    """
+    """Return the least float that, as the decimal it is printed as, is not below `value`."""
     nearest = float(value)
     return nearest if as_written(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -88,7 +88,7 @@ class LossDistribution:
         return float(self.losses[np.flatnonzero(self.masses)[-1]]) if self.masses.any() else 0.0
 
     def delta(self, epsilon: float) -> float:
-        """Return the privacy curve: the least delta that holds at `epsilon`."""
+        """Return the least delta that holds at `epsilon`: the value of the privacy curve."""
         above = self.losses - epsilon
         excess = self.masses[above > 0] @ -np.expm1(-above[above > 0])
         return min(1.0, float(excess) + self.infinite)

@@ -45,7 +45,7 @@ class MeasuredNoise:
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Load the fields of an untrusted `state`."""
+        """Load the fields that `MeasuredNoise.state` returned, from an untrusted checkpoint."""
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)

@@ -329,7 +329,10 @@ def distance_of_epsilon(figure: Figure) -> float:
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
-    """Return the epsilon of distinguishing N(0, 1) from N(mu, 1) at `delta`, rounded down."""
+    """Return the epsilon at `delta` with which N(0, 1) is distinguished from N(mu, 1).
+
+    It is rounded down. mu is the distance of two means in standard deviations.
+    """
     return _largest(lambda eps: _mu(eps, delta) <= mu)
 
 

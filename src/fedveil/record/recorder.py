@@ -90,7 +90,7 @@ class Recorder:
                     self._board.add_scalar(name, value, record["round"])
 
     def sync(self) -> None:
-        """Wait until all records are on disk."""
+        """Wait until all records written so far are on disk."""
         with explained(self._folder.path):
             os.fsync(self._metrics.fileno())
 

@@ -18,7 +18,7 @@ _BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
 class AnyJob(Protocol):
-    """A job of any kind."""
+    """A job of any kind, as far as saving and resuming it need."""
 
     def to_yaml(self) -> str: ...
 

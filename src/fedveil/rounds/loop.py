@@ -42,7 +42,10 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check an answer and add it. Raises `ReportRejected`, without any change, if invalid."""
+        """Check a client's answer and add it. If it is invalid, raises `ReportRejected`.
+
+        A rejected answer changes nothing.
+        """
 
     def advance(self) -> Mapping[ClientId, Message] | None:
         """Close the phase, and return the next phase's messages, or None after the last phase."""

@@ -62,21 +62,21 @@ class Refused(Answer):
 
 @dataclass
 class Withheld(Answer):
-    """The client declines to send a report."""
+    """An answer in which the client declines to send a report."""
 
     reason: str
 
 
 @dataclass
 class Failed(Answer):
-    """The client cannot report because its training failed."""
+    """An answer in which the client says that its training failed, so that it has no report."""
 
     reason: str
 
 
 @dataclass
 class Unreached(Answer):
-    """The message did not reach the client."""
+    """Stands for a missing answer: the message did not reach the client."""
 
 
 def short(reason: str) -> str:
