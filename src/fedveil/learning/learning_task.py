@@ -234,7 +234,7 @@ BUNDLED: dict[str, type[_Bundled]] = {
 
 
 def find(name: str, metrics: Sequence[str] | None = None) -> Task:
-    """Return the task called `name`, reporting only the metrics `metrics` if given.
+    """Return the task called `name`, with only the `metrics` given if it is a built-in one.
 
     Raises `TaskInvalid` if there is no such task or metric.
     """

@@ -55,7 +55,7 @@ LOSSES: dict[str, Loss] = {
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss `name` as a function that gives one value per example.
 
-    `class_weights` multiply the losses that are in `WEIGHTED`.
+    The loss `WEIGHTED` is cross-entropy times the weight of the label's class in `class_weights`.
     """
     if name != WEIGHTED:
         return LOSSES[name]
