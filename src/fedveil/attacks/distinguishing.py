@@ -19,13 +19,13 @@ import numpy as np
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.server_view import Seen, repeated
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.engine.assembly import report_entropy
 from fedveil.entropy import Entropy
 from fedveil.errors import AttackImpossible
 from fedveil.privacy import audit, intervals
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading

@@ -27,7 +27,7 @@ from torch import nn
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.pictures import grid
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Array, Float64s
+from fedveil.base.array_types import Array, Float64s
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible

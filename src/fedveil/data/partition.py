@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.base.validate import choice, integer, positive
 from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy

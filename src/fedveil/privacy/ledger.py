@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.message import Message, encode, take
 from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally
 from fedveil.privacy.compose import Charge, cost
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger_message import (
     MAX_RELEASES,
     MAX_ROUND,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
 from fedveil.base.message import Message, take
 from fedveil.base.validate import integer, within

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import finite_vector, integer, within
 from fedveil.errors import InvalidValue
@@ -32,7 +32,7 @@ from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 
 #: An epsilon that replaces 0 if a curve needs one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20

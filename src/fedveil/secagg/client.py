@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedveil.base.arrays import Array, Signed, Uint8s
+from fedveil.base.array_types import Array, Signed, Uint8s
 from fedveil.base.message import Message, Value, only_fields, take
 from fedveil.base.packing import pack
 from fedveil.entropy import Entropy

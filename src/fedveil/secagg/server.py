@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from fedveil.base import packing
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.message import Message, Value, only_fields, take, take_array
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 
 #: Larger scores are clipped to this size: e^-2000 is 0.
 _LARGEST = 1000.0

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Float32s, Uint8s
+from fedveil.base.array_types import Float32s, Uint8s
 from fedveil.base.packing import pack, packed_size, unpack
 from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedveil.errors import LimitReached
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.vertical.account import repeated_spending, sends_unprotected

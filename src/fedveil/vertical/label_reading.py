@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
 

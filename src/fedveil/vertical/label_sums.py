@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.vertical.step import Occasion
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area, chance_of_ranks, share
 from fedveil.vertical.label_reading import (

@@ -54,10 +54,9 @@ Progress = Callable[[Record], None]
 class Setting:
     """Everything that a party's side of a run is built from.
 
-    `rows` are its examples in the agreed order. `order_seed`, which comes from the leader,
-    determines the order of training. `entropy` is the randomness of everything that the party
-    sends, and `folder` is its run folder. `own_seed` determines its initial weights and its
-    dropout; None uses the job's seed.
+    `rows` are its examples in the agreed order. The leader's `order_seed` determines the order of
+    training. `entropy` is the randomness of everything that the party sends, `folder` its run
+    folder. `own_seed` determines its initial weights and dropout; None uses the job's seed.
     """
 
     job: VerticalJob

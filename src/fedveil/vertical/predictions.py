@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.own_code import called
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange

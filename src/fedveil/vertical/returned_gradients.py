@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.message import only_fields, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.entropy import Entropy, Seeded

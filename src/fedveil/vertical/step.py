@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.base.message import Message, Value, encoded_bytes
 from fedveil.base.own_code import place_of
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.errors import MessageInvalid

@@ -18,7 +18,7 @@ from fedveil.attacks.stealing.imprint_layer import Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Int64s
+from fedveil.base.array_types import Array, Int64s
 from fedveil.base.kernels import HAVE_NUMBA, compiled
 from fedveil.base.validate import finite_vector
 from fedveil.errors import InvalidValue

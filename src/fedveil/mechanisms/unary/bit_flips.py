@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s, Int16s, Int32s, Int64s, Uint8s
+from fedveil.base.array_types import Float64s, Int16s, Int32s, Int64s, Uint8s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.alias_table import AliasTables

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Float32s, Float64s, Int64s, Uint8s
+from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
 from fedveil.base.packing import add, add_within, pack, packed_size, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float32s, Int8s
+from fedveil.base.array_types import Float32s, Int8s
 from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.encoding import Kind, Report, UnaryEncoding
 from fedveil.mechanisms.unary.rounding import States, neighbours

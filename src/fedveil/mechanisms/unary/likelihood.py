@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.encoding import Report, UnaryEncoding
 from fedveil.mechanisms.unary.rounding import States, neighbours

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
 _Law = Float64s
