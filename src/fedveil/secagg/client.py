@@ -158,9 +158,9 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Deal shares of this client's seed and mask key to its neighbourhood.
+        """Return the answer that deals shares of this client's two secrets to its neighbours.
 
-        Returns the answer.
+        The secrets are its seed and its mask key.
         """
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
