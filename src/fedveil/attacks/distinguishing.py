@@ -49,8 +49,8 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     Evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these. Otherwise it is how far the reading's estimate lies from the midpoint
-    of the two updates towards `a`.
+    protection states these probabilities. Otherwise it says how far the reading's estimate lies
+    from the midpoint of the two updates, and is positive on the side of `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)

@@ -339,7 +339,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step over 5, 10 and 20 examples.
 
     The attacker knows the model, the size of a batch and the report. If the reports reveal nothing,
-    it receives the cohort's sum, whose rank is that of all the examples in it.
+    it receives the cohort's sum, in which all clients' examples count as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

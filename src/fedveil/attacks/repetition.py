@@ -63,7 +63,7 @@ def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]
     """Return the cosine and correlation of an estimate with the true update, and its error.
 
     The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
-    correlation if one is constant.
+    correlation is 0 if a vector is constant.
     """
     truth = update.astype(np.float64)
     size = float(np.linalg.norm(truth)) or 1.0

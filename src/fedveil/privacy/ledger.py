@@ -367,7 +367,7 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return lists of charges: each is all that a bit, parameter or client may be charged at once.
+    """Return lists of charges, each for one case of what a bit, parameter or client is charged.
 
     A loss stated for a unit also holds for every part of it, and `part` is the better statement if
     there is one. A change of one parameter shows in everything that is stated per update, in all

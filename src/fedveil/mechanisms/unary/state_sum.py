@@ -24,7 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest sum S of a code's states: that of all positive states.
+    """Return the largest sum of a code's states: that of all positive states.
 
     The smallest is its negative.
     """
