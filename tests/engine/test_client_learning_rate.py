@@ -56,8 +56,8 @@ def test_a_rate_that_nobody_can_train_with_is_refused() -> None:
     with pytest.raises(InvalidValue) as told:
         client_rate(job(lr_schedule="test_client_learning_rate:nothing"), 2)
     assert str(told.value) == (
-        "training.lr_schedule = 'test_client_learning_rate:nothing' gives the rate 0.0 in round 2. It must "
-        "be a number above 0"
+        "training.lr_schedule = 'test_client_learning_rate:nothing' gives the rate 0.0 in round 2. "
+        "It must be a number above 0"
     )
 
 

@@ -223,7 +223,7 @@ def test_a_model_that_is_not_the_jobs_is_not_trained(
     grid = LocalGrid(other, tmp_path / "state")
     with pytest.raises(Exception, match="every client of round 1 failed"):
         serve(app, grid, tmp_path / "run")
-    assert "gave another model" in caplog.text
+    assert "returned another model" in caplog.text
 
 
 def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Path):

@@ -47,7 +47,7 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return a partition of only the examples whose indices are in `chosen`.
+        """Return a partition of only the examples for which the mask `chosen` is True.
 
         A client may end up without any.
         """
