@@ -6,6 +6,10 @@ TORCH ?= torch==2.13.0
 WITHOUT_TORCH := tests/mechanisms tests/privacy tests/secagg tests/settings \
   $(addprefix --ignore tests/mechanisms/,test_embedding_dp.py test_label_dp.py)
 BIN := $(VENV)/bin
+# Ends with a sentence if PYTHON is missing or too old or new for `requires-python`.
+CHECK = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+  2>/dev/null || { echo "error: fedveil needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is not one \
+of them. Name yours, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test core lint docs wheel mindspore clean
@@ -33,6 +37,7 @@ wheel: $(VENV)/installed
 	$(BIN)/python -m build
 
 $(VENV)/installed: pyproject.toml
+	$(CHECK)
 	@echo "installing $(TORCH) and fedveil with all its extras into $(VENV): about 2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
@@ -40,6 +45,7 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 $(VENV)/core-installed: pyproject.toml
+	$(CHECK)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) pytest pytest-xdist pytest-timeout hypothesis dp-accounting --editable .
 	touch $@

@@ -23,7 +23,8 @@ from fedveil.data.datasets import load
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.entropy import Seeded
 from fedveil.learning import models
-from fedveil.learning.evaluate import evaluate
+from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import Classification
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -82,7 +83,8 @@ def accuracy(make: Callable[[], nn.Module], noise: float, clip: float, lr: float
         moving = np.float32(0.9) * moving + total / CLIENTS
         weights = weights + np.float32(lr) * moving
     layout.write(torch.from_numpy(weights))
-    return evaluate(part.module, x[count:], y[count:]).accuracy
+    held_out = score(part.module, Classification(), x[count:], y[count:])
+    return float(held_out.figures()["accuracy"])
 
 
 def main() -> None:

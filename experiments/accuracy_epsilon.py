@@ -40,6 +40,7 @@ from fedveil.record.sealed_message import intact
 from fedveil.starter import DEFAULT_JOB
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.saved_results import kept
 
 #: A thousand clients of MNIST (examples/private_mnist).
 _THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")
@@ -158,9 +159,9 @@ class Study:
         self._file = folder / "chosen.json"
         with intact(self._file):
             found = read_bytes(self._file, MOST_LINES_BYTES) if self._file.exists() else b"{}"
-            kept: dict[str, Any] = json.loads(found)
-        self._solutions: dict[str, Any] = kept.get("solutions", {})
-        self._tried: dict[str, dict[str, float]] = kept.get("tried", {})
+            known: dict[str, Any] = json.loads(found)
+        self._solutions: dict[str, Any] = known.get("solutions", {})
+        self._tried: dict[str, dict[str, float]] = known.get("tried", {})
         self._dataset = load(self.job.data.name)
 
     def points(self) -> list[Point]:
@@ -256,23 +257,20 @@ class Study:
         write_whole(self._file, json.dumps(kept, indent=1).encode())
 
 
-def attacked(run: Path, kept: Path) -> tuple[Measured, Measured]:
+def attacked(run: Path, folder: Path) -> tuple[Measured, Measured]:
     """Measure how well the loss, and a first round's report, distinguish members from others."""
-    file = kept / f"{run.name}.json"
-    if file.exists():
-        with intact(file):
-            fields = json.loads(read_bytes(file, MOST_LINES_BYTES))
-            model, report = (Measured(**figure) for figure in fields)
-        return model, report
-    target = Target.of_run(run)
-    pool = Pool.everything(target.dataset)
-    known = answers(target.model, pool.x, pool.y).truth
-    members = len(target.dataset.train)
-    first = _by_report(Target.of(Job.load(run / JOB)), pool)
-    found = [area("the model's loss", known[:members], known[members:]), first]
-    kept.mkdir(exist_ok=True)
-    write_whole(file, json.dumps([vars(figure) for figure in found]).encode())
-    return found[0], found[1]
+
+    def measured() -> list[dict[str, Any]]:
+        target = Target.of_run(run)
+        pool = Pool.everything(target.dataset)
+        known = answers(target.model, pool.x, pool.y).truth
+        members = len(target.dataset.train)
+        by_loss = area("the model's loss", known[:members], known[members:])
+        return [vars(by_loss), vars(_by_report(Target.of(Job.load(run / JOB)), pool))]
+
+    folder.mkdir(exist_ok=True)
+    model, report = (Measured(**figure) for figure in kept(folder, run.name, measured))
+    return model, report
 
 
 def _by_report(target: Target, pool: Pool) -> Measured:

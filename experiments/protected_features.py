@@ -237,14 +237,14 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
         and all(b <= a + m for (a, b), m in zip(pairwise(reached), margins[1:], strict=True)),
         "accuracy falls with epsilon", "it does, and training takes longer",
         _list(reached),
-        same="a smaller epsilon was never more accurate, as far as so many images can tell",
+        same="a smaller epsilon was never more accurate, as far as this number of images can tell",
         other="a smaller epsilon was more accurate than a larger one, or the smallest cost nothing",
     )  # fmt: skip
     lost = 100 * (figures[NONE].accuracy - figures[BIT].accuracy)
     yield Verdict.of(
         lost <= SIMILAR_POINTS, "accuracy with one bit and no noise, beside none of it",
         "similar", f"{abs(lost):.1f} points {'less' if lost > 0 else 'more'}",
-        same=f"not {SIMILAR_POINTS:g} points are lost: the signs of so many features say enough",
+        same=f"not {SIMILAR_POINTS:g} points are lost: the signs of this many features say enough",
         other=f"more than {SIMILAR_POINTS:g} points are lost to the bit alone in so few epochs",
     )  # fmt: skip
 

@@ -182,7 +182,7 @@ def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
         many <= THOUSAND - 1, "a billion clients at the per-client cost of a thousand",
         f"at most {THOUSAND - 1} neighbours", f"{many} neighbours",
         same="what a client does and sends follows from its neighbours alone",
-        other="so many clients need more neighbours here",
+        other="this many clients need more neighbours here",
     )  # fmt: skip
     for what, power, values in (
         ("client: masks", 0, {n: c.client_does["masks"] for n, c in figures.sparse.items()}),

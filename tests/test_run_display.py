@@ -15,7 +15,7 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import ending
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
-from fedveil.run_display import RunDisplay, fitted
+from fedveil.run_display import RunDisplay, describe, fitted
 
 ROUNDS = 20
 RECORD: dict[str, Any] = {
@@ -185,3 +185,9 @@ def test_no_minute_goes_without_a_line_where_there_is_no_terminal() -> None:
     assert "round 8/20: " in out.getvalue()
     with RunDisplay(console, ROUNDS) as display:
         pass  # which ends at once, and not when the next line would be due
+
+
+def test_a_diverged_model_s_loss_is_undefined() -> None:
+    line = describe({**RECORD, "round": 1, "loss": float("nan")})
+    assert "loss undefined" in line
+    assert "nan" not in line

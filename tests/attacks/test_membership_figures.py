@@ -68,6 +68,15 @@ def test_perfect_separation_is_known_as_well_as_disjoint_pairs_tell() -> None:
     assert found.low == pytest.approx(0.025 ** (1 / 10))
 
 
+def test_a_few_scores_that_lie_close_together_are_no_evidence() -> None:
+    """DeLong's variance of two such scores is nearly 0, and says nothing of a third."""
+    others = np.linspace(0, 1, 200)
+    found = area("", np.array([0.801, 0.812]), others)
+    assert found.value == pytest.approx(0.81, abs=0.01)
+    assert found.low < 0.5
+    assert area("", np.linspace(0.7, 0.9, 10), others).low > 0.5
+
+
 @pytest.mark.parametrize("shift", [0.0, 1.5])
 def test_intervals_cover(shift: float) -> None:
     """Of normal scores every figure is known: at most 5% miss, up to the chance of 400 trials."""

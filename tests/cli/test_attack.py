@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from fedveil.cli import attack as attack_cli
 from fedveil.cli.exits import Exit
 from fedveil.federated.job import Job
+from fedveil.pages.page import Picture
+from fedveil.pages.run_folder_page import page_of
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job import VerticalJob
@@ -75,7 +79,7 @@ def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_pa
     (tmp_path / "v.yaml").write_text("task: {name: tables}\n")
     code, _, err = command("attack", "gradient", "v.yaml")
     assert code == Exit.WRONG
-    assert err.endswith("which has the keys task: `fedveil attack features` attacks it\n")
+    assert err.endswith("vertical job. Attack it with: fedveil attack features v.yaml\n")
     code, _, err = command("attack", "exact", *SMALL)
     assert code == Exit.FAILED
     assert err.startswith("error: the model does not begin with a dense layer, its bias and a ReLU")
@@ -95,25 +99,20 @@ def test_a_vertical_run_takes_no_settings_beside_it(command: Command, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("attack", "kind", "strange", "said"),
+    ("attack", "kind", "said"),
     [
-        ("gradient", VerticalJob, "epochs", "`fedveil attack features` attacks it"),
-        ("labels", Job, "rounds", "`fedveil attack gradient` attacks it"),
+        ("gradient", VerticalJob, "vertical job. Attack its run with: fedveil attack features"),
+        ("labels", Job, "federated job. Attack its run with: fedveil attack gradient"),
     ],
 )
 def test_a_run_of_the_other_kind_is_one_sentence(
-    attack: str, kind: type[Job | VerticalJob], strange: str, said: str, command: Command,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    attack: str, kind: type[Job | VerticalJob], said: str, command: Command, tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "job.yaml").write_text(kind().to_yaml())
     code, _, err = command("attack", attack, "run")
     assert code == Exit.WRONG
-    assert err.startswith(
-        f"error: run/job.yaml is a job of another kind, which has the keys {strange}, "
-    )
-    assert err.endswith(f": {said}\n")
-    assert err.count("error") == 1
+    assert err == f"error: run/job.yaml is a {said} run\n"
 
 
 def test_a_picture_never_takes_the_place_of_another(tmp_path: Path) -> None:
@@ -127,3 +126,40 @@ def test_a_picture_never_takes_the_place_of_another(tmp_path: Path) -> None:
 def test_every_attack_is_there(attack: attack_cli.Attack) -> None:
     module = __import__(f"fedveil.attacks.{attack.home}", fromlist=["attack"])
     assert callable(module.attack)
+
+
+def test_the_first_attack_of_the_readme_succeeds_and_shows_the_images(
+    command: Command, tmp_path: Path
+) -> None:
+    code, out, err = command("attack", "gradient", "--out", "shown")
+    assert code == 0, err
+    assert "Reports under not_encrypt leak: mse " in out
+    assert "page: shown/report.html" in out
+    assert "nan" not in out.split()
+    (finding,) = read_findings(tmp_path / "shown")
+    assert finding.figure("mse").value < 0.001 < finding.figure("mse").guess
+    page = page_of(tmp_path / "shown")
+    assert "leak: mse" in page.html()
+    (section,) = [part for part in page.sections if part.title == "What attacks found"]
+    (picture,) = [part for part in section.parts if isinstance(part, Picture)]
+    assert picture.caption.endswith("originals above, reconstructions below")
+
+
+@pytest.mark.parametrize(
+    ("figures", "claim", "said"),
+    [
+        ([Measured("recovered", 0.5, 0.25, 0.75, 0.1)], math.inf, "leak: recovered 0.5, where"),
+        ([Measured("mse", 0.5, 0.4, 0.6, 0.7)], math.inf, "leak: mse 0.5, where guessing"),
+        ([Measured("mse", 0.9, 0.8, 1.0, 0.7)], math.inf, "did no better than guessing"),
+        ([Measured("recovered", math.nan)], math.inf, "did no better than guessing"),
+        ([Measured("epsilon at least", 0.5)], 1.0, "No bound is above the claim of rr"),
+        ([Measured("epsilon at least", 2.0)], 1.0, "of rr is refuted: epsilon at least 2"),
+    ],
+)
+def test_an_attack_ends_with_a_sentence(
+    figures: list[Measured], claim: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack_cli.show(Finding("x", "quick", "rr", figures, epsilon=claim))
+    out = capsys.readouterr().out
+    assert said in " ".join(out.split())
+    assert "nan" not in out.split()

@@ -321,17 +321,15 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         assert command(*arguments, "split.yaml") == (
             2,
             "",
-            "error: split.yaml is a job of another kind, which has the keys epochs: "
-            "`fedveil vertical run` trains it\n",
+            "error: split.yaml is a vertical job. Run it with: fedveil vertical run split.yaml\n",
         )
     for arguments in (("vertical", "run"), ("vertical", "show")):
         assert command(*arguments, "federated.yaml") == (
             2,
             "",
-            "error: federated.yaml is a job of another kind, which has the keys rounds, model: "
-            "`fedveil run` trains it\n",
+            "error: federated.yaml is a federated job. Run it with: fedveil run federated.yaml\n",
         )
-    assert "another kind" not in command("run", "neither.yaml")[2]
+    assert "vertical job" not in command("run", "neither.yaml")[2]
 
 
 def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:
@@ -340,14 +338,14 @@ def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         (tmp_path / folder / "job.yaml").write_text(job.to_yaml())
     code, _, err = command("run", "--resume", "split")
     assert code == Exit.WRONG
-    assert err.startswith("error: split/job.yaml is a job of another kind")
-    assert err.endswith("resume this run with `fedveil vertical run --resume`\n")
+    assert err.startswith("error: split/job.yaml is a vertical job. Resume its run with: ")
+    assert err.endswith("fedveil vertical run --resume split\n")
     assert len(err.splitlines()) == 1
     for words in (("run", "--resume"), ("evaluate",), ("predict",), ("generate",)):
         code, _, err = command("vertical", *words, "federated")
         assert code == Exit.WRONG
-        assert err.startswith("error: federated/job.yaml is a job of another kind")
-        assert err.endswith("resume such a run with `fedveil run --resume`\n")
+        assert err.startswith("error: federated/job.yaml is a federated job. Resume its run with: ")
+        assert err.endswith("fedveil run --resume federated\n")
         assert len(err.splitlines()) == 1
 
 

@@ -73,10 +73,15 @@ def test_a_run_says_first_that_nothing_is_protected(
     assert line in first
 
 
-@pytest.mark.parametrize("asked", [(), ("--set", "protection=not_encrypt")])
-def test_the_default_job_needs_no_such_note(command: Command, asked: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "noted"),
+    [((), False), (("--set", "protection=not_encrypt"), False), (("--set", "protection="), True)],
+)
+def test_the_default_job_is_protected_unless_it_is_asked_not_to_be(
+    command: Command, asked: tuple[str, ...], *, noted: bool
+) -> None:
     _, _, err = command("run", "--set", "data.name=missing:data", *asked)
-    assert "nothing is protected" not in err
+    assert ("nothing is protected" in err) == noted
 
 
 def test_deploy_takes_the_default_job_of_run(command: Command, tmp_path: Path) -> None:

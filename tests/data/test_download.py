@@ -477,3 +477,13 @@ def test_the_published_sets_have_several_https_mirrors(source):
         (10_000,),
     ]
     assert all(len(bytes.fromhex(file.md5)) == 16 for file in source.files)
+
+
+def test_a_damaged_download_is_replaced_and_nothing_else_is(tiny, mirrors):
+    folder = datasets.fetch("mnist")
+    assert len(mirrors[0].asked) == 4
+    (folder / f"{IMAGES}.gz").write_bytes(b"damaged")
+    assert datasets.fetch("mnist") == folder
+    assert len(mirrors[0].asked) == 5
+    assert (folder / f"{IMAGES}.gz").read_bytes() == PUBLISHED[f"{IMAGES}.gz"]
+    assert len(datasets.load("mnist").train) == 20

@@ -277,3 +277,12 @@ def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch, content
     (tmp_path / f"{name}.py").write_text(content)
     with refused(f"data {name}:make: importing {name} {sentence}"):
         datasets.load(f"{name}:make")
+
+
+def test_declared_classes_of_clients_parts_hold_record_by_record(own, monkeypatch):
+    """Under unit: example the labels of the test data do not replace the declaration."""
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, apart=True))
+    data = own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2), classes=7)")
+    assert data.classes == 7
+    assert data.owners.tolist() == [1, 1, 1, 1, 0, 0]

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedveil
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
+from fedveil.learning.learning_task import Task
+from fedveil.learning.trainer import TrainingPlan
 from fedveil.pages import curves
 from fedveil.pages.read_run import SEVERAL, read_run
 from fedveil.pages.run_summary import ending
@@ -212,3 +215,23 @@ def test_a_comparison_aims_at_what_the_task_measures() -> None:
     assert not goal.reached(2)
     with pytest.raises(JobError, match="with one of rmse, mae, r2, loss"):
         Comparison(RUNS["regression"][0], Asked(protections=["signds"], target="accuracy=1"))
+
+
+def test_proximal_pulls_an_own_task_back_to_where_the_round_began() -> None:
+    """After one step at rate 1, the second gradient holds mu times the first step."""
+
+    class Own(Task):
+        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return outputs.mean()
+
+    def moved(proximal: float) -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(3.0)
+        plan = TrainingPlan(1, 1, "sgd", 1.0, 0.0, 0.0, proximal=proximal)
+        batch = (torch.ones(1, 1), torch.zeros(1))
+        Own().train(model, iter([batch, batch]), plan)
+        return float(model.weight) - 3.0
+
+    assert moved(0.0) == pytest.approx(-2.0)
+    assert moved(0.25) == pytest.approx(-2.0 + 0.25)

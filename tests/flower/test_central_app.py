@@ -149,7 +149,7 @@ def test_a_client_that_demands_more_noise_refuses_less() -> None:
     strategy = ProtectedStrategy(FedAvg(), **{**GAUSSIAN, "noise_multiplier": 1.9})
     start(strategy, federation(demand))
     (said,) = strategy.rounds[0].withheld
-    assert "a report costs epsilon 2.11071" in said
+    assert "a report costs epsilon 2.12" in said
     strategy = ProtectedStrategy(FedAvg(), **{**GAUSSIAN, "noise_multiplier": 2.1})
     start(strategy, federation({**demand, "fedveil.max_epsilon": 9.0}))
     assert strategy.rounds[0].reports == 5

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedveil.base.message import encode
+from fedveil.base.message import decode, encode
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStopped
 from fedveil.flower.job import client_app
@@ -22,16 +22,20 @@ from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import told_shape
 from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
+from fedveil.flower.own_file import OwnFile
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.secagg.keys import Identity
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 from folders import records_of
+from parts import plain
 
 PW = {
     "name": "pw_encrypt",
     "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
 }
+#: Entries of an update of `parts:plain`.
+DIMENSION = sum(weights.numel() for weights in plain().parameters())
 SECRET = {"seed": b"0123456789abcdef" * 2}
 
 
@@ -331,9 +335,10 @@ def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
         return message
 
     known.tamper = exchanged
-    with pytest.raises(RunFailed):
+    with pytest.raises(RunStopped):
         serve(other, known, tmp_path / "known")
-    assert not any(reply.has_content() for reply in known.replies[CLIENTS : 2 * CLIENTS])
+    assert len(known.replies) > CLIENTS
+    assert not any(reply.has_content() for reply in known.replies[CLIENTS:])
     key = "protection.pw_encrypt.reconstruct_secrets_threshold"
     assert f"{key} is 2, and 4 in the own copy" in caplog.text
 
@@ -357,6 +362,67 @@ def test_a_client_counts_its_private_reports_and_gives_no_more(
     else:
         assert counts == [(CLIENTS, 0)] * 2 + [(0, CLIENTS)] * 2
         assert "this client has given 2 reports of this job" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("protection", "privacy"),
+    [
+        (
+            {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 1.0, "dp_delta": 1e-6}},
+            {"max_epsilon": 1.6},
+        ),
+        ({"name": "rr", "unary": {"eps": 1.0, "total_eps": 5.0 * DIMENSION}}, {}),
+        (
+            {
+                "name": "distributed_dp",
+                "distributed_dp": {"noise_multiplier": 2.0, "reconstruct_secrets_threshold": 4},
+            },
+            {"max_epsilon": 4},
+        ),
+    ],
+)
+def test_a_client_holds_the_server_to_the_limit_of_the_job(
+    tmp_path: Path, protection: Any, privacy: Any, caplog: pytest.LogCaptureFixture
+):
+    """A server that lies begins its ledger anew, or goes on beyond the limit."""
+    settings = job(
+        rounds=4, protection=protection, privacy=privacy, deployment={"repeats": 8},
+        clients={"number": CLIENTS, "fraction": 1.0},
+    )  # fmt: skip
+    app, _ = app_of(tmp_path / "app", settings)
+    grid = LocalGrid(app, tmp_path / "state")
+    first = serve(app, grid, tmp_path / "run").metrics
+    assert 1 <= len(first) < 4, "the server ends it by itself"
+    assert all(record["reports"] == CLIENTS for record in first)
+    for answered in (tmp_path / "state").glob("*.answered"):
+        OwnFile(answered).remove()  # nothing but the account stops it
+    with suppress(RunFailed, RunStopped):
+        serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "another")
+    later = records_of(tmp_path / "another")
+    assert [record["reports"] for record in later] == [0] * len(later)
+    assert "one more report would bring this client to" in caplog.text
+
+
+def test_an_adaptive_epsilon_of_a_server_that_lies_ends_at_the_total(tmp_path: Path):
+    """Each round's epsilon is within the total by itself. Together they are not."""
+    unary = {"eps": 0.5, "adaptive": True, "total_eps": 5.0 * DIMENSION}
+    app, _ = app_of(
+        tmp_path / "app", job(rounds=4, protection={"name": "rr", "unary": unary}),
+    )  # fmt: skip
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def raised(message: Message) -> Message:
+        if message.has_content() and "fedveil.common" in message.content:
+            record = message.content[MESSAGE]
+            record["encoded"] = encode({**decode(record["encoded"]), "eps": 2.0})
+        return message
+
+    grid.tamper = raised
+    with suppress(RunFailed, RunStopped):
+        serve(app, grid, tmp_path / "run")
+    trained = [r for r in grid.replies if r.metadata.message_type.startswith("train")]
+    assert len(trained) > CLIENTS
+    assert sum(reply.has_content() for reply in trained) == CLIENTS
 
 
 def test_seeded_reports_leave_only_where_the_node_itself_says_so(

@@ -255,7 +255,7 @@ def test_weights_are_made_of_a_metric_that_the_client_gives():
 def test_a_pin_of_equal_weights_holds(source):
     """The sum of weights tells the server how many examples the clients have."""
     key = "weighting" if source == "keywords" else "fedveil.weighting"
-    with pytest.raises(MessageInvalid, match="has weighting = by_size, and .* demands equal"):
+    with pytest.raises(MessageInvalid, match=r"has weighting = by_size, and .* demands equal"):
         refuse(offer(protection="pw_encrypt"), **{source: {key: "equal"}})
     refuse(offer(protection="pw_encrypt", weighting="equal"), **{source: {key: "equal"}})
     refuse(offer(protection="pw_encrypt", weighting="equal"), **{source: {key: "by_size"}})
@@ -288,6 +288,9 @@ def test_the_run_configuration_never_lifts_a_limit_of_the_client():
 def test_every_limit_on_the_run_counts():
     pins = pins_of({"max_epsilon": 3.0}, {}, {"fedveil.max_epsilon": 2.0, "fedveil.delta": 1e-6})
     assert limits(pins) == [(3.0, 1e-5), (2.0, 1e-6)]
+    total = {"fedveil.protection": "rr", "fedveil.total_eps": 7.0}
+    ((epsilon, delta),) = limits(pins_of({}, {}, total))
+    assert (epsilon, delta) == (pytest.approx(7.0, rel=1e-8), 0.0)
 
 
 def test_terms_that_differ_in_anything_are_another_job():

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedveil.entropy import Seeded
 from fedveil.learning.evaluate import score
-from fedveil.learning.learning_task import Classification
+from fedveil.learning.learning_task import Classification, Task
 from fedveil.learning.task_metrics import macro_auc
 
 
@@ -37,3 +37,20 @@ def test_ties_count_half_and_silent_classes_are_left_out() -> None:
 def test_nothing_to_say_is_nan() -> None:
     assert np.isnan(macro_auc(np.zeros((3, 2)), np.zeros(3, np.int64)))
     assert np.isnan(macro_auc(np.full((2, 2), np.nan), np.array([0, 1])))
+
+
+class _Squares(Task):
+    """A task of a user's own, whose loss is the mean over a batch."""
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs[:, 0] - targets).square().mean()
+
+
+def test_an_own_loss_is_the_mean_over_all_examples_when_the_last_batch_is_short() -> None:
+    draw = Seeded(1).generator()
+    x, y = draw.random((1300, 3), dtype=np.float32), draw.random(1300, dtype=np.float32)
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(x))[:, 0].double().numpy()
+    expected = np.square(outputs - y).mean()
+    assert score(model, _Squares(), x, y).figures()["loss"] == pytest.approx(expected, rel=1e-5)

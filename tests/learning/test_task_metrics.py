@@ -104,3 +104,31 @@ def test_a_subclass_keeps_its_own_loss() -> None:
 def test_lines_of_different_lengths_are_filled_up() -> None:
     batch = as_tensors([np.array([1, 2, 3]), np.array([4])], padding=-100)
     assert batch.tolist() == [[1, 2, 3], [4, -100, -100]]  # type: ignore[union-attr]
+
+
+def test_ks_compares_whole_groups_of_equal_scores() -> None:
+    """The order of examples with one score must not count."""
+    first = np.array([1, 1, 0, 0, 2, 2, 1, 1, 1])
+    y = np.array([1, 1, 0, 0, 0, 1, 0, 0, 1])
+    scores = np.stack([-first, first], axis=1).astype(float)
+    distance = abs(known_ks(first, y == 1))
+    assert distance == pytest.approx(0.4)
+    for order in (np.arange(9), np.arange(9)[::-1], DRAW.permutation(9)):
+        assert ours.ks(scores[order], y[order]) == pytest.approx(distance)
+
+
+def known_ks(values: np.ndarray, inside: np.ndarray) -> float:
+    """Return the distance by the definition: both distribution functions at every value."""
+    at = np.unique(values)
+    parts = [(values[part][:, None] <= at).mean(axis=0) for part in (inside, ~inside)]
+    return float(np.abs(parts[0] - parts[1]).max())
+
+
+@pytest.mark.parametrize("name", ["loss", "rmse", "mae", "perplexity"])
+def test_an_error_is_better_when_it_is_lower(name: str) -> None:
+    assert ours.better(name) == "lower"
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auc", "f1", "r2", "ks", "exact_match"])
+def test_a_success_is_better_when_it_is_higher(name: str) -> None:
+    assert ours.better(name) == "higher"

@@ -13,6 +13,7 @@ from cryptography import x509
 from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import ascent
 from fedveil.link.revocation import RevocationLists
+from hostile_files import bounded
 from pki import Authority, Leaf, pem
 
 POINT = x509.UniformResourceIdentifier("http://crl.example/7.crl")
@@ -258,3 +259,10 @@ def test_files_that_hold_no_list(pki: Pki, tmp_path: Path) -> None:
             CertificateError, match=r"crl\.pem is not a revocation list in PEM: `op"
         ):
             RevocationLists.read(path)
+
+
+def test_a_file_of_many_beginnings_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "crl.pem"
+    path.write_bytes(b"-----BEGIN X509 CRL-----\n" * 1_000_000)
+    with bounded(), pytest.raises(CertificateError, match="is not a revocation list in PEM"):
+        RevocationLists.read(path)

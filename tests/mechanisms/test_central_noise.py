@@ -99,3 +99,16 @@ def test_a_grid_that_is_too_coarse_or_too_fine_for_it_is_refused() -> None:
         InvalidValue, match=r"eps = 0\.01 needs noise of .* steps .* at most 1\.34e"
     ):
         CentralNoise(0.01, 1e-9, 1.0, 1 / (2**23 - 1), 10)
+
+
+def test_a_long_vector_is_measured_whole() -> None:
+    """The norm is summed in parts: entries of every part count, not those of the last alone."""
+    length = 2 * 65_536 + 3
+    made = CentralNoise(1.0, 1e-5, 0.25, STEPS[1], length)
+    half = math.isqrt(made.limit // 2) + 1
+    for places in ((0, 65_536), (5, length - 1), (65_535, 2 * 65_536)):
+        vector = np.zeros(length, np.int64)
+        vector[places[0]] = half
+        assert made.within(vector)
+        vector[places[1]] = -half
+        assert not made.within(vector)

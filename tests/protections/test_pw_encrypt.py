@@ -389,3 +389,12 @@ def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_work
         "protection.pw_encrypt.share_secrets_ratio = 1 lets 2000000 of 2000000 clients in a round "
         "share secrets; at most 1048576 can"
     )
+
+
+def test_the_words_of_a_round_do_not_take_the_place_of_its_model() -> None:
+    """Clients agree on the digest: a server cannot hand each of them another model."""
+    made = protection()
+    context = RoundContext([0, 1], 2, np.zeros(DIMENSION, np.float32))
+    other = replace(context, model=np.ones(DIMENSION, np.float32))
+    digests = [made.origin(c, words) for c in (context, other) for words in ({}, {"clip": 0.5})]
+    assert len(set(digests)) == 4

@@ -363,3 +363,13 @@ def test_a_late_report_is_rejected() -> None:
     server.advance()
     with pytest.raises(ReportRejected, match="wrong phase"):
         server.receive(2, GOOD)
+
+
+def test_a_client_without_a_bit_is_no_vote() -> None:
+    """Ten of twenty clients send a bit, all of them 1: a clear majority of those who voted."""
+    server = server_round(
+        small(), list(range(20)), {"estimate": 0.5, "phase": "shrink", "zeros": 1}
+    )
+    for client in range(20):
+        server.receive(client, report([1, 2, 3], 1, **({"bit": True} if client < 10 else {})))
+    assert server.aggregate().state == {"estimate": 0.25, "phase": "shrink", "zeros": 0}

@@ -258,7 +258,9 @@ def test_nothing_is_written_through_a_link(
     (run / name).symlink_to(other)
     if there:
         other.write_bytes(b"the owner's")
-    with pytest.raises(RunFolderError, match=f"{name} cannot be written: it is a link, and noth"):
+    with pytest.raises(
+        RunFolderError, match=f"{name} cannot be written: it is a link, and fedveil writes nothing"
+    ):
         write(RunFolder(run, None))  # type: ignore[arg-type]
     assert other.exists() is there
     assert not there or other.read_bytes() == b"the owner's"
@@ -280,7 +282,9 @@ def test_no_folder_is_written_through_a_link(
     run.mkdir()
     other.mkdir()
     (run / name).symlink_to(other)
-    with pytest.raises(RunFolderError, match=f"{name} cannot be written: it is a link, and noth"):
+    with pytest.raises(
+        RunFolderError, match=f"{name} cannot be written: it is a link, and fedveil writes nothing"
+    ):
         write(RunFolder(run, None))  # type: ignore[arg-type]
     assert list(other.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,3 +83,22 @@ def test_rounds_may_be_raised_and_not_lowered() -> None:
     assert Job(rounds=5).with_rounds(5) == Job(rounds=5)
     with pytest.raises(JobError, match="rounds = 4 is fewer than the 5 of the run"):
         Job(rounds=5).with_rounds(4)
+
+
+@pytest.mark.parametrize("module", ["own_package", "own_package.inner", "own_package.inner.leaf"])
+def test_a_function_of_a_package_is_found_from_elsewhere(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that is saved holds the package; it is not the package's own folder."""
+    code = tmp_path / "code"
+    (code / "own_package" / "inner").mkdir(parents=True)
+    for file in ("__init__.py", "inner/__init__.py", "inner/leaf.py"):
+        (code / "own_package" / file).write_text("def f(): ...\n")
+    monkeypatch.syspath_prepend(str(code))
+    for name in [name for name in sys.modules if name.startswith("own_package")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module(module)
+    folder = RunFolder.create(tmp_path / "run")
+    keep_job(folder, Job(), [f"{module}:f"])
+    folder.close()
+    assert (tmp_path / "run" / "imports.txt").read_text() == f"{code}\n"

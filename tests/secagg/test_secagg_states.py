@@ -352,6 +352,33 @@ def test_an_answer_of_no_phase_is_refused(word: str) -> None:
         assert_server_in(True, server, state)
 
 
+# Messages of one phase under the name of another.
+
+
+#: The phase that a half is in, and another phase whose fields it is sent.
+DISGUISED = pytest.mark.parametrize(
+    ("active", "state", "other"),
+    [(active, at, of) for active in FLOW for at in FLOW[active] for of in FLOW[active] if at != of],
+)
+
+
+@DISGUISED
+def test_a_server_refuses_another_phases_fields(active: bool, state: str, other: str) -> None:
+    server = server_in(active, state)
+    with pytest.raises(ReportRejected) as rejected:
+        server.receive(WHO, {**answered(active, other), "phase": state})
+    assert rejected.value.reason == "fields are missing or unknown"
+    assert_server_in(active, server, state)
+
+
+@DISGUISED
+def test_a_client_refuses_another_phases_fields(active: bool, state: str, other: str) -> None:
+    client = client_in(active, state)
+    with pytest.raises(ClientWithheld, match="fields are missing or unknown"):
+        respond(active, client, {**asked(active, other), "phase": state})
+    assert_client_in(active, client, "withheld")
+
+
 # All four tables.
 
 

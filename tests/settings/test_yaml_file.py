@@ -17,6 +17,7 @@ from fedveil.federated.blocks import MODELS
 from fedveil.federated.job import Job
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings import allowed, yaml_file
+from hostile_files import bounded
 from job_checks import POSITIONS, attempt, load, problems, vectors
 
 # --- settings on top ----------------------------------------------------------------------------
@@ -75,6 +76,14 @@ def test_a_setting_mends_what_the_file_has_wrong():
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", ".1e-2", "+1e-3", "0.001", "1_0e-4"])
 def test_numbers_with_an_exponent(text: str):
     assert load(f"training: {{lr: {text}}}").training.lr == 0.001
+
+
+@pytest.mark.parametrize("text", ["1" * 500_000 + "x", "1_" * 250_000 + "x", "1" * 500_000 + ".x"])
+def test_a_long_text_of_digits_is_read_once(text: str):
+    """Some patterns for numbers try every place where the digits could be cut in two."""
+    with bounded():
+        (problem,) = problems(f"seed: {text}")
+    assert problem.endswith("... is not a whole number in [0, inf)")
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
     }
     assert row(privacy) == {
         "setting": "dp_encrypt",
-        "epsilon of a bit": "1.00001",
-        "epsilon of a parameter": "1.00001",
-        "epsilon of a round": "1.00001",
-        "epsilon of the whole run": "1.00001 (strong)",
+        "epsilon of a bit": "1.01",
+        "epsilon of a parameter": "1.01",
+        "epsilon of a round": "1.01",
+        "epsilon of the whole run": "1.01 (strong)",
     }
 
 

@@ -34,35 +34,48 @@ Sabotage = Callable[[], AbstractContextManager[Any]]
 _LEAST_Q = Fraction(1, 1 << 20)
 
 
-@contextmanager
-def same_noise_each_round() -> Iterator[None]:
+def same_noise_each_round() -> AbstractContextManager[Any]:
     """Draw from the first round's stream in every round, at clients and a noisy server."""
+    return _streams_of(1)
+
+
+def same_noise_every_second_round() -> AbstractContextManager[Any]:
+    """Draw from the stream of the round before the last one."""
+    return _streams_of(2)
+
+
+@contextmanager
+def _streams_of(rounds: int) -> Iterator[None]:
+    """Draw from the streams of the first `rounds` rounds, in turn."""
     reports, central = ClientSide._new_half, Protection.noise_entropy
 
     def stuck(self: ClientSide, client: int) -> Any:
-        round, entropy = self._round, self._entropy
-        self._entropy = _Stuck(entropy, round)  # type: ignore[assignment]
+        entropy = self._entropy
+        self._entropy = _Stuck(entropy, self._round, rounds)  # type: ignore[assignment]
         try:
             return reports(self, client)
         finally:
             self._entropy = entropy
 
+    def stuck_centre(self: Protection, round: int) -> Entropy:
+        return central(self, (round - 1) % rounds + 1)
+
     with (
         patch.object(ClientSide, "_new_half", stuck),
-        patch.object(Protection, "noise_entropy", lambda self, round: central(self, 1)),
+        patch.object(Protection, "noise_entropy", stuck_centre),
     ):
         yield
 
 
 class _Stuck:
-    """Returns a client's stream of round 1 in every round."""
+    """Returns a client's stream of one of the first rounds in every round."""
 
-    def __init__(self, entropy: Entropy, round: int) -> None:
-        self._entropy, self._round = entropy, round
+    def __init__(self, entropy: Entropy, round: int, rounds: int) -> None:
+        self._entropy, self._round, self._rounds = entropy, round, rounds
 
     def stream(self, name: str, round: int, client: int) -> Entropy:
         assert round == self._round
-        return self._entropy.stream(name, 1, client)
+        return self._entropy.stream(name, (round - 1) % self._rounds + 1, client)
 
 
 @contextmanager

@@ -158,6 +158,18 @@ def test_a_file_that_was_damaged_or_taken_away_is_one_sentence(name: str, secure
         assert name in str(sentence_of(copy, resume))
 
 
+@pytest.mark.parametrize("parties", [["lead", "bank", "shop"], ["bank"]])
+def test_a_run_without_its_steps_does_not_start_over(parties: list[str], secure: Path) -> None:
+    """Its records say that it has trained, so that a party would send everything again."""
+    copy = secure.parent / "no steps"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(secure, copy)
+    for party in parties:
+        shutil.rmtree(copy / party / "checkpoint")
+    said = str(sentence_of(copy, resume))
+    assert "checkpoint holds no step, but metrics.jsonl holds records of some" in said
+
+
 def test_edited_metrics_are_one_sentence(secure: Path) -> None:
     """Write invalid lines, with the checkpoint's digests recomputed."""
     file, name = secure / "lead" / "metrics.jsonl", f"lead/checkpoint/{LAST}"

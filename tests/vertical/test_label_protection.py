@@ -176,7 +176,7 @@ def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert sentence.startswith(
             f"labels: the gradients of {parts} returned to bank reveal them: 100.0% of 308 right "
-            f"(the most common class alone 58.4%), 128 of 128 of the rarest class found, AUC 1.00 "
+            f"(the most common class alone 62.0%), 117 of 117 of the rarest class found, AUC 1.00 "
             f"by direction ("
         )
         assert sentence.endswith("measured in steps 1 to 20")
@@ -198,7 +198,7 @@ def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:
     assert "in all 2 epochs" in projected
     cuts = [sentence for sentence in watched if "labels: the gradients of" in sentence]
     assert len(cuts) == 9  # three groups of cuts: at the start, at the end, added up
-    hidden = [sentence for sentence in cuts if "no label was read" in sentence]
+    hidden = [sentence for sentence in cuts if "leave open whether they can be read" in sentence]
     assert len(hidden) >= 8
     for sentence in hidden:
         assert "is not excluded" in sentence

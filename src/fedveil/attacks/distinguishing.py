@@ -38,7 +38,7 @@ _TRIED = 8
 
 
 class Pair(NamedTuple):
-    """Two updates that a client may have, and a name for the pair."""
+    """Two updates, `a` and `b`, that a client may have, and a name for the pair."""
 
     name: str
     a: Float32s
@@ -46,10 +46,11 @@ class Pair(NamedTuple):
 
 
 def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
-    """Return the evidence of one report for `a` against `b`. Evidence of several reports adds up.
+    """Return the evidence of one report for update `a` against update `b`.
 
-    It is ln Pr[report | a] - ln Pr[report | b] if the protection states it, and otherwise the side
-    of the midpoint between the two on which the estimate lies.
+    Evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
+    protection states these. Otherwise it is how far the reading's estimate lies from the midpoint
+    of the two updates towards `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -62,9 +63,10 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen) -> Reading:
-    """Return the reading of a round's first client, or of the sum if reports reveal nothing.
+    """Return the reading of the first client's report, or of the sum if reports reveal nothing.
 
-    The others' updates are known to be zero: the sum is the client's own plus any noise.
+    All other clients' updates are known to be zero, so the sum is the first client's update plus
+    any noise.
     """
     reading = view.readings[0]
     if not reading.empty:
@@ -83,8 +85,10 @@ def evidence(
     entropy: Entropy,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Return the evidence for `a` against `b`, [trials, rounds], of a client with a and one with
-    b.
+    """Return evidence for update a against b: two arrays [trials, rounds].
+
+    The first is of clients with a, the second of clients with b. `step` is called after every
+    trial.
     """
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):
@@ -97,11 +101,11 @@ def evidence(
 
 
 def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair:
-    """Return the pair that a few reports distinguish best, of pairs that differ as much as
-    possible.
+    """Return a pair of very different updates that few reports distinguish.
 
-    The candidates are opposite updates that every protection clips, and one of them against one of
-    almost no size. Both kinds count, since a size may be distinguished separately from a direction.
+    It is the best of several candidates: two opposite updates that every protection clips, and one
+    of these against one of almost no size. Both kinds count, since a protection may hide an
+    update's size better or worse than its direction.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -118,10 +122,10 @@ def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair
 
 @dataclass(frozen=True)
 class Distinguished:
-    """Accuracy with which the reports of `rounds` rounds distinguish the two updates.
+    """Accuracy with which the reports of `rounds` rounds tell the two updates of a pair apart.
 
-    `audit` holds the bound on epsilon beside the claim. `right` is the share of right guesses from
-    even odds.
+    `audit` holds the lower bound on epsilon beside the claim. `right` is the share of right guesses
+    if both updates are equally likely.
     """
 
     pair: str
@@ -130,7 +134,10 @@ class Distinguished:
     right: Measured
 
     def figures(self) -> Iterator[Measured]:
-        """Yield a finding's metrics. `distance` is the gap to the ledger's epsilon."""
+        """Yield the metrics for a finding.
+
+        `distance` is the claimed epsilon less the lower bound.
+        """
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -143,7 +150,11 @@ class Distinguished:
 def distinguish(
     ahead: Float64s, back: Float64s, pair: str, rounds: int, claim: Figure
 ) -> Distinguished:
-    """Evaluate the summed evidence of clients with the one update and with the other."""
+    """Return how well summed evidence tells clients with one update from clients with another.
+
+    `ahead` holds the evidence for the first update of clients that have it, `back` that of clients
+    with the second. `pair` names the updates.
+    """
     hits = int(np.count_nonzero(ahead > 0) + np.count_nonzero(back <= 0))
     of = f"{pair}, {rounds} round{'s' if rounds > 1 else ''}"
     right = intervals.share(f"right guesses: {of}", hits, 2 * len(ahead), guess=0.5)
@@ -165,7 +176,7 @@ def distinguished(
     """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
-    Every report of a run also counts as a single one: their number is trials times rounds.
+    Every report of a run also counts as a single report, so there are trials times rounds of these.
     """
     found, done = [], 0
     watch = watch or Watch()
@@ -188,7 +199,7 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Distinguish two updates as far apart as possible, and those of two clients, in a run."""
+    """Distinguish two very different updates, and the updates of two clients, in a run."""
     rounds = min(target.job.rounds, by_effort(effort, 10, 30, 100))
     entropy = report_entropy(target.job).stream("distinguishing")
     protection, model = target.protection, target.weights
@@ -212,7 +223,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def real_pair(target: Target) -> Pair:
-    """Return the updates of the job's first two clients. The second takes the first one's place."""
+    """Return the updates of the job's first two clients, to be told apart as one client's."""
     if target.job.privacy.unit == "example":
         raise AttackImpossible(
             "it tells whole updates of clients apart, and under privacy.unit = example the ledger "

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def by_effort(effort: Effort, quick: T, standard: T, full: T) -> T:
-    """Return the value for this effort."""
+    """Return the value for this effort: `quick`, `standard` or `full`."""
     return {"quick": quick, "standard": standard, "full": full}[effort]
 
 
@@ -20,8 +20,8 @@ def by_effort(effort: Effort, quick: T, standard: T, full: T) -> T:
 class Watch:
     """Callbacks for an attack's progress and pictures. By default they do nothing.
 
-    `step(done, total, what)` reports progress. `picture(name, data)` returns the saved file's
-    place.
+    `step(done, total, what)` reports progress. `picture(name, data)` saves a picture, and returns
+    the name of its file.
     """
 
     step: Callable[[int, int, str], None] = lambda done, total, what: None

@@ -67,7 +67,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and their gradients, up to one factor common to both."""
+    """A dense layer's weights and biases, and both gradients up to one common factor."""
 
     weights: Float64s
     biases: Float64s
@@ -77,7 +77,7 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """Factors of a gradient, left @ right. `left` is orthonormal, with zeros below `zero`."""
+    """Factors left @ right of a gradient, `left` orthonormal. Numbers below `zero` count as 0."""
 
     left: Float64s
     right: Float64s
@@ -86,7 +86,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Directions [rank, ...], and the number of neurons on which each is zero."""
+    """Candidate directions [rank, directions], and the number of neurons on which each is zero."""
 
     directions: Float64s
     scores: Float64s
@@ -94,9 +94,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Examples, and each one's share of neurons whose silence or activation it predicts
-    correctly.
-    """
+    """Examples, and for each the share of neurons whose activity it predicts correctly."""
 
     examples: Float64s
     shares: Float64s
@@ -111,9 +109,10 @@ def invert(
 ) -> Float64s | None:
     """Return the batch [examples, features] whose mean loss has this gradient, or None.
 
-    The attacker knows the layer and the gradient. It also knows the batch's size if `batch` is
-    given; otherwise it takes the gradient's rank. It makes at most `starts` starts. The result
-    explains nearly all of which neurons each example leaves silent: most or all of it is right.
+    The attacker knows the layer and the gradient, and the batch's size if `batch` is given;
+    otherwise it takes the gradient's rank. It searches from at most `starts` random starts. A batch
+    that it returns explains nearly all of which neurons each example leaves silent: most or all of
+    it is right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -137,13 +136,13 @@ def invert(
 
 
 def _zeros(factors: _Factors, directions: Float64s) -> _Found:
-    """Count the neurons on which each direction is zero."""
+    """Return the directions with the number of neurons on which each is zero."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
     return _Found(directions, zeros.astype(np.float64))
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Factorise the gradient at its rank. Returns None if that is not a small batch's rank."""
+    """Return the gradient's factors, or None if its rank is not that of a small batch."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:
@@ -163,7 +162,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
     """Search from `number` starts for directions [rank, number] that are zero on many neurons.
 
-    `known` [rank, ...] are directions that it need not find again.
+    `known`, [rank, directions], need not be found again.
     """
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
@@ -190,7 +189,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw directions [number, rank], zero on a few neurons and orthogonal to some known ones."""
+    """Draw directions [number, rank], zero on a few neurons and orthogonal to some `known` ones."""
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -210,10 +209,9 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from all neurons on which it is zero.
+    """Recompute each direction from all neurons on which it is zero, and count these.
 
-    A direction that rests on a single neuron, without which several would be free, counts half: one
-    exists for every neuron.
+    The count is halved if one of these neurons alone determines the direction: each neuron has one.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -230,7 +228,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Return the best of all these directions without repetitions, the best first."""
+    """Return the best of all given directions, the best first and without repetitions."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -245,10 +243,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose `rank` of the directions: the first independent ones, then each exchange that helps.
+    """Choose `rank` of the directions: the first independent ones, then every exchange that helps.
 
-    Exchanges are tried if most of the activations are explained already. They replace one of the
-    two directions that explain their own activations worst.
+    Exchanges are tried if most activations are explained already. They replace one of the two
+    directions whose examples explain their own activations worst.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -271,9 +269,7 @@ def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) ->
 
 
 def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Return the examples that these directions give, and how well each explains its
-    activations.
-    """
+    """Return the examples of these directions, and how well each predicts the neurons' activity."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
@@ -286,7 +282,7 @@ def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s)
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
-    """Return the dense layer that a model begins with. Raises `AttackImpossible` if none."""
+    """Return the dense layer that begins the model. Raises `AttackImpossible` if it has none."""
     layers = [m for m in model.modules() if not list(m.children())]
     layers = layers[1:] if layers and isinstance(layers[0], nn.Flatten) else layers
     match layers:
@@ -299,7 +295,7 @@ def first_layer(model: nn.Module) -> nn.Linear:
 
 
 def of_report(target: Target, reading: Reading) -> DenseGradient:
-    """Return the gradient of the target's first layer, as a report's reading estimates it."""
+    """Return the gradient of the target's first layer, as estimated from a client's report."""
     layer = first_layer(target.model)
     size, rows = layer.weight.numel(), layer.out_features
     estimate = -reading.estimate.astype(np.float64)
@@ -312,7 +308,7 @@ def of_report(target: Target, reading: Reading) -> DenseGradient:
 
 
 def one_step(target: Target, batch: int) -> Target:
-    """Copy the target with clients of `batch` examples each, all in one local step of plain SGD."""
+    """Copy the target. Its clients train on `batch` examples in one local step of plain SGD."""
     data = target.job.model_dump()
     data["training"] |= {"epochs": 1, "batch_size": batch, "momentum": 0.0, "optimizer": "sgd"}
     cohort = target.job.clients_per_round
@@ -331,7 +327,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """Count the originals that are among the examples found, exactly."""
+    """Return how many of the originals are exactly among the examples found."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)
@@ -368,7 +364,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 def recovered_of_batches(
     target: Target, size: int, cases: int, starts: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
-    """Return the share of examples recovered from some clients' reports, and a picture."""
+    """Attack `cases` batches of `size` examples, from at most `starts` starts each.
+
+    Returns the share of examples recovered, and a picture or None.
+    """
     seen = target.seen(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
     sizes = [size] * len(readings)
@@ -390,7 +389,7 @@ def recovered_of_batches(
 
 
 def _picture(originals: Array, examples: Float64s) -> bytes:
-    """Draw originals above the nearest example found for each."""
+    """Draw the originals, each above the nearest of the examples found."""
     flat = originals.reshape(len(originals), -1).astype(np.float64)
     nearest = np.argmin(np.mean((flat[:, None] - examples[None]) ** 2, axis=2), axis=1)
     low, high = float(flat.min()), float(flat.max())

@@ -28,7 +28,8 @@ def psnr(original: Float64s, other: Float64s) -> float:
 def ssim(original: Float64s, other: Float64s) -> float:
     """Return the structural similarity of two images [channels, height, width] in [0, 1].
 
-    Wang et al. 2004. Windows have 7 pixels a side, or as many as fit in a smaller image.
+    Source: Wang et al. 2004. Windows are 7 pixels wide and high, or as large as a smaller image
+    allows.
     """
     side = min(original.shape[1:])
     window = min(7, side - 1 + side % 2)
@@ -40,7 +41,10 @@ def ssim(original: Float64s, other: Float64s) -> float:
 
 
 def grid(rows: list[list[Float64s]]) -> bytes:
-    """Encode a PNG: one row of images for each list, all [channels, height, width] in [0, 1]."""
+    """Return a PNG with one row of images for each list.
+
+    All images are [channels, height, width] with values in [0, 1].
+    """
     channels, height, width = rows[0][0].shape
     columns = max(len(row) for row in rows)
     shape = (len(rows) * (height + _GAP) + _GAP, columns * (width + _GAP) + _GAP, channels)

@@ -35,8 +35,8 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 class Averaged:
     """Running average of estimates of one update, with each entry weighted as in the readings.
 
-    Estimates of only a direction are summed: how often a report names an entry shows how large it
-    is.
+    Estimates of only a direction are summed instead: how often reports name an entry shows how
+    large it is.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -44,14 +44,14 @@ class Averaged:
         self.scaled = True
 
     def add(self, reading: Reading) -> None:
-        """Add one report's estimate."""
+        """Add the estimate that one report's reading gives."""
         self._sum += reading.weight * reading.estimate
         self._weight += reading.weight
         self.scaled &= reading.scaled
 
     @property
     def estimate(self) -> Float64s:
-        """The average so far. Entries that no report covers are 0."""
+        """Return the average so far. An entry that no report covers is 0."""
         if not self.scaled:
             return self._sum.copy()
         return np.divide(
@@ -60,9 +60,10 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Return cosine, correlation and |estimate - update| / |update| of an estimate of an update.
+    """Return the cosine and correlation of an estimate with the true update, and its error.
 
-    The cosine is 0 if a vector is zero, and the correlation if one is constant.
+    The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
+    correlation if one is constant.
     """
     truth = update.astype(np.float64)
     size = float(np.linalg.norm(truth)) or 1.0
@@ -78,9 +79,7 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 
 @dataclass
 class After:
-    """Results after `count` reports of each client: each client's metrics, and the right
-    guesses.
-    """
+    """Results after `count` reports of each client: every client's metrics, and right guesses."""
 
     count: int
     scaled: bool = True
@@ -90,7 +89,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """Record one client's result."""
+        """Record one client: its averaged estimate, its update, and if the guess was right."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)
@@ -120,7 +119,11 @@ def averaged(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[After]:
-    """Attack `trials` clients with the pair's first update, and as many with its second."""
+    """Attack `trials` clients that have the pair's first update, and as many with its second.
+
+    Each client reports its update again and again. Returns the results after each of `counts`
+    reports.
+    """
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()
     for trial in range(2 * trials):
@@ -141,7 +144,11 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """Record one client's results. After empty reports the guess is the pair's second update."""
+    """Record one client's results in `found`, after each number of reports.
+
+    `update` is the client's, and `other` the pair's other update. `first` says that the client has
+    the pair's first one. If its reports are empty, the guess is the second.
+    """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
     after = next(due)
@@ -161,11 +168,11 @@ def embedding_repeated(
     reuse: bool = False,
     entropy: Entropy,
 ) -> dict[int, Measured]:
-    """Return, for each k, the share of EmbeddingDP's bits that a majority of k reports gets right.
+    """Return the share of EmbeddingDP's bits that a majority of k reports gets right, by k.
 
-    `vectors` [examples, values]; a value's bit is whether it is above 0. With `reuse` an example's
-    first report is repeated, so that k reports reveal no more than one. Ties are guessed by a fair
-    coin.
+    `vectors` are [examples, values], and a value's bit says whether it is above 0. The numbers k
+    are `counts`. With `reuse` an example's first report is repeated, so that k reports reveal no
+    more than one. Ties are guessed by a fair coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))
@@ -186,7 +193,10 @@ def embedding_repeated(
 
 
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
-    """Return the ledger's epsilon for a vector of `values` values after `count` reports."""
+    """Return the ledger's epsilon at `delta` for `count` reports of a vector of `values` values.
+
+    `eps` is that of EmbeddingDP. With `reuse` the first report is repeated, and only it costs.
+    """
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
     assert figure is not None  # only the most-drawn client is unknown before

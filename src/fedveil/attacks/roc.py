@@ -20,9 +20,9 @@ LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Return balanced accuracy at the threshold, AUC, and true positives at low error rates.
+    """Return balanced accuracy at the threshold, AUC, and true-positive rates at low error rates.
 
-    The balanced accuracy is honest if the threshold was not chosen on these scores.
+    The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
     """
     low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
     return [
@@ -48,10 +48,10 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 
 
 def best_threshold(members: Float64s, others: Float64s) -> float:
-    """Return the threshold of largest balanced accuracy. A score above it is a member's.
+    """Return the threshold with the largest balanced accuracy. A higher score means a member.
 
-    It is the middle of the gap between the two scores that it separates, or infinite if no
-    threshold does better than to call nobody a member.
+    It lies midway between the two scores that it separates. It is infinite if no threshold does
+    better than to call nobody a member.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]
@@ -63,11 +63,12 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
 
 
 def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
-    """Return the share of members that score above the k-th highest other, k = floor(rate (n + 1)).
+    """Return the share of members that score higher than all but a share `rate` of the others.
 
-    One more non-member would pass with probability at most k / (n + 1), so guessing reaches no more
-    than the rate. The interval is exact for that threshold. With fewer others than 1 / rate - 1
-    there is no such threshold: the value is NaN, with the widest interval.
+    The threshold is the k-th highest score of n others, k = floor(rate (n + 1)). One more
+    non-member would pass it with probability at most k / (n + 1), so guessing reaches at most
+    `rate`. The interval is exact for that threshold. With fewer others than 1 / rate - 1 there is
+    no such threshold: the value is NaN, with the widest interval.
     """
     k = math.floor(rate * (len(others) + 1) + 1e-9)
     if k == 0:

@@ -16,7 +16,7 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """A reading of each client's report, in the clients' order, and the round's aggregate."""
+    """The server's view of a round: a reading of each client's report, and the aggregate."""
 
     readings: Sequence[Reading]
     aggregate: Float64s
@@ -32,10 +32,11 @@ def seen(
     state: State | None = None,
     examples: int = 1,
 ) -> Seen:
-    """Play a round in which client i's update is `updates[i]`: the real halves, every phase.
+    """Return the server's view of a round in which client i's update is `updates[i]`.
 
-    The attacker follows the protocol and reads. An attack by a server that lies is different
-    (docs/secure-aggregation.md). `entropy` is what the reports draw from. The updates are finite.
+    The round is real: both halves, every phase. The attacker follows the protocol and reads. An
+    attack by a server that lies is different (docs/secure-aggregation.md). Reports are drawn from
+    `entropy`. The updates must be finite.
     """
     clients = range(len(updates))
     state = protection.initial_state() if state is None else state
@@ -65,10 +66,10 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the view of each of `times` rounds in which the first client has one fixed update.
+    """Yield the server's view of each of `times` rounds in which one client has a fixed update.
 
-    Each round starts from the model and the first round's state, and draws afresh. If a round needs
-    several clients, others take part with updates of zero.
+    That client is the first. Each round starts from `model` and the first round's state, and draws
+    anew. If a round needs several clients, others take part with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

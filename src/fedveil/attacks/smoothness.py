@@ -6,7 +6,7 @@ import torch
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Return the sum of differences between neighbouring pixels of each image: [images].
+    """Return, for each image, the sum of absolute differences between neighbouring pixels.
 
     It is 0 for examples that are no images [images, channels, height, width].
     """

@@ -43,13 +43,13 @@ from fedveil.record.saved_job import look_where_a_run_looked
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
-    """Convert examples to the model's input type."""
+    """Convert examples to the type of input that the model takes."""
     parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Restrict the job to the clients' training examples, without those they hold out."""
+    """Restrict a job's data to the examples that clients train on, without those they hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -64,7 +64,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 class Target:
     """A job, its data and each client's share, and the model with the clients' starting weights.
 
-    `trained`: whether these weights are a run's result, or the initial ones.
+    `trained` says that these weights are a run's result and not the initial ones.
     """
 
     job: Job
@@ -91,7 +91,7 @@ class Target:
         return cls(job, _as_taken(dataset, model), split, model)
 
     def needs_classes(self, attack: str) -> None:
-        """Raise an error unless the job learns classes of examples of one array."""
+        """Raise an error unless the job learns classes, from examples that are one array each."""
         shape = self.dataset.example_shape
         if self.job.task != "classification" or isinstance(shape, dict):
             what = f"task is {self.job.task}"
@@ -117,28 +117,29 @@ class Target:
         return replace(target, trained=True)
 
     def under(self, protection: str) -> Target:
-        """Copy the target with a different protection, and the job's parameters for it."""
+        """Copy the target with a different protection and the job's parameters for it."""
         return replace(self, job=self.job.under(protection))
 
     @cached_property
     def weights(self) -> Float32s:
-        """The model's weights as one vector."""
+        """Return the model's weights as one vector."""
         return Layout(self.model).vector()
 
     @cached_property
     def protection(self) -> Protection:
-        """The job's protection, as in the simulator."""
+        """Return the job's protection, made as in the simulator."""
         return make_protection(self.job, len(self.weights))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The protection's parameters, for a finding."""
+        """Return the protection's parameters, for a finding."""
         return self.job.protection.settings.model_dump(mode="json")
 
     def promised(self, rounds: int = 1) -> Figure:
         """Return the ledger's epsilon for a client that reports in `rounds` rounds.
 
-        It is infinite if a server reads the reports against which nothing is promised.
+        It is infinite if the server reads the reports and the protection promises nothing against
+        it.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
         # A protection of one phase has no masks between the server and a report. One of several
@@ -156,7 +157,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Build an attack's finding, with the protection and its promise for `rounds` rounds.
+        """Return an attack's finding, with the protection and what it promises for `rounds` rounds.
 
         `more` are further fields of the finding.
         """
@@ -185,9 +186,7 @@ class Target:
         return part.seen_apart(train.x, train.usable, device)
 
     def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
-        """Train the clients from these weights with the job's own trainer, and return the
-        updates.
-        """
+        """Return the updates of clients trained from these weights with the job's own trainer."""
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
@@ -206,9 +205,9 @@ class Target:
         return found
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of clients with these updates.
+        """Return the server's view of a round whose clients have these updates.
 
-        `repeat` draws different reports.
+        A different `repeat` draws different reports.
         """
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

@@ -1,4 +1,4 @@
-"""Types of arrays by their elements. Modules add names for arrays with a special meaning."""
+"""Types of arrays by their elements. Other modules name types with a special meaning."""
 
 from __future__ import annotations
 

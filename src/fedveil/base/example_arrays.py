@@ -1,7 +1,8 @@
 """Arrays of examples, including examples with several inputs or of different lengths.
 
-Such examples are one structured array. It has a field for each input. Examples of different lengths
-are padded and stored with their length. It can be sliced, shared and compared like any other array.
+Such examples are one structured array, with a field for each input. Examples of different lengths
+are padded and stored with their length. A structured array can be sliced, shared and compared like
+any other array.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
-    """Return one structured array of inputs with equally many examples."""
+    """Return one structured array of several inputs, each with the same number of examples."""
     fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
     whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
     for name, part in columns.items():
@@ -39,7 +40,7 @@ def joined(columns: Mapping[str, Array]) -> Array:
 
 
 def ragged(items: Sequence[Array] | Array) -> Array:
-    """Return one structured array of arrays whose first dimensions differ."""
+    """Return one structured array of examples whose first dimensions have different lengths."""
     lengths = [len(item) for item in items]
     values = np.zeros((len(items), max(lengths), *items[0].shape[1:]), np.result_type(*items))
     for row, item in zip(values, items, strict=True):
@@ -61,7 +62,7 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Return the parts, all with examples of different lengths if any of them has such examples.
+    """Return the parts in a common form: if one has examples of different lengths, so have all.
 
     Raises ValueError if the parts have different inputs.
     """
@@ -79,12 +80,12 @@ def alike(parts: Sequence[Array]) -> list[Array]:
 
 
 def is_plain(array: Array) -> bool:
-    """Return True unless the array is structured."""
+    """Return True if the array is not structured: one input, and examples of one shape."""
     return array.dtype.names is None
 
 
 def is_ragged(dtype: npt.DTypeLike) -> bool:
-    """Return True if `dtype` is that of examples of different lengths."""
+    """Return True if `dtype` is that of arrays of examples of different lengths."""
     return np.dtype(dtype).names == (_VALUES, _LENGTH)
 
 
@@ -104,19 +105,22 @@ def _plain_shape(column: Array) -> tuple[int, ...]:
 
 
 def opened(rows: Array) -> Opened:
-    """Return the inputs of some examples as ordinary arrays."""
+    """Return the inputs of the examples `rows` as ordinary arrays or lists of arrays."""
     if rows.dtype.names is None or is_ragged(rows.dtype):
         return _column(rows)
     return {name: _column(rows[name]) for name in rows.dtype.names}
 
 
 def items(rows: Array) -> list[Array]:
-    """Return a list of examples, which have one input."""
+    """Return the examples as a list. Each must have only one input."""
     return list(_column(rows))
 
 
 def values(rows: Array) -> Array:
-    """Return all numbers of one input. Examples of different lengths are concatenated."""
+    """Return all numbers of examples with one input.
+
+    Those of different lengths are concatenated.
+    """
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column
 
@@ -129,14 +133,16 @@ def _column(rows: Array) -> Array | list[Array]:
 
 
 def as_finite(array: Array) -> tuple[Array, Bools]:
-    """Convert to float32 and return a mask of the records that are finite in it."""
+    """Convert to float32, and return a mask of the records that are finite after that."""
     with np.errstate(all="ignore"):
         rows = np.ascontiguousarray(array, np.float32)
     return rows, all_of(np.isfinite(rows))
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Convert to int64 and return a mask of the records that contain only int64 integers."""
+    """Convert to int64, and return a mask of the records that contain only integers of that
+    range.
+    """
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (
@@ -156,7 +162,7 @@ def all_of(entries: Array) -> Bools:
 
 
 def blank(rows: Array, usable: Bools) -> Array:
-    """Replace records that are not usable by zeros."""
+    """Return the rows with zeros in place of the records that are not usable."""
     if usable.all():
         return rows
     blank = rows.copy()

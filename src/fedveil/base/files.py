@@ -1,4 +1,4 @@
-"""Writes files that are complete or secret from the first moment. Never follows a link."""
+"""Writes files that are complete or secret from the start. Never follows a link."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file atomically: a reader sees either the old bytes or the new."""
+    """Write or replace a file atomically: a reader sees either all old bytes or all new ones."""
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     write_new(partial, data, mode)
@@ -36,21 +36,24 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename a finished file. A power cut leaves the whole file or none under its new name."""
+    """Rename the finished file `partial` to `path`.
+
+    After a power cut, `path` is whole or missing.
+    """
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file to append to it, or create it. Raises OSError like `open_in_place`."""
+    """Open a file to append to it, or create it. Raises OSError in the cases of `open_in_place`."""
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def open_in_place(path: Path, flags: int) -> int:
     """Open a file for changes in place. Raises OSError for a link, a pipe or a device.
 
-    The creator of the folder may have placed a link there, to a file that the user can write.
+    Whoever made the folder may have put a link there to a file that the user can write.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -69,7 +72,10 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_inner_folder(path: Path) -> None:
-    """Make a folder inside one of fedveil's own unless it exists. Raises OSError for a link."""
+    """Make a folder inside one of fedveil's own folders, unless it exists.
+
+    Raises OSError for a link.
+    """
     if path.is_symlink():
         raise _link(path)
     path.mkdir(exist_ok=True)
@@ -89,7 +95,10 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`. A dead process's lock is freed."""
+    """Lock `path` against other processes that call `alone`.
+
+    The lock of a dead process is released.
+    """
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Compiled inner loops, with a NumPy path where numba is unavailable."""
+"""Compiled inner loops, each with a NumPy version for machines without numba."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _REORDER = {"contract", "reassoc", "nsz"}
 def compiled(
     fallback: Callable[..., object] | None = None, *, reorder: bool = False, numbers: bool = False
 ) -> Callable[[Loop], Loop]:
-    """Compile the decorated loop with numba, or use `fallback`, which computes the same bytes.
+    """Compile the decorated loop with numba. Without numba, use `fallback`, which computes equal
+    bytes.
 
-    If `fallback` is None, the loop runs uncompiled: check `HAVE_NUMBA` before a long one. With
+    If `fallback` is None, the loop then runs uncompiled: check `HAVE_NUMBA` before a long one. With
     `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the kind
-    of machine. With `numbers`, the loop must not meet NaN: the result would be undefined.
+    of machine. With `numbers`, the loop must not meet NaN, for which the result is undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -36,7 +37,7 @@ def compiled(
 
 
 class _Kernel:
-    """A loop that is compiled at its first call, since numba is slow to import."""
+    """A loop that is compiled when it is first called, since numba is slow to import."""
 
     def __init__(self, loop: Any, fallback: Callable[..., object] | None, free: set[str]) -> None:
         self._loop = loop
@@ -48,7 +49,7 @@ class _Kernel:
 
     @cached_property
     def jitted(self) -> Any:
-        """The compiled loop. The loops that it calls are compiled too, as numba requires."""
+        """The compiled loop. Loops that it calls are compiled too, as numba requires."""
         from numba import njit
 
         loop = with_jitted_names(self._loop)
@@ -61,7 +62,7 @@ class _Kernel:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Replace the uncompiled loops in the loop's module by compiled ones, and return the loop.
+    """Return the loop after replacing the loops in its module by compiled ones.
 
     The loop gets a new name that depends on all files in its folder, and numba caches it under that
     name. numba itself only checks if the loop's own file has changed, not the loops that it calls

@@ -17,10 +17,10 @@ from fedveil.errors import MissingExtra
 def lazy(
     package: str, names: Mapping[str, Sequence[str]], needs: tuple[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's `__getattr__` and `__dir__` (PEP 562).
+    """Return a package's `__getattr__` and `__dir__` (PEP 562), which import names at first use.
 
     `names` maps modules to the names that they define; a submodule is listed under its own full
-    name. `needs` is a package that all of them need, and the extra that installs it.
+    name. `needs` is an external package that all names need, and the extra that installs it.
     """
     homes = {name: home for home, held in names.items() for name in held}
 

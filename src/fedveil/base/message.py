@@ -51,12 +51,15 @@ def encode(message: Message, *, header: bytes = b"") -> bytes:
 
 
 def encoded_bytes(message: Message) -> int:
-    """Return the length of the encoding without building it."""
+    """Return the length in bytes of the encoding, without building the encoding."""
     return sum(map(len, encoded_parts(message)))
 
 
 def check_carried(what: str, size: int) -> None:
-    """Raise `MessageTooLong` if `what`, of `size` bytes, exceeds a message between machines."""
+    """Raise `MessageTooLong` if `size` bytes are too many for one message between machines.
+
+    `what` names the content in the error.
+    """
     if size > MOST_CARRIED:
         raise MessageTooLong(
             f"{what} is a message of {size:,} bytes, but a message between machines has at most "
@@ -74,9 +77,10 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
-    """Return the message that `data` encodes. Its arrays are read-only views of `data` if aligned.
+    """Return the message that `data` encodes. Its arrays are read-only, and views of `data` if
+    aligned.
 
-    Raises `MessageInvalid` for more than `longest` bytes, before it reads any of them.
+    Raises `MessageInvalid` for invalid data and, before reading it, for more than `longest` bytes.
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(
@@ -97,7 +101,10 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
 
 
 def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """Return the field `name` of an untrusted message if it has exactly the type `kind`."""
+    """Return the field `name` of an untrusted message. Its type must be exactly `kind`.
+
+    Raises `MessageInvalid` otherwise.
+    """
     value = message.get(name)
     if value is None or type(value) is not kind:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -107,9 +114,9 @@ def take(message: Message, name: str, kind: type[Any]) -> Any:
 def take_array(
     message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
 ) -> Array:
-    """Return the array `name` of an untrusted message if it has exactly this type and shape.
+    """Return the array `name` of an untrusted message. It must have exactly this type and shape.
 
-    A size of None in `shape` allows any size.
+    A None in `shape` allows any size of that dimension. Raises `MessageInvalid` otherwise.
     """
     value: Array = take(message, name, np.ndarray)
     if value.dtype != np.dtype(dtype):
@@ -170,7 +177,7 @@ def _varint(value: int) -> bytes:
 
 
 class _Reader:
-    """A cursor over untrusted bytes. Every read checks the remaining length."""
+    """A cursor over untrusted bytes. Every read first checks how many bytes are left."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

@@ -37,7 +37,7 @@ def load(
     """Return the function or class that `name` names.
 
     Raises `error` with a sentence that begins with `key`, such as `model = 'm:f'`. `built_in` lists
-    the other names that are allowed there.
+    the other values that the key may have.
     """
     if not is_function(name):
         names = list(built_in)
@@ -79,7 +79,7 @@ def called(function: Callable[..., T], **offered: object) -> T:
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle the named objects of the calling script or notebook for another process.
+    """Pickle the objects of the calling script or notebook that `names` names, for another process.
 
     They are pickled by value, with everything that they use from the script. Raises any error that
     prevents this.
@@ -95,7 +95,7 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Restore another process's script objects in the place where `load` looks for them."""
+    """Restore what another process `packed`, in the place where `load` finds it."""
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this
@@ -103,7 +103,10 @@ def unpack(data: bytes) -> None:
 
 @contextmanager
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
-    """Turn any exception of a user's code into one sentence. fedveil's own errors pass."""
+    """Turn any exception of a user's code into `error`, one sentence. fedveil's own errors pass.
+
+    `key` is the job's key that names the code, and `what` describes the code.
+    """
     try:
         yield
     except FedveilError:

@@ -1,4 +1,4 @@
-"""Integers of a fixed width, packed bit by bit: lowest bit first, no gaps."""
+"""Integers packed bit by bit, each with the same number of bits: lowest bit first, no gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SOME = 1 << 11
 
 
 def packed_size(count: int, width: int) -> int:
-    """Return the number of bytes of `count` numbers of `width` bits. Spare bits are zero."""
+    """Return the number of bytes that `count` numbers of `width` bits take. Spare bits are zero."""
     return (count * width + 7) // 8
 
 
@@ -32,18 +32,18 @@ def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Pack `value - lowest` for every value, each in `width` bits, 1 to 64."""
+    """Pack `value - lowest` for every value, each in `width` bits. `width` is 1 to 64."""
     words = np.zeros((len(values) * width + 63) // 64, "<u8")
     _pack(values, lowest, width, words)
     return words.view(np.uint8)[: packed_size(len(values), width)]
 
 
 def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -> bool:
-    """Overwrite `out` with the numbers in `packed`, of 1 to 32 bits. This is the inverse of `pack`.
+    """Overwrite `out` with the numbers in `packed`, each of `width` bits, 1 to 32. Inverts `pack`.
 
     Returns True if `pack` can have produced `packed` from numbers in lowest..highest: it has the
     right length, its numbers are in that range, and its spare bits are zero. Otherwise returns
-    False, and `out` is meaningless.
+    False, and the content of `out` is meaningless.
     """
     if len(packed) != packed_size(len(out), width) or not spare_bits_zero(packed, len(out), width):
         return False
@@ -54,9 +54,9 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
 
 
 def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add the numbers in `packed`, which must fit int32, to those of `total`.
+    """Add the numbers in `packed`, which must fit int32, to `total`, entry by entry.
 
-    Returns True if `pack` can have produced `packed`, like `unpack`. Otherwise returns False and
+    Returns True if `pack` can have produced `packed`, as in `unpack`. Otherwise returns False and
     adds nothing.
     """
     if len(packed) != packed_size(len(total), width):
@@ -67,20 +67,20 @@ def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Wh
 
 
 def add(numbers: _Whole, total: _Whole) -> None:
-    """Add numbers to those of `total`, which has a wider type."""
+    """Add `numbers` to `total`, entry by entry. `total` has a wider type."""
     _add(numbers, total)
 
 
 def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
-    """Add the numbers in `packed`, of 1 to 64 bits, to those of `total`. Their counts are equal."""
+    """Add the numbers in `packed`, of 1 to 64 bits, to `total`, which has equally many entries."""
     for part, padded in _padded_parts(packed, width, total):
         _add_packed(padded.view("<u8"), width, part)
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield blocks of `out`, each with its packed numbers and some padding behind them.
+    """Yield blocks of `out`, each with a copy of its packed numbers and some padding behind them.
 
-    Two whole words are read at a time, and never past the end. Only one block is copied at a time.
+    The padding allows reading two whole words at a time without reading beyond the end.
     """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
@@ -136,7 +136,7 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Overwrite `out`. Returns the largest number before adding `lowest`."""
+    """Overwrite `out` with the numbers. Returns the largest of them before `lowest` is added."""
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
     for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
@@ -153,7 +153,9 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return at least 57 bits that start at `bit`, counted from `byte`."""
+    """Return at least 57 bits of `padded`, starting at bit number `bit` after the byte at
+    `byte`.
+    """
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load
@@ -171,7 +173,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add a block of numbers at a time, in the cache. Undo all of them if one is out of range."""
+    """Add one block of numbers after another, in the cache. Undoes all if one is out of range."""
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]
@@ -186,7 +188,7 @@ def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _W
 
 @compiled()
 def _some(packed: Uint8s, start: int, lowest: int, width: int, padded: Uint8s, out: _Whole) -> int:
-    """Unpack the numbers from `start` on, a multiple of 8, into `out`."""
+    """Unpack numbers into `out`, starting with number `start`, a multiple of 8."""
     source = packed[start // 8 * width :][: (len(out) * width + 7) // 8]
     for k in range(len(source)):
         padded[k] = source[k]

@@ -34,21 +34,23 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Return a console that prints `[red]` and `:train:` literally and escapes commands."""
+    """Return a console that prints `[red]` and `:train:` literally, and escapes terminal
+    commands.
+    """
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
 
 
 def say(text: str) -> None:
-    """Print a line on standard output without wrapping it."""
+    """Print a line on standard output, without wrapping it."""
     console(soft_wrap=True).print(text)
 
 
 def document(text: str) -> None:
-    """Write a text that is a command's whole answer. It is escaped only on a terminal.
+    """Print a text that is a command's whole answer. On a terminal, it is escaped.
 
-    Prints nothing under `--json`, which has another answer.
+    Prints nothing under `--json`, where a JSON value is the answer.
     """
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
@@ -56,7 +58,7 @@ def document(text: str) -> None:
 
 
 def remark(text: str, kind: str = "") -> None:
-    """Print a line on standard error, after its coloured `kind`, such as `warning`."""
+    """Print a line on standard error. It begins with its coloured `kind`, such as `warning`."""
     shown = console(stderr=True, soft_wrap=True)
     if kind:
         shown.print(f"{kind}:", style=_COLOURS[kind], end=" ")

@@ -1,4 +1,4 @@
-"""Progress lines for slow steps, so that nobody thinks that they hang."""
+"""Progress lines for slow steps, so that nobody thinks that the program hangs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Reports that a run is still going if nothing else was printed for `every_s` seconds."""
+    """Prints that the run is still going, if nothing else was printed for `every_s` seconds."""
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say
@@ -31,7 +31,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Note that something else was printed."""
+        """Note that a line was printed, which restarts the waiting time."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

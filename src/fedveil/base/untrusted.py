@@ -1,9 +1,9 @@
-"""Opens every file that a stranger may have written, and escapes the names in it.
+"""Opens every file that a stranger may have written, and escapes the text in it.
 
 Only regular files are read: a named pipe would block its reader forever, and a device such as
-/dev/zero never ends. A file is read up to its size at opening, and a file above the limit of its
-kind is not read at all. Every refusal is an OSError with a plain reason, so that callers report it
-like a missing file.
+/dev/zero never ends. A file is read up to its size at opening, and a file above the size limit of
+its kind is not read at all. Every refusal is an OSError with a plain reason, so that callers report
+it like a missing file.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def read_bytes(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    """Like `read_bytes`, but decode the content, which must be UTF-8."""
+    """Return the content of a regular file of at most `most` bytes, which must be UTF-8.
+
+    Raises OSError or UnicodeDecodeError.
+    """
     return read_bytes(path, most).decode()
 
 
@@ -110,7 +113,7 @@ def check_regular(path: str | Path, most: int) -> None:
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:
-    """Yield the lines of a text file, ends included. Raises ValueError above `most` characters.
+    """Yield the lines of a text file, with their ends. Raises ValueError above `most` characters.
 
     Otherwise, a file of gigabytes without a line end would be one line in memory.
     """
@@ -141,7 +144,7 @@ def _check(status: os.stat_result, path: str | Path, most: int) -> None:
 
 
 class _Snapshot(io.FileIO):
-    """A file that is read only up to its size at opening.
+    """A file that is read only up to the size that it had when it was opened.
 
     Bytes that are appended later are not read. Neither are system files (/proc, /sys), which report
     no size and may have no end.

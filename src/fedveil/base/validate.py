@@ -43,7 +43,10 @@ def within(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return `value` as a float between `low` and `high`. Ends are included unless open."""
+    """Return `value` as a float from `low` to `high`.
+
+    `open_low` and `open_high` exclude the ends.
+    """
     result = number(name, value)
     below = result <= low if open_low else result < low
     above = result >= high if open_high else result > high

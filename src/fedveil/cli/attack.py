@@ -19,6 +19,8 @@ from fedveil.base.untrusted import escaped
 from fedveil.cli.job_arguments import Overrides, load
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
+from fedveil.record.run_folder import refuse_taken
+from fedveil.starter import ATTACKED_JOB
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,8 +40,7 @@ Where = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
-        help="A job file, or the folder of a finished run. Default: a job in which every key has "
-        "its default.",
+        help="A job file, or the folder of a finished run. Default: a built-in job.",
     ),
 ]
 Protections = Annotated[
@@ -63,12 +64,14 @@ class Attack:
     """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
 
     `trains` is True if it attacks the final model of a run, under the protection that the run had.
+    `job` is the file that it attacks by default; without one, a job with default settings.
     """
 
     name: str
     home: str
     help: str
     trains: bool = False
+    job: Path | None = None
 
     def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
         found: Finding = import_module(f"fedveil.attacks.{self.home}").attack(target, effort, watch)
@@ -77,7 +80,12 @@ class Attack:
 
 #: Attacks on a federated job.
 FEDERATED = (
-    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
+    Attack(
+        "gradient",
+        "gradient.inversion",
+        "Reconstruct training images from clients' reports.",
+        job=ATTACKED_JOB,
+    ),
     Attack(
         "exact", "exact_inversion", "Solve for the exact batch behind a dense network's report."
     ),
@@ -129,17 +137,23 @@ def _add_federated(attack: Attack) -> None:
         with ExitStack() as stack:
             if run is not None:
                 _refuse_out(out, run)
-                _refuse_other(run, Job, VerticalJob, "`fedveil attack features` attacks it")
+                _refuse_other(run, Job, VerticalJob, "is a vertical job", "features")
                 target = Target.of_run(run, overrides or ())
                 folder = _folder_of(run, stack)
             else:
-                job = load(where, overrides, other="`fedveil attack features` attacks it")
+                refuse_taken(out, None)
+                job = load(
+                    where,
+                    overrides,
+                    other="Attack it with: fedveil attack features",
+                    default=attack.job,
+                )
                 for name in protections or ():
                     job.under(name)  # raises before anything is trained
                 target = Target.of(job)
                 folder = _new_folder(out, job, attack, stack)
             asked = [target.under(name) for name in protections] if protections else [target]
-            _mount(attack, asked, effort, folder, ended=run is not None, json=json)
+            _mount(attack, asked, effort, folder, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -161,19 +175,18 @@ def _add_vertical(attack: Attack) -> None:
             if where is not None and ended:
                 _refuse_out(out, where)
                 if overrides:
-                    raise JobError(
-                        ["--set is for a job file: a run is attacked with its own settings"]
-                    )
-                _refuse_other(where, VerticalJob, Job, "`fedveil attack gradient` attacks it")
+                    raise JobError(["--set is for a job file: a run is attacked as it was made"])
+                _refuse_other(where, VerticalJob, Job, "is a federated job", "gradient")
                 target = SplitTarget.of_run(where)
                 folder = _folder_of(where, stack)
             else:
                 from fedveil.cli.vertical import job_file
 
+                refuse_taken(out, None)
                 job = job_file.load(where, overrides)
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
-            _mount(attack, [target], effort, folder, ended=ended, json=json)
+            _mount(attack, [target], effort, folder, json=json)
 
     app.command(attack.name, help=attack.help)(command)
 
@@ -190,13 +203,16 @@ def _refuse_out(out: Path | None, run: Path) -> None:
         raise JobError([f"--out is for a job file: the findings of a run are written to {run}"])
 
 
-def _refuse_other(run: Path, mine: type[BaseModel], other: type[BaseModel], command: str) -> None:
-    """Raise JobError if the run's job is of the `other` kind."""
+def _refuse_other(
+    run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
+) -> None:
+    """Raise JobError if the run's job is of the `other` kind, which `attack` takes."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
     if (run / JOB).is_file():
-        refuse_other_kind(run / JOB, mine, other, command)
+        sentence = f"{kind}. Attack its run with: fedveil attack {attack} {run}"
+        refuse_other_kind(run / JOB, mine, other, sentence)
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
@@ -232,19 +248,13 @@ def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) ->
 
 
 def _mount(
-    attack: Attack,
-    targets: Sequence[Any],
-    effort: Effort,
-    folder: Folder,
-    *,
-    ended: bool,
-    json: bool,
+    attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder, *, json: bool
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    If the run has `ended`, its page is written again, with the findings.
+    Writes the page of the folder again, with the findings.
     """
-    from fedveil.pages.run_folder_page import keep_page
+    from fedveil.pages.run_folder_page import PAGE, keep_page
     from fedveil.privacy.finding import timed
     from fedveil.record.finding_lines import FINDINGS, add_finding
 
@@ -258,8 +268,9 @@ def _mount(
             add_finding(folder(), found)
             findings.append(found)
             show(found)
-        if ended:
-            keep_page(folder(), say)
+        keep_page(folder(), say)
+        if (folder().path / PAGE).is_file():
+            say(f"page: {folder().path / PAGE}")
         say(f"written to {folder().path / FINDINGS}")
     if json:
         answer(findings)
@@ -314,7 +325,9 @@ def show(found: Finding) -> None:
     for figure in found.figures:
         between = "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}"
         guess = "" if math.isnan(figure.guess) else f"{figure.guess:.3g}"
-        table.add_row(figure.name, f"{figure.value:.4g}", between, guess, str(figure.cases))
+        value = "-" if math.isnan(figure.value) else f"{figure.value:.4g}"
+        table.add_row(figure.name, value, between, guess, str(figure.cases))
     console().print(table)
     for picture in found.pictures:
         say(f"picture: {picture}")
+    say(found.conclusion)

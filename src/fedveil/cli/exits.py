@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import shlex
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from fedveil.errors import (
     with_notes,
 )
 from fedveil.settings.allowed import block_of, dotted, keys
+from fedveil.settings.yaml_file import refuse_unquoted
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -93,6 +96,11 @@ def _usage(error: click.ClickException) -> int:
         error.show()
         return Exit.WRONG
     context = error.ctx if isinstance(error, click.UsageError) else None
+    try:
+        refuse_unquoted(sys.argv[1:])
+    except JobError as unquoted:
+        remark(str(unquoted), "error")
+        return Exit.WRONG
     text = error.format_message().rstrip(".")
     if isinstance(error, click.NoSuchOption):
         settings = [] if context is None else list(_settings(context, error.option_name))
@@ -103,10 +111,23 @@ def _usage(error: click.ClickException) -> int:
             text += did_you_mean(error.possibilities or [])
     elif isinstance(error, click.exceptions.NoSuchCommand):
         text = f"there is no command {error.command_name}{did_you_mean(error.possibilities or [])}"
+        text = _swapped(context, error.command_name) or text
     if context is not None:
         text += f"; `{context.command_path} --help` lists what there is"
     remark(text, "error")
     return Exit.WRONG
+
+
+def _swapped(context: click.Context | None, first: str) -> str:
+    """Return the sentence for a command that comes after its argument, or ""."""
+    if context is None or not isinstance(context.command, click.Group) or first not in sys.argv:
+        return ""
+    rest = sys.argv[sys.argv.index(first) + 1 :]
+    name = next(filter(context.command.commands.get, rest), None)
+    if name is None:
+        return ""
+    line = f"{context.command_path} {name} {shlex.quote(first)}"
+    return f"the command comes before {first}. Write: {line}"
 
 
 def _settings(context: click.Context, option: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ KeyPart = Annotated[
 def load(
     path: Path | None,
     overrides: list[str] | None,
-    other: str = "`fedveil vertical run` trains it",
+    other: str = "Run it with: fedveil vertical run",
     default: Path | None = None,
     *,
     runs: bool = False,
@@ -47,7 +47,7 @@ def load(
 
     `other` says which command takes a vertical job. Without a `path`, the job is `default`, or the
     job with default keys. `runs`: the job is trained, so the first line says if it protects
-    nothing.
+    nothing, unless `overrides` ask for that.
     """
     from fedveil.federated.job import Job
 
@@ -64,16 +64,17 @@ def load(
         from fedveil.vertical.job import VerticalJob
 
         refuse_their_vertical(path)
-        refuse_other_kind(path, Job, VerticalJob, other)
+        refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
         raise
-    if runs and path not in (None, default) and job.protection.name == "not_encrypt":
+    asked = any("not_encrypt" in text for text in overrides or ())
+    if runs and job.protection.name == "not_encrypt" and not asked:
         remarks("note", [_unprotected(job, path)])
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
 
 
-def _unprotected(job: Job, path: Path) -> str:
+def _unprotected(job: Job, path: Path | None) -> str:
     """Return the sentence about a job without protection, with the line that protects it."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
@@ -103,8 +104,8 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
     except JobError:
         from fedveil.vertical.job import VerticalJob
 
-        goes_on = "resume this run with `fedveil vertical run --resume`"
-        refuse_other_kind(path, Job, VerticalJob, goes_on)
+        resume = f"is a vertical job. Resume its run with: fedveil vertical run --resume {folder}"
+        refuse_other_kind(path, Job, VerticalJob, resume)
         raise
 
 

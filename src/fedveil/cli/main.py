@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -16,21 +15,17 @@ import fedveil
 from fedveil import __version__
 from fedveil.base.plain_text import console, document, say
 from fedveil.cli import attack as attack_cli
+from fedveil.cli import budget as budget_cli
 from fedveil.cli import compare as compare_cli
+from fedveil.cli import data as data_cli
 from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli.exits import Commands, ended
 from fedveil.cli.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
 from fedveil.cli.vertical import commands as vertical_cli
-from fedveil.errors import (
-    ClaimRefuted,
-    InvalidValue,
-    JobError,
-    MissingExtra,
-    RunFolderError,
-    nearest,
-)
+from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
+from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -44,9 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
 job_app = typer.Typer(help="Check, explain and convert job files.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
+app.add_typer(data_cli.app, name="data")
 app.add_typer(job_app, name="job")
 app.add_typer(vertical_cli.app, name="vertical")
 app.add_typer(attack_cli.app, name="attack")
@@ -102,6 +96,7 @@ def run(
         rounds = job_of_run(resume, overrides).rounds
         train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
     else:
+        refuse_taken(out)
         settings = load(job, overrides, default=DEFAULT_JOB, runs=True)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
@@ -130,57 +125,7 @@ def _need_flower(purpose: str) -> None:
         raise MissingExtra("flwr", "flower", purpose)
 
 
-@app.command()
-def budget(
-    job: JobPath = None,
-    overrides: Overrides = None,
-    target_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Find the protection's setting for which a whole run costs at most this epsilon."
-        ),
-    ] = None,
-    json: AsJson = False,
-) -> None:
-    """Estimate a run's privacy cost before starting it."""
-    from rich.table import Table
-
-    settings = load(job, overrides, default=DEFAULT_JOB)
-    from fedveil.engine.budget import project_job, solve_job
-    from fedveil.engine.known_accuracy import measured
-    from fedveil.pages.guarantee_text import attackers, listed
-    from fedveil.privacy.loss import format_delta, format_epsilon
-
-    solved = None
-    if target_epsilon is None:
-        lines = list(project_job(settings))
-    else:
-        solved, found = solve_job(settings, target_epsilon)
-        lines = list(found)
-    if json:
-        costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
-        known = [row._asdict() for row in measured(settings)]
-        answer(
-            {"solved": None if solved is None else str(solved), "costs": costs, "measured": known}
-        )
-        return
-    if solved is not None:
-        say(str(solved))
-    table = Table(box=None, pad_edge=False)
-    for column in ("epsilon", "delta", "promise", "for"):
-        table.add_column(column)
-    subjects: dict[tuple[str, str, str], list[str]] = {}
-    for line in lines:
-        figure = format_epsilon(line.epsilon), format_delta(line.delta), str(line.figure.promise)
-        subjects.setdefault(figure, []).append(line.what)
-    for shown, names in subjects.items():
-        table.add_row(*shown, listed(names))
-    console().print(table)
-    seen = attackers(settings.model_dump())
-    if seen and any(math.isfinite(line.epsilon) for line in lines):
-        say(f"These figures hold against {seen}.")
-    for row in measured(settings):
-        say(str(row))
+app.command()(budget_cli.budget)
 
 
 @app.command()
@@ -361,49 +306,3 @@ def convert(
     remarks("note", notes)
     remarks("warning", settings.warnings)
     _print_job(settings, json=json)
-
-
-@data_app.command("list")
-def list_data(json: AsJson = False) -> None:
-    """List the data sets, and show which are on this machine."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedveil.data.datasets import available
-
-    if json:
-        facts = ("name", "origin", "shape", "classes", "how")
-        answer([{f: getattr(e, f) for f in facts} | {"here": e.here()} for e in available()])
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "what", "example", "classes", "here", "how to get it"):
-        table.add_column(column, overflow="fold")
-    for entry in available():
-        shape = "x".join(map(str, entry.shape))
-        here = Text("yes", "green") if entry.here() else Text("no")
-        table.add_row(entry.name, entry.origin, shape, str(entry.classes), here, entry.how)
-    console().print(table)
-
-
-@data_app.command()
-@answering
-def fetch(
-    name: Annotated[str, typer.Argument(help="The data set: mnist or fashion_mnist.")],
-) -> object:
-    """Download a data set into the user's cache and verify its checksums."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    from fedveil.data.datasets import available
-    from fedveil.data.datasets import fetch as download
-
-    if name not in (names := [entry.name for entry in available()]):
-        near = nearest(name, names)
-        raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console()) as bars:
-        task = bars.add_task(name, total=None)
-        folder = download(
-            name, progress=lambda done, total: bars.update(task, completed=done, total=total)
-        )
-    say(f"{name} is in {folder}")
-    return {"name": name, "folder": folder}

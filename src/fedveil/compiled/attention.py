@@ -1,6 +1,8 @@
 """Multi-head attention, o = softmax(q k' / sqrt(size)) v, forward and backward.
 
-A token's row holds its queries, then its keys, then its values, each ordered by head.
+q, k and v are a head's queries, keys and values, k' is k transposed, and size is the number of
+entries of a query. A token's row holds its queries, then its keys, then its values, each ordered by
+head.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the tokens, the heads, a head's size and the length of a row of attention weights."""
+    """Return the numbers of tokens and heads, a head's size, and the length of a row of weights."""
     return op[f.C], op[f.GROUPS], op[f.OW] // op[f.GROUPS], op[f.ROW]
 
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the attention output. Saves the attention weights for the backward pass."""
+    """Compute the output of attention. Saves the attention weights for the backward pass."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):

@@ -49,9 +49,10 @@ _RISING = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """Return the operations, the input value and the score value. Raises `NotServedError`.
+    """Return the operations of a chain of layers, its input value and its score value.
 
-    `scores_of` is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
+    `shape` is that of an example. `scores_of` is `ROW` if an example has one row of scores,
+    `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise NotServedError("an example must be a row or an image")
@@ -79,9 +80,9 @@ def follow(
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the layers that change something, convolutions merged with their max-pooling.
+    """Return the layers that change something. A convolution is merged with its max-pooling.
 
-    The max-pooling may also follow a monotone activation: the activation then runs after the
+    The max-pooling may also follow a monotone activation. The activation then runs after the
     pooling, on fewer values and with the same result.
     """
     left = [

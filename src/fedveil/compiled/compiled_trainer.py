@@ -1,6 +1,6 @@
-"""Trains clients on a chain of known layers, each from start to end in native code.
+"""Trains clients on a chain of known layers. All of a client's training runs in native code.
 
-A client's training is one call that does not take the GIL. Threads train clients in parallel, each
+A client's training is one call that does not hold the GIL. Threads train clients in parallel, each
 in memory that it allocated once, and all start from the same weights. A client's result depends
 neither on other clients nor on the number of threads. Compiled code is cached beside the source for
 later processes.
@@ -43,7 +43,7 @@ _LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
 
 
 class Start:
-    """The weights at the start of a round, packed for the native code. All threads share them."""
+    """The weights at the start of a round, packed for native code. All threads share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,11 +51,11 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round and drop the packed copy of the last round."""
+        """Set the weights of a new round. Drops the packed copy of the last round's weights."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
-        """Return the weights, packed for `model` with floats of type `kind`."""
+        """Return the weights, packed for `model` as floats of the type `kind`."""
         from fedveil.compiled.steps import pack
 
         with self._lock:
@@ -80,7 +80,10 @@ class _Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers in native code. Torch trains clients with unusual data."""
+    """Trains a chain of known layers in native code.
+
+    Clients with unusual data are trained by torch.
+    """
 
     chunk = least = 1
     native, own_step = True, False
@@ -121,7 +124,9 @@ class CompiledTrainer:
         return trainer if trainer and (not shape or trainer.serves(shape)) else None
 
     def beside(self) -> CompiledTrainer:
-        """Return a trainer for another thread, with the same start and compiled models."""
+        """Return a trainer for another thread, which shares the round's weights and the compiled
+        code.
+        """
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
@@ -231,9 +236,10 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return `count` zeros, aligned to a cache line, or to a huge page if they fill one.
+    """Return an array of `count` zeros that begins at a cache line, or at a huge page if it fills
+    one.
 
-    The operating system backs a large array with huge pages of 2 MiB only if it is aligned to them.
+    The operating system uses huge pages of 2 MiB for a large array only if it is aligned to them.
     """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
@@ -242,7 +248,7 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 
 
 def _readable(x: torch.Tensor, tokens: int) -> bool:
-    """Return True if the examples are float32, or valid token ids if `tokens` is not 0."""
+    """Return True if the examples are float32, or token ids below `tokens` if that is not 0."""
     if not tokens:
         return x.dtype == torch.float32
     return x.dtype == torch.int64 and bool((x.numpy().view(np.uint64) < tokens).all())

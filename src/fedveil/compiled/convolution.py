@@ -1,8 +1,8 @@
 """A convolution, alone or merged with the max-pooling behind it, forward and backward.
 
-Values are stored channels last, so a row of a filter covers KW C adjacent values. The row is padded
-with zeros to whole vectors. With a pooling, most outputs have no gradient: the backward pass visits
-only the windows whose output was the maximum (the winners).
+Values are stored channels last, so one row of a filter, KW pixels of C channels, covers KW * C
+adjacent values. The row is padded with zeros to whole vectors. With a pooling, most outputs have no
+gradient: the backward pass visits only the windows whose output was the maximum (the winners).
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 
 @compiled()
 def _meet_all(m: Float32s, op: Int64s) -> None:
-    """Add up the gradients if no pooling follows, so that every output may have one."""
+    """Add up the gradients for a convolution without pooling, where every output may have a
+    gradient.
+    """
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
     lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]
     biases = op[f.TURNED]  # scratch: many small numbers are summed apart
@@ -202,7 +204,7 @@ class Convolution(Operation):
 
 
 class PooledConvolution(Convolution):
-    """A convolution that also runs the max-pooling merged into it."""
+    """The operation of a convolution merged with the max-pooling behind it."""
 
     def __init__(self, layer: Pooled, x: Value) -> None:
         self._pool = layer.pool

@@ -1,7 +1,8 @@
-"""The gradients of the losses with respect to the scores, times `scale`.
+"""The gradients of the losses with respect to the scores, multiplied by `scale`.
 
-Each function reads the scores of `count` examples at Y, H scores per example, and writes their
-gradient at DY. `rows` lists the positions of the examples among the client's targets `y`.
+Each function reads the scores of `count` examples at position Y, H scores per example, and writes
+their gradient at position DY. `rows` lists the positions of the examples among the client's targets
+`y`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from fedveil.learning.losses import IGNORED, WEIGHTED
 
 @compiled()
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
-    """Write `scale` times the gradient of -log softmax(scores)[label]: p, or p - 1 at the label."""
+    """Write `scale` times the gradient of -log softmax(scores)[label] for `many` scores.
+
+    The scores begin at `z`, the gradient at `g`. It is the softmax, minus 1 at the label.
+    """
     share = scale / exponentials(m, z, g, many, 1.0)
     for k in range(g, g + many):
         m[k] *= share
@@ -33,7 +37,7 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[label], times the weight of the class."""
+    """Write the gradient of -log softmax(scores)[label] times the weight of the label's class."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[f.H], label, scale * weights[label])
@@ -64,9 +68,10 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient for numeric targets.
+    """Write the gradient for targets that are numbers.
 
-    With `truth` the scores are logits, otherwise outputs.
+    With `truth`, targets are truth values and scores are logits. Otherwise scores are the
+    predictions.
     """
     many = scores[f.H]
     for n in range(count):

@@ -1,13 +1,14 @@
 """Deferred SGD steps of a large weight, stored as low-rank factors and applied once at the end.
 
-Under bare SGD a step adds D' X to the weight W of a dense layer. X has a row of inputs for each
-example of the batch, and D has a row of output gradients times the learning rate. Applying a step
-reads and writes the whole weight. While there have been few examples, W therefore stays unchanged,
-and each product adds the contribution of the deferred steps:
+Under SGD without momentum or decay, a step adds D' X to the weight W of a dense layer. X has a row
+of inputs for each example of the batch, D has a row of output gradients times -learning rate, and
+D' is D transposed. Applying a step reads and writes the whole weight. So while a client has had few
+examples, W stays unchanged, and each product adds the contribution of the deferred steps, for an
+input x and an output gradient d:
 
     x (W + D' X)' = x W' + (x X') D,        d (W + D' X) = d W + (d D') X.
 
-The client's update of W is D' X, one product, written straight to its place in the update.
+The client's update of W is D' X, one product, written directly to its place in the update.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for the deferred steps of a dense layer and return the fields of its row.
+    """Reserve memory for a dense layer's deferred steps, and return the fields of its row of
+    numbers.
 
-    The two factors take at most half as much memory as the weight.
+    The factors D and X take at most half as much memory as the weight.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -49,18 +51,18 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 def _apart(length: int) -> int:
     """Return the distance between two stored rows of `length` entries.
 
-    The extra line avoids evictions: rows exactly 2 or 4 kB apart compete for the same cache lines.
+    It includes an extra cache line, because rows exactly 2 or 4 kB apart compete for cache lines.
     """
     return length + LINE
 
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Mark the operations whose steps are deferred for a client of `examples` examples.
+    """Mark the operations whose steps are deferred for a client with `examples` examples.
 
-    `examples` counts all epochs. HELD is -1 for the other operations. A weight with deferred steps
-    stays unchanged, so it is read from the memory that all threads share, `shared` entries away
-    from the client's own copy.
+    `examples` counts an example once per epoch. The field HELD becomes -1 for all other operations.
+    A weight with deferred steps stays unchanged, so it is read from the memory that all threads
+    share, `shared` entries away from the client's own copy. `hold` permits deferred steps.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -71,7 +73,10 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's rows of X and D."""
+    """Store a batch's rows of X, from position `x`, and of D, from position `dy`.
+
+    `xs` and `ys` are the distances between rows.
+    """
     inputs, outputs = op[f.C], op[f.OC]
     for n in range(rows):
         to_x = op[f.HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -85,13 +90,13 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add (x X') D to y."""
+    """Add (x X') D, the contribution of the deferred steps, to the output y."""
     _add(m, op, y, ys, x, xs, op[f.HELD_X], op[f.C], op[f.HELD_DY], op[f.OC], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add (dy D') X to dx."""
+    """Add (dy D') X, the contribution of the deferred steps, to the input gradient dx."""
     _add(m, op, dx, xs, dy, ys, op[f.HELD_DY], op[f.OC], op[f.HELD_X], op[f.C], rows)
 
 
@@ -100,7 +105,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C. M is the factor stored at `met`, B the factor stored at `added`."""
+    """Add (A M') B to C. M is the factor stored at `met`, and B the factor stored at `added`."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[f.MET], op[f.MOST], op[f.ZEROS], a, am, met, _apart(length),

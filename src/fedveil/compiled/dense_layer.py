@@ -36,7 +36,9 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of products, the rows of each, and the strides of the rows of x and y."""
+    """Return the number of products, the rows of each, and the distances between rows of x and of
+    y.
+    """
     count, runs, xs, ys = op[f.COUNT], op[f.RUNS], op[f.C], op[f.OC]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
@@ -84,7 +86,8 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of x, W and b.
 
-    The gradients of x come first: under bare SGD, adding the gradient of W changes W itself.
+    The gradient of x comes first, because under SGD without momentum or decay the gradient of W is
+    added to W itself.
     """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
@@ -115,7 +118,10 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer. Stores the weight as inputs by outputs if that makes its rows longer."""
+    """A dense layer.
+
+    Its weight is stored transposed (inputs by outputs) if that has longer rows.
+    """
 
     layer: nn.Linear
     forward, backward, steps = dense, dense_back, take_steps

@@ -33,7 +33,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n. `shifted` is `_SHIFT` plus the integer n, from -126 to 127."""
+    """Generate code for 2^n, where n is an integer from -126 to 127. `shifted` is `_SHIFT` + n."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -79,7 +79,7 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale (x - max x)) of `count` numbers to `to`. Returns their sum.
+    """Write e^(scale * (x - max x)) for `count` numbers x from `begin` on to `to`. Returns the sum.
 
     If one number is NaN, all results are NaN.
     """

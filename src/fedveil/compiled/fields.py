@@ -1,10 +1,10 @@
 """The columns of an operation's row of numbers in a compiled program.
 
 An operation reads its input x and writes its output y. For example n, channel c, row i and column
-j, the input lies in the float memory at X + n XS + i XR + j XC + c XF, and its gradient at the same
-offset from DX. DX is -1 if nobody needs the gradient. The output lies likewise at Y, its gradient
-at DY; it has OC channels, OH rows and OW columns. Most operations that preserve the shape work in
-place. A plain vector is a single channel with a single row; each token is a channel with one row.
+j, the input is in the float memory at X + n XS + i XR + j XC + c XF, and its gradient at the same
+offset from DX. DX is -1 if no operation needs the gradient. The output is likewise at Y, and its
+gradient at DY; it has OC channels, OH rows and OW columns. Most operations that preserve the shape
+work in place. A plain vector is one channel with one row; each token is a channel with one row.
 """
 
 from __future__ import annotations

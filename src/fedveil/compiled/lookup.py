@@ -16,7 +16,10 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to its values. With `back` add the values to the row."""
+    """Copy each token's row of the weight to the token's values.
+
+    With `back`, add the values to it.
+    """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
             row = weight + int(m[op[f.X] + n * op[f.XS] + t]) * op[f.ROW]
@@ -30,13 +33,13 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy the row of each token."""
+    """Copy each token's row of the weight to the output."""
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each token's gradient to its row."""
+    """Add each token's gradient to the gradient of the token's row."""
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 

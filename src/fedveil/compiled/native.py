@@ -40,10 +40,10 @@ call: Any = _call
 
 
 class Native:
-    """A native function over pointers. Division by zero gives infinity or NaN, as in torch.
+    """A compiled function over pointers. Division by zero gives infinity or NaN, as in torch.
 
-    `arguments` lists the types: F a pointer to floats, I to int32, L to int64, d a float64, i an
-    int64.
+    `arguments` has one letter for the type of each argument: F a pointer to floats, I to int32, L
+    to int64, d a float64, i an int64.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -71,7 +71,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Turn the decorated loop into a native function. `Native` explains `arguments`."""
+    """Turn the decorated loop into a `Native` function, which explains `arguments`."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -20,7 +20,7 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Return two lists in w: the offsets of a group's values, and those of their weights."""
+    """Return where two lists begin in `w`: offsets of a group's values, and of their weights."""
     places = op[f.PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0
@@ -35,9 +35,10 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 
 @native(OPERATION)
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each group.
+    """Normalise each group of each example.
 
-    Saves the normalised values and each group's factor for the backward pass.
+    Saves the normalised values and each group's factor, 1 / sqrt(variance + eps), for the backward
+    pass.
     """
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
     places, weights = _listed(w, op, channels)
@@ -63,11 +64,11 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients.
+    """Compute the gradients of the input x, the weight and the bias.
 
-    With g the output gradient times the weight and x the normalised values:
+    With g the output gradient times the weight, and n the normalised values:
 
-    dx = factor * (g - mean of g - x * mean of g x).
+        dx = factor * (g - mean of g - n * mean of g n).
     """
     channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
     places, weights = _listed(w, op, channels)
@@ -105,7 +106,10 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each token's row, which is contiguous. Saves the same values as `norm_groups`."""
+    """Normalise each token's row, which is contiguous.
+
+    Saves the values that `norm_groups` saves.
+    """
     width, kept = op[f.W], op[f.PARTS] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -127,8 +131,8 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients for each token's row.
 
-    The gradients of the weight are summed apart and added at the end: under bare SGD, adding them
-    changes the weight that the remaining rows still need.
+    The gradient of the weight is summed separately and added at the end, because under SGD without
+    momentum or decay adding it changes the weight, which the remaining rows still need.
     """
     width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
     ends = change + 2 * width  # stores two numbers, to round them like all the others

@@ -1,7 +1,7 @@
-"""Operations, and the values between them.
+"""Operations, and the values that are passed between them.
 
-Each kind of operation is a subclass beside its native code. It decides which layers it serves, the
-shape of its output, the layout of its weights, and its row of numbers (`fields`).
+Each kind of operation is a subclass beside its native code. It decides which layers it supports,
+the shape of its output, the layout of its weights, and its row of numbers (`fields`).
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ LINE = 16
 
 
 class NotServedError(Exception):
-    """A layer, or the order of the layers, is not supported in native code.
+    """Raised if native code does not support a layer or the order of the layers.
 
-    torch trains it instead.
+    torch then trains the model.
     """
 
 
 def need(fits: bool) -> None:
-    """Raise `NotServedError` unless `fits`."""
+    """Raise `NotServedError` unless `fits` is True."""
     if not fits:
         raise NotServedError("the layer is not supported, or does not fit its input")
 
 
 def up(count: int) -> int:
-    """Return `count`, rounded up to whole vectors."""
+    """Return `count` rounded up to a whole number of vectors."""
     return -(-count // 8) * 8
 
 
 def filled(length: int) -> int:
-    """Return the padded length of a matrix row.
+    """Return the padded length of a matrix row of `length` entries.
 
-    Avoids multiples of 4 kB, whose rows evict each other.
+    Multiples of 4 kB are avoided, because such rows evict each other from the cache.
     """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
@@ -80,7 +80,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Return the number of entries of an example."""
+        """Return the number of entries that one example occupies, padding included."""
         if self.form == TOKENS:
             return up(prod(self.shape))
         return filled(
@@ -89,12 +89,12 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset of the first row inside the padding."""
+        """Return the offset of the first entry after the padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
 class Memory:
-    """Reserves areas of the float memory and the integer memory."""
+    """Reserves areas in a program's float memory and integer memory."""
 
     def __init__(self, used: int) -> None:
         self.float_end, self.int_end = used, 0
@@ -110,7 +110,7 @@ class Memory:
 
 
 class Operation:
-    """A layer, applied to examples of one shape. Raises `NotServedError` if it is unsupported."""
+    """A layer, applied to examples of one shape. Raises `NotServedError` if it is not supported."""
 
     #: The native code, and the products that it calls.
     forward: ClassVar[Native]
@@ -130,7 +130,9 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the output: a new value, or x if the operation works in place."""
+        """Return the value that the operation writes: a new one, or its input if it works in
+        place.
+        """
         return self.x
 
     @property
@@ -152,14 +154,14 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return this operation's own fields for batches of up to `batch` examples.
+        """Return the operation's own fields, for batches of up to `batch` examples.
 
-        `changed` is True if a later operation works in place on the same value.
+        `changed` is True if a later operation overwrites the same value in place.
         """
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Return the fields for deferred steps, or nothing if its steps are never deferred."""
+        """Return the fields for deferred steps, or nothing if this operation never defers steps."""
         return {}
 
 
@@ -168,7 +170,10 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the layout of a matrix with rows of `row` entries. With `across` it is transposed."""
+    """Return the packed layout of a matrix with padded rows of `row` entries.
+
+    With `across` the matrix is stored transposed.
+    """
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

@@ -19,10 +19,10 @@ _BETA_1, _BETA_2, _EPS, _ADAGRAD_EPS, _NORM_EPS = 0.9, 0.999, 1e-8, 1e-10, 1e-6
 def take_step(
     m: Float32s, size: int, start: Float32s, kind: int, plan: Float64s, step: int
 ) -> None:
-    """Update the weights m[:size] and reset their gradient m[size : 2 * size] to zero.
+    """Update the weights m[:size], and reset their gradient m[size : 2 * size] to zero.
 
-    The optimiser's state follows the gradient. `start` holds the round's weights, `kind` is the
-    optimiser, and `step` counts from 1.
+    The optimiser's state follows the gradient in m. `start` holds the round's weights, `kind` is
+    the optimiser, `plan` has its settings, and `step` counts from 1.
     """
     g = m[size : 2 * size]
     w, first, second = m[:size], m[2 * size : 3 * size], m[3 * size : 4 * size]

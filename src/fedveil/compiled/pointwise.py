@@ -25,10 +25,10 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply an activation.
+    """Apply an activation function.
 
-    Saves its output if a later operation overwrites it. GELU saves its input, which its backward
-    pass needs.
+    Saves the output if a later operation overwrites it. For GELU it saves the input, which the
+    backward pass needs.
     """
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
@@ -108,7 +108,10 @@ def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) ->
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Drop the gradient of each value that the forward pass dropped, by the same random numbers."""
+    """Drop the gradient of each value that the forward pass dropped.
+
+    `draws` has the same numbers.
+    """
     _drop(m, op, setting, draws, op[f.DX])
 
 

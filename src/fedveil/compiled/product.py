@@ -38,11 +38,11 @@ def product(
     a: Float32s, a0: int, am: int, ak: int, ao: int,
     b: Float32s, b0: int, bk: int, bo: int, m: int, n: int, k: int, o: int
 ) -> None:  # fmt: skip
-    """Compute C = D + A B for m rows and n columns. Each entry is one sum of o times k terms.
+    """Compute C = D + A B for m rows and n columns. Each entry is D's plus one sum of o * k terms.
 
     n is a multiple of 8. Row i of C begins at c[c0 + i cm], and row i of D at d[d0 + i dm]. D may
-    be C; a negative dm means that there is no D. Term (s, t) of row i is a[a0 + i am + s ao + t ak]
-    times the row of B that begins at b[b0 + s bo + t bk].
+    be C; a negative dm means that there is no D. Term (s, t), with s below o and t below k, is a[a0
+    + i am + s ao + t ak] times the row of B that begins at b[b0 + s bo + t bk].
     """
     if k == 0 or o == 0:
         return
@@ -81,10 +81,10 @@ def meet_rows(
     x: Float32s, c0: int, cm: int, d0: int, a0: int, am: int, b0: int, bm: int,
     m: int, n: int, k: int
 ) -> None:  # fmt: skip
-    """Compute C = d + A B' for m rows of A and n rows of B, with k entries each.
+    """Compute C = d + A B' for m rows of A and n rows of B, each with k entries.
 
-    Row i of C begins at x[c0 + i cm], the rows of A and B likewise, and the vector d at x[d0]. Each
-    entry is one sum.
+    All are in `x`: row i of C begins at c0 + i cm, the rows of A and B likewise at a0 and b0, and
+    the vector d at d0. Each entry is one sum of k terms.
     """
     column = 0
     while column < n:
@@ -108,11 +108,11 @@ def meet_winners(
     x: Float32s, x0: int, xr: int, f: Float32s, f0: int, fr: int, rows: int, columns: int,
     places: Int32s, p0: int, values: Float32s, g0: int, count: int, back: int
 ) -> None:  # fmt: skip
-    """Add value * window to a filter for each winner in a list.
+    """Add value * window to the filter, for each winner in a list.
 
     With `back` it adds value * filter to the windows instead. A filter has `rows` rows of `columns`
-    entries, a multiple of 8. Winner i has the value values[g0 + i] and the window that begins at
-    x[x0 + places[p0 + i]].
+    entries, a multiple of 8. It begins at f[f0], with rows `fr` apart. Winner i has the value
+    values[g0 + i] and the window that begins at x[x0 + places[p0 + i]], with rows `xr` apart.
     """
     if count == 0:
         return
@@ -138,9 +138,10 @@ def product_of_few(
     b: Float32s, b0: int, bk: int, m: int, n: int, k: int,
     places: Int32s, p0: int, values: Float32s, v0: int
 ) -> None:  # fmt: skip
-    """Compute C += A B for a sparse A. Multiplies only nonzero entries of A with their rows of B.
+    """Compute C += A B for a sparse A: only nonzero entries of A are multiplied by their rows of B.
 
-    The layout is that of `product`. `places` and `values` are scratch memory from `room_for_few`.
+    The other arguments are as in `product`. `places` and `values` are scratch memory from
+    `room_for_few`.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):

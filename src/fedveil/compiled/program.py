@@ -1,4 +1,4 @@
-"""A model as a table: a row of numbers for each operation, with its positions in memory."""
+"""A model as a table: each operation is a row of numbers, with its positions in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class Program:
-    """The operations for batches of one size, and the memory that they need."""
+    """The operations for batches of up to one size, and the amount of memory that they need."""
 
     ops: Int64s
     #: An epsilon or a probability for each operation.
@@ -78,9 +78,9 @@ class Model:
         self.places = np.array(rows, np.int64)
 
     def program(self, batch: int, loss: str, kind: npt.DTypeLike, *, states: bool) -> Program:
-        """Return the operations for batches of up to `batch` examples.
+        """Return the operations for batches of up to `batch` examples, trained with `loss`.
 
-        `kind` is the float type. `states` reserves memory for an optimiser's state. Raises
+        `kind` is the float type. With `states`, memory for an optimiser's state is reserved. Raises
         `NotServedError` if the batch needs more memory than int32 positions can address.
         """
         memory = Memory(self.size * (_STATES if states else 1) + _SLACK)
@@ -115,12 +115,15 @@ class Model:
 
 
 def _table(rows: Iterable[Row]) -> Int64s:
-    """Return the rows as an array. A field that a row lacks is 0."""
+    """Return the rows as one array. Fields that a row does not set are 0."""
     return np.array([[row.get(column, 0) for column in range(f.FIELDS)] for row in rows])
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the fields that all operations have. Gradients are `behind` entries after weights."""
+    """Return the fields that every operation has.
+
+    A weight's gradient is `behind` entries after it.
+    """
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

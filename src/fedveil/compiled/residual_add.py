@@ -14,9 +14,9 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy each example's x to its y, or dy to dx if `back`.
+    """Copy each example's x to its y. With `back`, copy dy to dx.
 
-    With `also` it adds instead of copying.
+    With `also`, add to the destination instead of overwriting it.
     """
     for n in range(op[f.COUNT]):
         if back:
@@ -35,13 +35,13 @@ def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add: dx += dy. The join already wrote the other part of dx."""
+    """Add: dx += dy. The backward pass of the join has already written the other part of dx."""
     _add(m, op, True, True)
 
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add: y += x, where x is the copied value."""
+    """Add: y += x, where x is the value that the branch copied."""
     _add(m, op, False, True)
 
 
@@ -62,7 +62,7 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add every example's gradient to the gradient of the weight."""
+    """Add every example's output gradient to the gradient of the position embeddings."""
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 

@@ -10,16 +10,16 @@ from fedveil.base.kernels import compiled
 
 @compiled()
 def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
-    """Set `count` entries to `value`."""
+    """Set `count` entries of m, from `begin` on, to `value`."""
     for i in range(begin, begin + count):
         m[i] = value
 
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows of `length` entries to the row at `total`.
+    """Add `count` rows of `length` entries to the row that begins at `total`.
 
-    The first begins at `a`; `row` is the stride.
+    The first of them begins at `a`, and `row` is the distance between two.
     """
     for i in range(count):
         for j in range(length):
@@ -28,7 +28,7 @@ def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int)
 
 @compiled(reorder=True)
 def total(m: Float32s, begin: int, count: int) -> float:
-    """Return the sum of `count` entries."""
+    """Return the sum of `count` entries of m, from `begin` on."""
     found = np.float32(0)
     for i in range(begin, begin + count):
         found += m[i]
@@ -37,7 +37,7 @@ def total(m: Float32s, begin: int, count: int) -> float:
 
 @compiled(reorder=True)
 def are_finite(m: Float32s, begin: int, count: int) -> bool:
-    """Return True if none of `count` entries is NaN or infinite."""
+    """Return True if none of the `count` entries from `begin` on is NaN or infinite."""
     odd = np.float32(0)
     for i in range(begin, begin + count):
         odd += m[i] * np.float32(0)
@@ -46,7 +46,7 @@ def are_finite(m: Float32s, begin: int, count: int) -> bool:
 
 @compiled(reorder=True)
 def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
-    """Return the inner product of two rows of `count` entries."""
+    """Return the inner product of the two rows of `count` entries that begin at `a` and `b`."""
     found = np.float32(0)
     for i in range(count):
         found += m[a + i] * m[b + i]
@@ -57,10 +57,10 @@ def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
 def has_zeros(
     m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
 ) -> bool:
-    """Return True if the sparse product pays off and is exact.
+    """Return True if skipping the zeros of dy in a product with x saves time and is exact.
 
-    Exact means that all of x is finite: skipping 0 * infinity would lose a NaN. It pays off if over
-    a third of dy is zero. For a transposed weight the caller swaps x and dy.
+    It saves time if more than a third of dy is zero. It is exact if all of x is finite: skipping 0
+    * infinity would lose a NaN. For a transposed weight the caller swaps x and dy.
     """
     zeros, finite = 0, True
     for n in range(rows):

@@ -23,11 +23,11 @@ def train(
 ) -> bool:  # fmt: skip
     """Train one client and write its update to `out`. Returns False if a deferred step overflowed.
 
-    The client's weights are the first len(start) entries of m. Under bare SGD (kind < 0) the loss
-    is scaled by -lr / batch and gradients are added to the weights themselves. `first` is the first
-    operation with weights, `y` the address of the targets, and `weights` the weights of the
-    classes. `begun` says that m already holds the weights of `start`, as it does after every call.
-    `hold` permits deferred steps (`deferred_steps`).
+    The client's weights are the first len(start) entries of m. Under SGD without momentum or decay
+    (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
+    `first` is the first operation with weights, `y` the address of the targets, and `weights` the
+    weights of the classes. `begun` is True if m already holds the weights of `start`, as it does
+    after every call. `hold` permits deferred steps (`deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:
@@ -69,7 +69,9 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy a batch's examples to the input of the first operation."""
+    """Copy the examples `rows` of x to the input of the first operation, whose fields are
+    `entry`.
+    """
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -88,9 +90,9 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
     """Copy the model's vector `flat` into the packed layout.
 
-    A row of `places` describes a weight: its first entry in the vector and in packed memory; for
-    four dimensions the sizes, the strides in the vector and the strides in packed memory; its
-    operation.
+    Each row of `places` describes a weight: its first entry in the vector, and in packed memory;
+    for each of four dimensions the size, the stride in the vector and the stride in packed memory;
+    and the operation to which it belongs.
     """
     for one, other, *numbers in places.tolist():
         sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]

@@ -18,13 +18,13 @@ _GROUP = 3
 
 
 def product_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """Return a function that computes a block of C = D + A B with up to `rows` rows.
+    """Return a function that computes a block of C = D + A B, of up to `rows` rows.
 
     The block has `vectors` times `lanes` columns. The arguments of the function are (c, its row
     stride, d, its row stride, a, its row stride, its inner stride, its outer stride, b, its inner
-    stride, its outer stride, number of rows, inner terms, outer terms). An array and its first
-    position are two arguments. A sum runs over the outer and the inner terms. A negative row stride
-    of d means that there is no D.
+    stride, its outer stride, number of rows, inner terms, outer terms). Each of c, d, a and b in
+    this list stands for two arguments: the array, and the position of its first entry. A sum runs
+    over the outer and the inner terms. A negative row stride of d means that there is no D.
     """
 
     @vector_code(lanes)
@@ -77,8 +77,8 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
     """Return a function that computes C = d + A B' for `across` rows of B and up to `rows` of A.
 
     The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
-    row stride, number of rows, terms), with c, d, a and b as positions in the memory. It prefetches
-    the rows of B behind the block.
+    row stride, number of rows, terms). Here c, d, a and b are positions in the memory. The function
+    prefetches the rows of B that follow the block.
     """
 
     @vector_code(lanes)
@@ -124,13 +124,14 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 
 
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """Return a function that adds value * window to a filter for each winner in a list.
+    """Return a function that adds value * window to a filter, for each winner in a list.
 
     The arguments of the function are (map, filter, its position, its row stride, places, the first
     place, values, the first value, number of winners, the map's row stride, number of rows, the
-    first column, back, the distance from the filter to the entries that are needed soon). If `back`
-    is set it adds value * filter to the windows. Otherwise it prefetches a line of those entries
-    per winner.
+    first column, back, the distance from the filter to the entries that are needed soon). A
+    winner's place is where its window begins in the map. If `back` is set, the function adds value
+    * filter to the windows. Otherwise it prefetches, for each winner, a cache line of the entries
+    that are needed soon.
     """
 
     @vector_code(lanes)
@@ -179,12 +180,12 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def largest_tile(lanes: int) -> Any:
-    """Return a function that finds the largest value of a window and its place, in every lane.
+    """Return a function that finds the largest value of a window and its place, for each lane.
 
     The arguments of the function are (values, the window's position, row stride, column stride,
     rows, columns, the place of the first value, the row step and column step of places, position of
-    the result, array and position of the resulting places). Among equal values the first wins, and
-    NaN wins over all, as in torch.
+    the result, array and position of the resulting places). Among equal values the first one counts
+    as the largest, and NaN counts as larger than all numbers, as in torch.
     """
 
     @vector_code(lanes)
@@ -197,9 +198,9 @@ def largest_tile(lanes: int) -> Any:
             return code.all_lanes(builder.trunc(number, SMALL), SMALL)
 
         def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
-            """Compare with the value at (r, c).
+            """Compare the best value so far with that at row r and column c.
 
-            Stores places relative to the window, which is the same for all.
+            Places are relative to the window, and therefore equal in all lanes.
             """
             value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
             far = builder.add(builder.mul(r, row_step), builder.mul(c, column_step))
@@ -237,8 +238,8 @@ def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any,
     """Append the nonzero entries of g, and their places, to two lists. Returns the new length.
 
     The lists already have `found` entries. The loops run over rows, columns and `count` examples,
-    innermost last, each with its own stride in g and p. There is no branch: a zero is written too,
-    and the next entry overwrites it.
+    the examples innermost, each with its own stride in g and in p, the array of places. There is no
+    branch: a zero is written too, and the next entry overwrites it.
     """
     builder = code.builder
     bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)

@@ -35,7 +35,7 @@ class Code:
         return ir.Constant(INT, value)
 
     def at(self, base: Any, *offsets: Any) -> Any:
-        """Return the pointer at the sum of `offsets` from `base`."""
+        """Return a pointer to the entry at `base` plus all `offsets`."""
         for offset in offsets:
             base = self.builder.gep(base, [offset])
         return base
@@ -66,7 +66,7 @@ class Code:
         return self.all_lanes(value, self.scalar)
 
     def part(self, value: Any, count: Any) -> Any:
-        """Return the first `count` lanes of a vector, followed by zeros."""
+        """Return the vector `value` with all lanes after the first `count` set to zero."""
         builder, lanes = self.builder, self.vector.count
         numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
         some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
@@ -81,11 +81,14 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector of the lane sums of `vectors`, whose number is a power of two."""
+        """Return a vector whose lanes are the sums over the lanes of each of `vectors`.
+
+        The number of vectors is a power of two.
+        """
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
-            """Return the lanes `low` of the two vectors plus the lanes `step` behind them."""
+            """Return the lanes `low` of a followed by b, plus the lanes `step` further on."""
             first, second = (
                 builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(SMALL, len(low)), which))
                 for which in (list(low), [lane + step for lane in low])
@@ -111,7 +114,11 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Return the values after `count` turns of `body`, which maps old values to new ones."""
+        """Run `body` `count` times. It maps the values of one turn, at first `start`, to the next
+        ones.
+
+        Returns the values after the last turn.
+        """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
         after = builder.append_basic_block("after")
@@ -134,7 +141,9 @@ class Code:
         return ends
 
     def _as_it_is(self) -> Any:
-        """Return metadata that stops LLVM from unrolling a loop, whose body is large enough."""
+        """Return metadata that stops LLVM from unrolling a loop whose body is already large
+        enough.
+        """
         module = self.builder.module
         told = module.add_metadata(["llvm.loop.unroll.disable"])
         loop = module.add_metadata([told, told])
@@ -142,7 +151,10 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate code for each number from 1 to `most`. `value` selects the case at run time."""
+        """Generate one case for each number from 1 to `most`, with `write`.
+
+        `value` selects the case at run time.
+        """
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)
@@ -158,8 +170,8 @@ class Code:
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Turn a function that generates instructions into one that compiled loops can call.
 
-    The function receives a `Code` and the caller's arguments: arrays, the first of floats, and
-    integers. With `gives` it returns an integer.
+    The function receives a `Code` and the caller's arguments, which are arrays and integers. The
+    first array has floats. With `gives`, the function returns an integer.
     """
 
     def make(write: Callable[..., Any]) -> Any:

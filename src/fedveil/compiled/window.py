@@ -23,9 +23,10 @@ def pool(
     m: Float32s, w: Int32s, op: Int64s, n: int, z: int, zr: int, zc: int,
     first: int, steps: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Write the largest value of each window of z, and its place, for example `n`.
+    """For example `n`, write the largest value of each window of z, and the value's place.
 
-    The value in row r and column s has the place `first` + r steps[0] + s steps[1].
+    z begins at position `z`, with strides `zr` and `zc`. The value in row r and column s has the
+    place `first` + r steps[0] + s steps[1].
     """
     lanes, best = (op[f.OC] + 7) // 8 * 8, op[f.PARTS]
     # Read these once: the compiler must assume that any write may change them.
@@ -61,7 +62,7 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each gradient to the position of the window's largest value."""
+    """Add each output's gradient to the gradient of its window's largest value."""
     if op[f.DX] < 0:
         return
     lanes = (op[f.OC] + 7) // 8 * 8
@@ -113,14 +114,18 @@ def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Floa
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns from a torch setting that is one number or a pair."""
+    """Return a torch setting, one number or a pair, as the values for rows and for columns."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the number of rows and columns of windows."""
+    """Return the number of rows and columns of windows over an image of this shape.
+
+    `kernel` is the size of a window, `stride` the distance between windows, and `border` the
+    padding.
+    """
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
@@ -171,7 +176,7 @@ class Largest(Operation):
 
 
 class Average(Largest):
-    """An average-pooling. Needs no scratch memory."""
+    """An average-pooling. It needs no scratch memory."""
 
     forward, backward = average, average_back
 

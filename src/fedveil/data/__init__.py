@@ -1,1 +1,1 @@
-"""The data sets, and the split of their examples among clients."""
+"""The data sets, and the partition of their examples among clients."""

@@ -1,4 +1,4 @@
-"""The folders with data files: the one that FEDVEIL_DATA names, then the per-user cache."""
+"""The folders that may contain data files: the one in FEDVEIL_DATA, then the per-user cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLE = "FEDVEIL_DATA"
 
 
 def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/fedveil, or ~/.cache/fedveil without an absolute path there."""
+    """Return $XDG_CACHE_HOME/fedveil, or ~/.cache/fedveil if that variable is no absolute path."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if Path(configured).is_absolute():
         return Path(configured) / "fedveil"
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the folders that may contain a data set, in the order of preference.
+    """Yield the folders that may contain a data set in `subfolder`, the preferred one first.
 
     Raises `DataUnavailable` if FEDVEIL_DATA names a folder that does not exist.
     """
@@ -42,7 +42,10 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path by folder, then in the order of `names`, or None."""
+    """Return the first existing path, or None.
+
+    Folders are tried in order, and in each all `names`.
+    """
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -52,7 +55,10 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn an error of the file system into `DataUnavailable`, in one sentence."""
+    """Turn an error of the file system about `path` into `DataUnavailable`, in one sentence.
+
+    `done` is the word for what could not be done.
+    """
     try:
         yield
     except OSError as error:

@@ -105,8 +105,8 @@ NAMES = tuple(_CATALOGUE)
 def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Dataset:
     """Return the data set `name`, which may be a user's `package.module:function`.
 
-    `apart`: no training record of the user's influences another (`lone_records`). This function
-    never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    With `apart`, no training record of the user's influences another one (`lone_records`). This
+    function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
@@ -122,8 +122,8 @@ def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Datas
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """Download the files of `name` to the per-user cache, verify them, and return their folder.
 
-    Files that already exist are verified and left alone. A damaged file is replaced only if it is a
-    download in the cache.
+    Files that already exist are only verified. A damaged file is replaced only if it was downloaded
+    to the cache.
     """
     entry = _entry(name)
     if entry.download is None:

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 scans of handwritten digits, included in that dependency."""
+"""scikit-learn's digits: 1,797 scans of handwritten digits, which that package contains."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LEVELS = 16
 
 
 def read() -> Dataset:
-    """Return the scans, enlarged from 8 x 8 to 28 x 28 and scaled from 0..16 to [-1, 1].
+    """Return the scans, enlarged from 8 x 8 to 28 x 28 pixels and scaled from 0..16 to [-1, 1].
 
-    The bytes are equal on every machine: the interpolation is elementwise, without a product whose
-    summation order depends on a linear-algebra library.
+    The bytes are equal on every machine: the interpolation is elementwise, without a matrix product
+    whose summation order depends on a linear-algebra library.
     """
     try:
         from sklearn.datasets import load_digits

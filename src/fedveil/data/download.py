@@ -1,7 +1,8 @@
 """Downloads published files to the per-user cache: tries several mirrors, resumes and verifies.
 
-A file grows as NAME.part and is verified under that name. Only then is it renamed, atomically. So a
-file under its final name is always complete and genuine. Only https is used, for redirects too.
+A download grows in the file NAME.part and is verified there. Only then is the file renamed to NAME,
+atomically. So a file under its final name is always complete and genuine. Only https is used, for
+redirects too.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _PACKING_BYTES = 1 << 12
 
 
 class _MirrorFailed(Exception):
-    """A mirror was abandoned. The message says why."""
+    """Raised if a mirror is given up. The message says why."""
 
 
 class _NoSuchRange(Exception):
-    """The partial file is longer than the mirror's file."""
+    """Raised if the partial file is longer than the mirror's file."""
 
 
 def fetch_files(
@@ -60,7 +61,7 @@ def fetch_files(
 
 
 def target(folder: Path, file: IdxFile) -> Path:
-    """Return the path to which `file` is downloaded."""
+    """Return the path in `folder` to which `file` is downloaded."""
     return folder / f"{file.name}.gz"
 
 
@@ -73,7 +74,10 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file, which reports the sum over all files."""
+    """Return a progress function for each file.
+
+    Each reports the sum over all files to `progress`.
+    """
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 
@@ -109,7 +113,10 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Complete and verify `part`. Raises `_MirrorFailed` if this mirror cannot."""
+    """Download the rest of `part` from `url` and verify it.
+
+    Raises `_MirrorFailed` if that fails.
+    """
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename
@@ -132,7 +139,7 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
 
 
 def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
-    """Append the mirror's bytes to `part`. Return True if the mirror sent all of them."""
+    """Append the mirror's bytes to `part`. Returns True if the mirror sent all of them."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedveil"})  # noqa: S310
     if have:
@@ -156,13 +163,13 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
 
 
 def _grown(part: Path, *, anew: bool) -> IO[bytes]:
-    """Open a file for appending, after emptying it if `anew`."""
+    """Open the file `part` for appending. With `anew` it is emptied first."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
     return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """Return the next bytes: empty at the end, None if the connection was cut."""
+    """Return the next bytes. They are empty at the end, and None if the connection was cut."""
     try:
         return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):

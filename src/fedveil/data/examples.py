@@ -30,7 +30,7 @@ class Examples:
     `x[i]` is an example of finite numbers. `y[i]` is its class, from 0, or another target. Images
     of the built-in sets have the shape [1, 28, 28] and values in [-1, 1]. Examples with several
     inputs, or of different lengths, are structured arrays (`example_arrays`). If `usable[i]` is
-    False, the record was invalid: it is replaced by zeros and has no effect (`lone_records`).
+    False, record i was invalid: it is replaced by zeros and has no effect (`lone_records`).
     """
 
     x: Features
@@ -50,9 +50,9 @@ class Examples:
 class Dataset:
     """Training and test examples of one shape.
 
-    `classes` is the number of outputs that a model needs: the classes, if these are the `targets`.
-    `owners[i]` is the client that owns training example i, numbered from 0 without gaps. It is None
-    if the data has no owners.
+    `classes` is the number of outputs that a model needs: the number of classes, if these are the
+    `targets`. `owners[i]` is the client that owns training example i, numbered from 0 without gaps.
+    `owners` is None if the data has no owners.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """The shape of one test target; empty if their lengths differ."""
+        """The shape of the target of one test example. Empty if targets have different lengths."""
         return self.test.y.shape[1:]
 
     @property
@@ -79,7 +79,10 @@ class Dataset:
 
 
 def centred(pixels: Any) -> Float32s:
-    """Map pixels from [0, 1] to [-1, 1]: a net learns in fewer rounds from values around zero."""
+    """Map pixels from [0, 1] to [-1, 1].
+
+    A network learns in fewer rounds from values around zero.
+    """
     return 2 * np.asarray(pixels, np.float32) - 1
 
 
@@ -92,10 +95,10 @@ def make_dataset(
     owners: Any = None,
     targets: Targets = "class",
 ) -> Dataset:
-    """Return a checked data set from pairs of arrays. Raises `DataInvalid` with the first problem.
+    """Return a checked data set from pairs of arrays (x, y). Raises `DataInvalid` for a problem.
 
-    If `classes` is None, it is one more than the largest label. Values are not scaled. If y is
-    None, the targets are the next tokens.
+    If `classes` is None, it becomes one more than the largest label. Values are not scaled. If a
+    pair's y is None, the targets are the next tokens of x.
     """
     parts = {
         part: _examples(name, part, x, y, targets)
@@ -120,7 +123,7 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check the test examples and return them as both parts of a data set."""
+    """Check the test examples, and return a data set that has them as its training part too."""
     test = _examples(name, "test", x, y, targets)
     return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
@@ -139,14 +142,17 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Return both parts with examples of different lengths, if one part has them."""
+    """Return both parts.
+
+    If one has examples of different lengths, the other is stored in that form.
+    """
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
 
 
 def checked_owners(name: str, owners: Any, count: int) -> Labels:
-    """Return the number of each training example's owner. Raises `DataInvalid`."""
+    """Return the number of the owner of each of `count` training examples. Raises `DataInvalid`."""
     try:
         codes = owner_codes(owners)
     except ValueError as error:
@@ -160,10 +166,10 @@ def checked_owners(name: str, owners: Any, count: int) -> Labels:
 
 
 def owner_codes(owners: Any) -> Labels:
-    """Number the owners 0..k-1 in sorted order and return each example's number.
+    """Number the owners 0..k-1 in sorted order, and return each example's number.
 
-    Owners are integers or strings, but not both. Strings sort by code point. Raises ValueError for
-    anything else, with the end of a sentence as its message.
+    Owners are integers or strings, but not both. Strings are sorted by code point. Raises
+    ValueError for anything else; its message is the end of a sentence.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:
@@ -181,16 +187,16 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Return a checked data set without a test part of its own, after `holdout` reserves one."""
+    """Return a checked data set whose test part is taken from its examples (`holdout`)."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 
 
 def holdout(name: str, labels: Array) -> tuple[Labels, Labels]:
-    """Return the indices of training and test examples, for a data set without a test part.
+    """Return the indices of the training and of the test examples of a set without a test part.
 
-    A fifth of each class, rounded to the nearest integer, is for testing. The choice depends only
-    on the name and the labels, never on a run's seed. Both parts keep the order of the file.
+    20% of each class, rounded to the nearest integer, is for testing. The choice depends only on
+    the name and the labels, never on a run's seed. Both parts keep the order of the file.
     """
     order = Seeded(0, "holdout", name).permutation(len(labels))
     testing = np.zeros(len(labels), np.bool_)

@@ -1,10 +1,10 @@
-"""FEMNIST in LEAF's format: handwritten digits and letters, 62 classes, owned by their writers.
+"""FEMNIST in LEAF's format: handwritten digits and letters in 62 classes, owned by their writers.
 
     {"users": [writer, ...], "num_samples": [n, ...],
      "user_data": {writer: {"x": [[784 numbers], ...], "y": [class, ...]}, ...}}
 
 The data is in any number of .json files under train/ and test/. Classes 0-9 are digits, 10-35
-capitals, 36-61 small letters. Pixels are in [0, 1], and 1 is the paper, as LEAF writes them.
+capital letters, 36-61 small letters. Pixels are in [0, 1], and 1 is the paper, as LEAF writes them.
 """
 
 from __future__ import annotations

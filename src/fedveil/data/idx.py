@@ -25,7 +25,9 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(frozen=True)
 class IdxFile:
-    """A published file: name, shape and MD5 of the content, and size of the download."""
+    """A published file: its name, the shape and MD5 of its content, and the size of the
+    download.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -34,20 +36,24 @@ class IdxFile:
 
     @property
     def content_bytes(self) -> int:
-        """The length of the decompressed content."""
+        """The length in bytes of the decompressed content."""
         return 4 + 4 * len(self.shape) + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class IdxSet:
-    """The four files of a data set, images before labels, training before test."""
+    """The four files of a data set: images before labels, and the training part before the test
+    part.
+    """
 
     name: str
     files: tuple[IdxFile, ...]
     mirrors: tuple[str, ...]
 
     def path(self, file: IdxFile) -> Path | None:
-        """Return the path of `file` on this machine, compressed or not, or None."""
+        """Return the path of `file`, compressed or not, on this machine, or None if it is
+        missing.
+        """
         return find(self.name, file.name, f"{file.name}.gz")
 
     def missing(self) -> list[IdxFile]:
@@ -56,7 +62,10 @@ class IdxSet:
 
 
 def read_idx(path: Path, file: IdxFile) -> Uint8s:
-    """Return the array in `path`. Raises `DataInvalid` unless it is exactly the published one."""
+    """Return the array in the file at `path`.
+
+    Raises `DataInvalid` unless it is the published `file`.
+    """
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:
@@ -68,10 +77,10 @@ def read_idx(path: Path, file: IdxFile) -> Uint8s:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """Return the decompressed bytes, at most `longest` + 1 of them.
+    """Return the decompressed content, at most `longest` + 1 bytes of it.
 
-    The first bytes decide if the file is compressed, not its name: a server may already have
-    decompressed a file called .gz.
+    Its first bytes, not the file's name, decide whether the file is compressed: a server may
+    already have decompressed a file called .gz.
     """
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:

@@ -1,4 +1,4 @@
-"""Turns a user's inputs of examples into one checked array."""
+"""Turns a user's examples, with one or several inputs, into one checked array."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedveil.errors import DataInvalid
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """Return `value` as an array. A mapping of several inputs becomes a structured array.
 
-    So does a list of arrays of different lengths, if `uneven`. A torch tensor is recognised by its
-    methods.
+    With `uneven`, so does a list of arrays of different lengths. A torch tensor is recognised by
+    its methods.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
@@ -33,7 +33,9 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's arrays if they differ only in their first dimension, or None otherwise."""
+    """Return a list's arrays if they differ only in the length of their first dimension, else
+    None.
+    """
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:
@@ -63,7 +65,10 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 
 
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
-    """Return real numbers, floats as finite float32. `alone`: examples have only this input."""
+    """Return an array of real numbers. Floats are converted to float32 and must be finite.
+
+    `alone` is True if the examples have no other input.
+    """
     if not is_plain(array):
         for field in array.dtype.names or ():
             if array.dtype[field].base.kind == "f":

@@ -1,9 +1,10 @@
 """Reads training records one by one, so that a fault in one record affects only that record.
 
-Under `privacy.unit: example` a record must influence only its own contribution. Its shape, the
-number of classes and the type of the targets are known before any record is read (`Form`). An
-invalid record stays in its place but has no effect (`Examples.usable`). Only structural faults
-raise an error: the wrong kind of object, or the wrong shape of a whole array.
+Under `privacy.unit: example` a record must influence only its own contribution. The form of
+records, which is their shape, the number of classes and the type of the targets, is known before
+any of them is read (`Form`). An invalid record stays in its place but has no effect
+(`Examples.usable`). Only faults of the whole raise an error: the wrong kind of object, or the wrong
+shape of a whole array.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Form:
     """The form that every record must have, as the job states it.
 
     `outputs`: the number of classes, numbers, truth values or different tokens. `target_shape` and
-    `whole_targets` describe targets of kind "own". `shape` is the shape of an example, and also
-    that of tokens. `whole` is True if examples are integers, which keep all their digits.
+    `whole_targets` describe targets of kind "own". `shape`: the shape of an example; targets that
+    are tokens have it too. `whole`: True if examples are integers, which keep all their digits.
     """
 
     shape: tuple[int, ...]
@@ -51,7 +52,9 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples; None if they are not one plain array."""
+        """Return the form of a data set's test examples, or None if they are not one plain
+        array.
+        """
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -60,7 +63,10 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several (x, y) pairs. If `y` is None, x holds tokens to predict."""
+    """Read the records of several (x, y) pairs.
+
+    If a pair's y is None, its x holds tokens to predict.
+    """
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])
@@ -69,12 +75,12 @@ def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
 
 
 def without_a_fault(examples: Examples) -> Examples:
-    """Mark every example as usable."""
+    """Return the examples with all of them marked as usable."""
     return Examples(examples.x, examples.y, np.ones(len(examples), np.bool_))
 
 
 def described(usable: Bools) -> str | None:
-    """Return a sentence with the number of records without effect, or None if all records count."""
+    """Return a sentence with the number of records that are not usable, or None if all are."""
     unusable = np.flatnonzero(~usable)
     if not len(unusable):
         return None
@@ -86,7 +92,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return the x and y of a map-style Dataset's items; None for an item that raises."""
+    """Return the x and y of each item of a map-style Dataset. Both are None if the item raises."""
     x, y = list[Any](), list[Any]()
     for index in range(len(dataset)):
         try:
@@ -122,7 +128,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Return the examples as integers or as float32, as the form says, and a mask of valid ones.
 
-    Integers of at most 16 bits stay as they are: both forms hold them exactly.
+    Integers of at most 16 bits stay as they are, because int64 and float32 hold them exactly.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -142,9 +148,9 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, and True if arrays of other shapes are allowed.
+    """Return the shapes that a target may have, and True if arrays of other shapes are allowed too.
 
-    Targets are stored in the first of the shapes.
+    Targets are stored in the first of these shapes.
     """
     if form.targets == "class":
         return [()], False
@@ -156,7 +162,7 @@ def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
 def _numbers(
     name: str, part: str, value: Any, shapes: list[tuple[int, ...]], any_shape: bool = False
 ) -> tuple[Array, Bools]:
-    """Return the records as one array of the first of these shapes, and a mask of the valid ones.
+    """Return the records as one array of the first of `shapes`, and a mask of the valid ones.
 
     An array of numbers keeps its type. In any other case, each record is read separately, without
     rounding: an odd record must not change the digits of the others.
@@ -195,7 +201,7 @@ def _numbers(
 
 
 def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
-    """Return one record as numbers, or None if it has other content or another shape."""
+    """Return one record as numbers, or None if it has other content or none of `shapes`."""
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:
@@ -211,7 +217,7 @@ def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
 
 
 def _targets(array: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the targets in the dtype of their kind, and a mask of the valid ones."""
+    """Return the targets in the dtype that their kind needs, and a mask of the valid ones."""
     if form.targets == "own":
         return as_whole(array) if form.whole_targets else as_finite(array)
     if form.targets in ("numbers", "bits"):

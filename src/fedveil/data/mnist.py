@@ -21,7 +21,10 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Return a published set. MD5s cover decompressed content, since compressed copies differ."""
+    """Return a published set.
+
+    MD5s are those of decompressed content, since compressed copies differ.
+    """
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)
@@ -74,7 +77,7 @@ def read(source: IdxSet) -> Dataset:
 
 
 def how(source: IdxSet) -> str:
-    """Return how to get the set."""
+    """Return a sentence on how to get the files of the set."""
     return (
         f"`fedveil data fetch {source.name}`, or place its four IDX files in "
         f"$FEDVEIL_DATA/{source.name}"

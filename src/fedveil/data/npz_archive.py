@@ -1,6 +1,6 @@
 """NumPy archives of data sets, read without running any code that they contain.
 
-The stated sizes of arrays are checked before memory is allocated for them.
+The sizes that an archive states for its arrays are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """Return the arrays called `names`. Raises `DataInvalid` if one is missing or unreadable."""
+    """Return the arrays called `names`.
+
+    Raises `DataInvalid` if one of them is missing or unreadable.
+    """
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):
@@ -50,7 +53,10 @@ def read_npz(path: Path, *names: str) -> list[Array]:
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> Array:
-    """Read an array. Raises one of `MALFORMED` if header and archive state different sizes."""
+    """Read an array.
+
+    Raises one of `MALFORMED` if its header and the archive state different sizes.
+    """
     entry = archive.getinfo(member)
     with archive.open(entry) as stream:
         start = stream.read(_MOST_HEADER_BYTES)

@@ -1,4 +1,4 @@
-"""A user's own data, from a function that `package.module:function` names.
+"""A user's own data, from a function that the job names as `package.module:function`.
 
 The function takes no arguments and returns one of
 
@@ -7,9 +7,10 @@ The function takes no arguments and returns one of
     {"clients": {"a": part, "b": part}, "test": part, "classes": 3}
     (train, test) or (train, test, client_ids)      map-style torch Datasets of (x, y) items
 
-`client_ids` names the client that owns each training example. It and `classes` are optional. A part
-is a pair (x, y) or such a Dataset. An x may be a mapping of several inputs, or a list of arrays of
-different lengths. If the task is to predict the next token, y may be left out.
+`client_ids` names the client that owns each training example. `client_ids` and `classes` are
+optional. A part is a pair (x, y) or a map-style Dataset. An x may be a mapping of several inputs,
+or a list of arrays of different lengths. If the task is to predict the next token, y may be
+omitted.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function that `name` names and check its result. Raises `DataInvalid`."""
+    """Call the function `name` and return its result as a data set. Raises `DataInvalid`."""
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 
 
 def read_apart(name: str, targets: Targets) -> Dataset:
-    """Like `read`, but read each training record separately (`lone_records`).
+    """Return the data set that `read` returns, but read each training record separately.
 
-    The test examples define the form of a record. If they have several inputs or different lengths,
-    this is `read`.
+    The test examples define the form of a record (`lone_records`). If they have several inputs or
+    different lengths, records are read together, as in `read`.
     """
     with _current_folder_importable():
         result = _called(name)
@@ -69,9 +70,9 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def read_records(name: str, form: Form) -> Examples:
-    """Read the training records that the function returns, in the form that the job states.
+    """Read the training records that the function `name` returns, in the form that the job states.
 
-    Ignores everything else that it returns.
+    Everything else that the function returns is ignored.
     """
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), form.targets, tested=False)
@@ -79,7 +80,7 @@ def read_records(name: str, form: Form) -> Examples:
 
 
 def count_records(name: str, targets: Targets) -> int:
-    """Count the training records that the function returns, without reading any."""
+    """Count the training records that the function `name` returns, without reading any of them."""
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), targets, tested=False)
         return sum(len(x) for x, _ in groups)
@@ -117,9 +118,10 @@ def _current_folder_importable() -> Iterator[None]:
 def _apart(
     name: str, result: Any, targets: Targets, *, tested: bool
 ) -> tuple[list[tuple[Any, Any]], dict[str, Any]]:
-    """Split the result into groups of raw training records (x, y) and the rest by name.
+    """Split the result of the user's function into training records and everything else.
 
-    A Dataset's test examples are read only if `tested`.
+    Returns the groups of raw training records, each a pair (x, y), and a dict of the rest by name.
+    A Dataset's test examples are read only if `tested` is True.
     """
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)
@@ -143,7 +145,10 @@ def _apart(
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
-    """Return the function's result by name. Only client_ids and classes may be missing."""
+    """Return what the user's function returned, by name.
+
+    Only client_ids and classes may be missing.
+    """
     if isinstance(result, Mapping):
         if "clients" in result:
             return _of_clients(name, result, targets)
@@ -181,7 +186,7 @@ def _check_keys(
 
 
 def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
-    """Return the clients' parts, concatenated."""
+    """Return the parts of all clients, concatenated, and the other values, by name."""
     owners, x, y = list[Any](), [], []
     for client, part in _clients(name, result).items():
         own_x, own_y = _pair(name, f"client {client}", part, targets)
@@ -199,7 +204,7 @@ def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[
 
 
 def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """Check the parts and return them by client."""
+    """Check the clients' parts and return them by client."""
     _check_keys(name, result, _BY_CLIENT, (*_BY_CLIENT, "classes"), ("classes",))
     clients = result["clients"]
     if isinstance(clients, tuple | list):
@@ -214,7 +219,10 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a part. If `alone`, the items of a Dataset are not checked."""
+    """Return x and y of a part.
+
+    With `alone`, a Dataset's items are read one by one and not checked.
+    """
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
@@ -232,7 +240,7 @@ def _described(result: Any) -> str:
 
 
 def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any, Any]:
-    """Stack all items of a map-style Dataset."""
+    """Read all items of a map-style Dataset, and return their x and their y stacked."""
     _check_map_style(name, part, dataset)
     x, y = [], []
     for index in range(len(dataset)):
@@ -258,7 +266,7 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
 
 
 def _check_map_style(name: str, part: str, dataset: Any) -> None:
-    """Raise `DataInvalid` unless the dataset has a length and integer indices."""
+    """Raise `DataInvalid` unless the dataset has a length and can be indexed by integers."""
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
         raise DataInvalid(
@@ -268,12 +276,12 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return an item's several inputs as the inputs of one example."""
+    """Return an item's several inputs as those of a set of one example. Others are unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _together(items: list[Any]) -> Any:
-    """Return the items as one array, or as a list if their lengths differ."""
+    """Return the items as one array, or as a list of arrays if their lengths differ."""
     if items and items[0].dtype.names is not None:
         return stacked(items)
     return items if len({item.shape for item in items}) > 1 else np.array(items)

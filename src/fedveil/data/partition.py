@@ -1,8 +1,8 @@
-"""The split of the training examples among clients.
+"""The partition of the training examples among clients.
 
-Every split gives each example to exactly one client and every client at least one example. It
-depends only on its arguments. A client's examples are in the order of the data, which carries no
-meaning.
+Every partition gives each example to exactly one client and every client at least one example. It
+depends only on the arguments of its function. A client's examples are in the order of the data,
+which carries no meaning.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`. Read-only."""
+    """A partition: client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`.
+
+    Both arrays are read-only.
+    """
 
     indices: Int64s
     offsets: Int64s
 
     def of(self, client: int) -> Int64s:
-        """Return the examples of one client, ascending."""
+        """Return the indices of one client's examples, in ascending order."""
         integer("client", client, 0, self.clients - 1)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
@@ -44,18 +47,21 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return a partition of only the chosen examples. A client may end up without any."""
+        """Return a partition of only the examples whose indices are in `chosen`.
+
+        A client may end up without any.
+        """
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
     def labels_held(self, labels: Array) -> Int64s:
-        """Return the number of different labels of each client."""
+        """Return, for each client, the number of different labels among its examples."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
         held = np.unique(np.stack([owner, labels[self.indices]]), axis=1)[0]
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """Return the clients' sizes in one line and, given `labels`, their numbers of labels."""
+        """Describe the clients' numbers of examples in one line and, given `labels`, of labels."""
         line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
         if labels is None:
             return line
@@ -77,7 +83,7 @@ def partition(
     alpha: float = 0.5,
     entropy: Entropy,
 ) -> Partition:
-    """Return the split that a job names, for training examples with these labels and owners."""
+    """Return the partition `split` of training examples with these labels and owners."""
     choice("split", split, SPLITS)
     if split == "by_client":
         if owners is None:
@@ -93,7 +99,7 @@ def partition(
 
 
 def iid(n: int, clients: int, entropy: Entropy) -> Partition:
-    """Return a uniformly random split of n examples into sizes that differ by at most one."""
+    """Return a uniformly random partition of n examples. Sizes differ by at most one."""
     _check_clients(clients, n)
     holder = np.empty(n, np.int64)
     holder[entropy.permutation(n)] = np.repeat(np.arange(clients), _even_sizes(n, clients))
@@ -101,7 +107,7 @@ def iid(n: int, clients: int, entropy: Entropy) -> Partition:
 
 
 def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy) -> Partition:
-    """Return McMahan's pathological split, with few labels per client.
+    """Return McMahan's pathological partition, in which each client has few labels.
 
     The examples, sorted by label, are cut into clients * shards_per_client shards. Each client gets
     shards_per_client of them, dealt uniformly at random. The sizes of shards differ by at most one,
@@ -127,12 +133,12 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
 
 
 def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
-    """Return clients of equal size with random class mixtures.
+    """Return a partition into clients of equal size with random class mixtures.
 
-    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where p is the
-    share of each of the C classes in the data. Then it draws its examples one by one without
-    replacement: a class by q among the classes that are not used up, and an example of that class
-    uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
+    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where C is the
+    number of classes and p has the share of each class in the data. Then it draws its examples one
+    by one without replacement: a class by q among the classes that are not used up, and an example
+    of that class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
     alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.
@@ -173,11 +179,11 @@ def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Flo
 def _draw(
     log_mixture: Float64s, stock: Int64s, size: int, generator: np.random.Generator
 ) -> Int64s:
-    """Return the class counts of `size` draws without replacement; a used-up class is drawn again.
+    """Return how many examples of each class are drawn in `size` draws without replacement.
 
-    Draws that exceed a class's stock are replaced by further draws. The result has the distribution
-    of drawing one by one among the classes that are not used up: both accept the same draws of one
-    sequence.
+    `stock` has the remaining examples of each class. Draws beyond a class's stock are replaced by
+    further draws. The result has the distribution of drawing one by one among the classes that are
+    not used up: both accept the same draws of one sequence.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:
@@ -189,7 +195,10 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the split in which each owner is a client, numbered in sorted order."""
+    """Return the partition in which each owner is a client.
+
+    Clients are numbered by sorted owner.
+    """
     try:
         holder = owner_codes(owners)
     except ValueError as error:
@@ -206,10 +215,10 @@ def by_client(owners: Any, clients: int | None = None) -> Partition:
 
 
 def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partition, Partition]:
-    """Split each client's examples into a part for training and a held-out part, and return both.
+    """Split each client's examples into a training part and a held-out part, and return both.
 
     Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
-    all. A client with one example has none held out.
+    all. A client with only one example holds out none.
     """
     parts: tuple[list[Int64s], list[Int64s]] = ([], [])
     for client in range(whole.clients):
@@ -241,7 +250,7 @@ def _check_clients(clients: int, examples: int) -> None:
 
 
 def _even_sizes(n: int, parts: int) -> Int64s:
-    """Return sizes that add up to n and differ by at most one, the larger first."""
+    """Return `parts` sizes that add up to n and differ by at most one, the larger ones first."""
     return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
 
 

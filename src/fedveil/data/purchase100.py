@@ -1,4 +1,4 @@
-"""Purchase-100 (shoppers as 600 binary features, 100 clusters as classes), real and synthetic."""
+"""Purchase-100: shoppers as 600 binary features, in 100 clusters as classes. Real and synthetic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 8192
 
 
 def read() -> Dataset:
-    """Return the set from either of its public formats."""
+    """Return the real set, from one of its two public formats."""
     path = find(FOLDER, ARCHIVE, TEXT_FILE)
     if path is None:
         raise DataUnavailable(
@@ -72,7 +72,10 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the usual archive. Its `labels` are one-hot, 0..99, or 1..100 if 100 occurs."""
+    """Read the usual archive.
+
+    Its `labels` are one-hot, or 0..99, or 1..100 if the label 100 occurs.
+    """
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):
@@ -103,8 +106,8 @@ def _check_range(path: Path, labels: Labels, first: int) -> None:
 def synthesize(examples: int = EXAMPLES) -> Dataset:
     """Return a synthetic set of Purchase-100's shape. It is always identical and has its own name.
 
-    One profile of 600 fair bits is common to all. In each of 100 classes, every bit is redrawn with
-    probability 0.1. An example has a uniform class and that class's bits, each flipped with
+    All classes share one profile of 600 fair bits. In each of the 100 classes, every bit is redrawn
+    with probability 0.1. An example has a uniform class and that class's bits, each flipped with
     probability 0.3. All draws are independent.
     """
     entropy = Seeded(0, SYNTHETIC)

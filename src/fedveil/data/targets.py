@@ -1,4 +1,4 @@
-"""The targets of examples, checked by their kind, and the number of outputs that they need."""
+"""Checks the targets of examples by their kind, and counts the model outputs that they need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TOKEN = -100
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Return the checked targets of some examples. Raises `DataInvalid` with the first problem."""
+    """Return the targets of some examples, checked. Raises `DataInvalid` for the first problem."""
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)
@@ -31,9 +31,10 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
 
 
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
-    """Return the number of model outputs: classes, numbers, truth values or different tokens.
+    """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
-    A user's own task declares it; the default is then 1.
+    `declared` is the number that the data states, or None. A user's own task needs it, or has 1
+    output.
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}
@@ -49,7 +50,9 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return all tokens but the last of each example, and the tokens that follow them."""
+    """Return each example's tokens without the last one, and for each of them the token that
+    follows.
+    """
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

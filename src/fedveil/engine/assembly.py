@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its job. Every process that takes part builds the same parts."""
+"""Builds the parts of a run from its job. Every process that takes part builds equal parts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ from fedveil.learning.weight_layout import Layout
 class ModelShape:
     """The properties of the data that the model depends on, and the model's fingerprint.
 
-    `classes` is the number of outputs that the model needs, whatever the task. `target_shape` and
-    `whole_targets` (True for integer targets) describe the targets of a user's own task
-    (`data.lone_records`). `whole_examples` is True if examples are one array of integers.
+    `classes` is the number of outputs that the model needs, whatever the task. `target_shape` is
+    the shape of one target of a user's own task (`data.lone_records`), and `whole_targets` is True
+    if those targets are integers. `whole_examples` is True if each example is one array of
+    integers.
     """
 
     example_shape: Shape
@@ -66,7 +67,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, dataset: Dataset) -> ModelShape:
-        """Return the shape that a dataset requires, before there is a model."""
+        """Return the shape that a dataset requires, without a model's fingerprint."""
         x, y = dataset.test.x, dataset.test.y
         return cls(
             dataset.example_shape,
@@ -77,7 +78,7 @@ class ModelShape:
         )
 
     def given(self, model: nn.Module) -> ModelShape:
-        """Add the fingerprint of the model that was built for this shape."""
+        """Return this shape with the fingerprint of `model`, which was built for it."""
         return replace(self, fingerprint=model_fingerprint(model))
 
 
@@ -107,7 +108,7 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Return a SHA-256 digest of the names, types, shapes and values of all tensors."""
+    """Return a SHA-256 digest of the names, types, shapes and values of all the model's tensors."""
     digest = hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -121,9 +122,9 @@ def make_task(job: Job) -> Task:
 
 
 def load_data(job: Job, name: str | None = None) -> Dataset:
-    """Load the job's dataset, or the dataset `name`, with the targets that its task learns.
+    """Load the dataset `name`, by default the job's, with the targets that the job's task learns.
 
-    Under `privacy.unit: example` no training record affects how another one is loaded.
+    Under `privacy.unit: example`, loading one training record never depends on another one.
     """
     apart = job.privacy.unit == "example"
     return load(job.data.name if name is None else name, make_task(job).targets, apart=apart)
@@ -149,12 +150,13 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
-    """Return the trainer that `training.engine` selects. `auto` selects the fastest one possible.
+    """Return the trainer that `training.engine` selects for `round`. `auto` selects the fastest one
+    that can train the model.
 
-    `shape` is the shape of an example. The trainer trains the trained part of the model, on the
-    output of the fixed layers. Under `privacy.unit: example` the trainer clips each example's
-    gradient to the protection's norm. A task with its own loss, or examples of several arrays or
-    different shapes, need the task's own training loop.
+    `shape` is the shape of an example. The trainer trains only the trained part of the model, on
+    the outputs of the fixed layers. Under `privacy.unit: example` the trainer clips each example's
+    gradient to the protection's norm. The task's own training loop is used if the task has its own
+    loss, or if examples consist of several arrays or have different shapes.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -225,7 +227,10 @@ def _has_own(task: Task, name: str) -> bool:
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
-    """Raise `ModelInvalid` if noise would reach a buffer. A noisy variance may be negative."""
+    """Raise `ModelInvalid` if the protection would add noise to a buffer.
+
+    A buffer may hold a variance, which noise can make negative.
+    """
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(
@@ -241,12 +246,12 @@ def check_buffers(job: Job, layout: Layout) -> None:
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:
-    """Return the partition of the training examples. It depends on the job's seed and split."""
+    """Return the clients' partition of the training examples, by seed and `data.split`."""
     return make_shares(job, dataset)[0]
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the partition of the training examples, and that of the held-out ones, if any."""
+    """Return the partition of the training examples, and that of the held-out ones or None."""
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -271,17 +276,16 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return the server's initial vector: the weights and, under SCAFFOLD, the mean variate."""
+    """Return the server's initial vector: the weights and, under SCAFFOLD, the mean control
+    variate.
+    """
     weights = layout.vector()
     variates = job.training.algorithm == "scaffold"
     return np.concatenate([weights, np.zeros_like(weights)]) if variates else weights
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's rule for the state that clients keep between rounds.
-
-    `model` comes from `make_model`.
-    """
+    """Return the job's rule for client state between rounds. `model` comes from `make_model`."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -295,7 +299,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
-    """Return training without client state. Under FedNova it scales each client's update."""
+    """Return training without client state. Under FedNova it rescales each client's update."""
     normal = job.training.normal_steps or 0.0
 
     def scale(examples: int) -> float:
@@ -312,9 +316,9 @@ def make_training(
     data: ClientsData,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the job's training.
+    """Return the clients' training that the job describes.
 
-    `states` opens the client states, if the job's clients keep any.
+    `states` opens the clients' saved states. It is called only if the job's clients keep state.
     """
     if not job.keeps_state:
         return local_training(job, trainer, data)
@@ -330,7 +334,11 @@ def make_client_side(
     run: Path | None = None,
     trainer: Trainer | None = None,
 ) -> ClientSide:
-    """Return the clients' side of the run. `run` is its folder, needed if clients keep state."""
+    """Return the clients' side of the run, which trains and answers for the clients in `data`.
+
+    `model` is the array of each round's global weights. `run` is the run's folder, needed if
+    clients keep state. `trainer` replaces the job's trainer.
+    """
 
     def trainer_of(round: int) -> Trainer:
         model = whole(make_model(job, shape))
@@ -354,7 +362,10 @@ def make_client_sides(
     model: npt.NDArray[np.float32],
     starting: Callable[[str], None],
 ) -> list[ClientSide]:
-    """Return one client side per thread if training runs in native code, otherwise nothing."""
+    """Return one client side per thread if training runs in native code, otherwise nothing.
+
+    All share `model`, the array of global weights. `starting` is called with each step's name.
+    """
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
         return []
@@ -368,7 +379,7 @@ def make_client_sides(
 
 
 def worker_count(job: Job) -> int:
-    """Return the number of workers. `auto` is one per core, and none on a GPU."""
+    """Return the number of workers. `auto`: one per core, but none if clients train on a GPU."""
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # vmap uses all cores, and the grouping of clients must not vary

@@ -25,25 +25,25 @@ from fedveil.rounds.outcomes import ClientId
 
 
 def project_job(job: Job) -> Iterator[Line]:
-    """Yield the privacy cost of one bit, one parameter, one round and the whole run.
+    """Yield the projected privacy cost of one bit, one parameter, one round and the whole run.
 
-    If the unit of privacy is an example, yields only the last two: an example affects every part of
-    a report, so a bit or a parameter costs as much as the round.
+    If the unit of privacy is an example, yields only the costs of a round and of the run: an
+    example affects every part of a report, so a bit or a parameter costs as much as the round.
     """
     return _lines(job, prepared(job)[1])
 
 
 def solve_job(job: Job, target: float) -> tuple[Solved, Iterator[Line]]:
-    """Find the protection's parameter that makes a whole run cost at most `target`.
+    """Find the protection's parameter with which a whole run costs at most epsilon `target`.
 
-    Returns the solution and the costs of such a run.
+    Returns the solution and the costs of a run with it.
     """
     solved = solve(job, prepared(job)[1], target)
     return solved, _lines(job, solved.protection)
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """Return a warning if a protection that adds noise guarantees almost nothing in the end."""
+    """Return a warning if the protection adds noise but the whole run guarantees almost nothing."""
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
@@ -60,7 +60,10 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
 def check_limit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` if round `number` with this cohort would pass `privacy.max_epsilon`."""
+    """Raise `LimitReached` if round `number` would take a client of `cohort` past the limit.
+
+    The limit is `privacy.max_epsilon`. `spending` is what the round costs each client.
+    """
     limit, delta = job.privacy.max_epsilon, job.privacy.delta
     if limit is None:
         return

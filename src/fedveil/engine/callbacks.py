@@ -15,7 +15,7 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Beginning:
-    """A run that starts, or resumes after `done` rounds."""
+    """A run that is about to start, or to resume after its first `done` rounds."""
 
     job: Job
     folder: Path
@@ -66,7 +66,10 @@ class Callbacks:
                 callback.begin(run)
 
     def round(self, record: Record) -> str | None:
-        """Call every callback. Returns the first reason to stop the run, or None."""
+        """Call every callback with the round's record.
+
+        Returns the first reason to stop, or None.
+        """
         why = []
         for key, callback in self._all:
             with own_code.told(key, RunStopped, "round"):

@@ -1,15 +1,16 @@
-"""Canary clients of a simulated run, and the evidence that their reports give about them.
+"""Canary clients of a simulated run, and what their reports reveal about them.
 
 A canary has no data. Its updates are fixed before the run: a direction of its own, longer than the
 clip, forwards or backwards depending on its coin. This is the game of `privacy.one_run_audit`. The
 coin decides between two replace-one neighbours, as far apart as the whole data of two clients can
-be. The bound is therefore comparable to the ledger's figure for a client in every round. The
-directions are orthogonal, and all canaries reverse theirs after every round. So they undo in one
-round what they did to the model in the last, and noise that is used twice cancels in the scores.
+be. A bound from the canaries is therefore comparable to the ledger's figure for a client in every
+round. The directions are orthogonal, and all canaries reverse theirs after every round. So they
+undo in one round what they did to the model in the last, and noise that is used twice cancels in
+the scores.
 
 The observer sees what the guarantee covers: each canary's own reports, through the protection's
-`reading`. If the reports say nothing, or only the server sees them and the guarantee trusts the
-server, the observer sees the aggregates in the domain in which they are released.
+`reading`. If the reports say nothing, or if the guarantee trusts the server and only the server
+sees them, the observer sees the aggregates in the domain in which they are released.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SIZES = (1.0, 2.0**-6, 2.0**6)
 
 
 class CanaryTraining(Training):
-    """Training of a canary: returns updates that were fixed before the run."""
+    """Training of the canaries: returns updates that were fixed before the run."""
 
     chunk = least = 1
 
@@ -63,7 +64,7 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """Return 1, or -1 in even rounds, in which canaries reverse their directions."""
+        """Return this round's factor of all directions: 1 in odd rounds, -1 in even rounds."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:
@@ -74,13 +75,13 @@ class CanaryTraining(Training):
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the unit vector of this round's update if the client's coin shows 1."""
+        """Return the direction, a unit vector, of this client's update if its coin shows 1."""
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return this round's update if the client's coin shows 1.
+        """Return this round's update of a client whose coin shows 1.
 
-        Otherwise the client sends its negative.
+        If the coin shows 0, the client sends the negative of this update.
         """
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
@@ -123,7 +124,10 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Wrap `carrier`. Returns `carrier` itself if there are no canaries."""
+        """Return an executor that runs the canaries, and all other clients on `carrier`.
+
+        Returns `carrier` itself if there are no canaries.
+        """
         self.carrier = carrier
         return self if self.clients else carrier
 
@@ -135,7 +139,7 @@ class Canaries(Executor):
         self.carrier.open(replace(context, cohort=others))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers of all clients. Records evidence from those of the canaries."""
+        """Yield the answers of all clients. Records evidence from the canaries' answers."""
         yield from self._answers(phase, messages)
         yield from self.carrier.ask(phase, self._others(messages))
 
@@ -171,14 +175,14 @@ class Canaries(Executor):
             self._sums.see(aggregate, self._context.round, self._training.turn)
 
     def state(self) -> State:
-        """Return the evidence for a checkpoint, or nothing if there are no canaries."""
+        """Return the evidence for a checkpoint. It is empty if there are no canaries."""
         if not self.clients:
             return {}
         own, summed = self._reports.state(), self._sums.state()
         return {**prefixed("own", own), **prefixed("sum", summed), "rounds": self._rounds}
 
     def restore(self, state: State) -> None:
-        """Restore the evidence from a checkpoint, whose content is validated."""
+        """Restore the evidence from a checkpoint's `state`, which is validated."""
         only_fields(state, *self.state())
         if self.clients:
             self._rounds = integer("rounds", take(state, "rounds", int), 0)
@@ -186,11 +190,13 @@ class Canaries(Executor):
             self._sums.restore(within("sum", state))
 
     def counted(self) -> dict[str, int]:
-        """Return the number of canaries for a round's record."""
+        """Return the round record's entry with the number of canaries. Empty if there are none."""
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
-        """Return the audit's finding about `claim`, the run's cost for a client in every round."""
+        """Return the audit's result about `claim`, the run's epsilon for a client in every
+        round.
+        """
         if not self.clients or not self._rounds:
             return None
         state, told = self._protection.initial_state(), self._reports.told
@@ -215,7 +221,10 @@ class Canaries(Executor):
 
 
 def _lengths(job: Job, protection: Protection) -> Sequence[float]:
-    """Return the lengths of the canaries' updates, used in turn."""
+    """Return the norms of the canaries' updates.
+
+    Canary i takes the i-th, starting over at the end.
+    """
     if job.audit.norm is not None:
         return (job.audit.norm,)
     if math.isfinite(protection.norm_clip):

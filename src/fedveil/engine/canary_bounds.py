@@ -38,10 +38,10 @@ Bound = Callable[[float], Measured]
 
 @dataclass(frozen=True)
 class Canvass:
-    """All observations of the canaries with these coins, and the bounds that follow.
+    """All observations of the canaries with the coins `included`, and the bounds that follow.
 
-    `moved` is the distance by which a client can move a release if the clip holds. `gaussian` says
-    that the claim is about Gaussian noise, `measured` that this noise is the same in every round.
+    `moved` is the distance by which one client can move a release if the clip holds. `gaussian` is
+    True if the claim is about Gaussian noise, `measured` if that noise is the same in every round.
     """
 
     included: Bools
@@ -52,7 +52,9 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return every bound that applies to this protection, and the share of correct guesses."""
+        """Return every lower bound that applies to this protection, and the share of coins guessed
+        right.
+        """
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
@@ -69,7 +71,9 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the bound from coins in differences between rounds, if the domain changes."""
+        """Yield a bound from guessing coins by the difference of two rounds, if their domains
+        differ.
+        """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -96,7 +100,16 @@ class Canvass:
             return bound
 
         yield by(BY_NOISE, seen.noise, self.moved)
-        yield by(BY_LAG, seen.lag, 1.0)
+
+        def by_lag(error: float) -> Measured:
+            """Compare each round with the one before and with the first, half the error each."""
+            lag, echo = seen.lag, seen.echo
+            rounds = max(1, lag.releases // count)
+            before = lag.distance(1.0, rounds, error=error / 2)
+            distance = max(before, echo.distance_of_least(1.0, error=error / 2))
+            return self._of_distance(BY_LAG, distance, 0.0, claim, lag.releases)
+
+        yield by_lag
         if told and count > 1:
             yield by(BY_PAIRS, reports.pairs, 1.0, count // 2)
         if not told and sums.spare.entries:
@@ -116,10 +129,11 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """Return a bound from a `distance` in standard deviations.
+        """Return the bound on epsilon for a `distance` between neighbours, in standard deviations.
 
-        Its `unseen` is the largest true epsilon that the bound would have missed: the one that the
-        same factor, or `uncertain`, brings down to the claim.
+        Its `unseen` is the largest true epsilon that would not have refuted `claim`: that of the
+        claimed distance, scaled by the ratio at which `distance` falls short of it, or lengthened
+        by `uncertain` if that is above 0.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -132,7 +146,7 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield the bounds from random choices, which show if too many answers are truthful."""
+        """Yield the bounds from counted random choices, which reveal too many truthful answers."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

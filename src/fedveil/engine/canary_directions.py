@@ -12,7 +12,7 @@ from fedveil.errors import InvalidValue
 
 
 class Directions:
-    """Orthonormal vectors: rows of a cosine transform with random signs from `seed`."""
+    """Orthonormal vectors: rows of a cosine transform, with random signs from `seed`."""
 
     def __init__(self, seed: int, count: int, dimension: int) -> None:
         if count > dimension:
@@ -25,7 +25,7 @@ class Directions:
         self._rows = draw.permutation(dimension)[:count]
 
     def vector(self, number: int) -> Float64s:
-        """Return direction `number`."""
+        """Return the direction with this number, a unit vector."""
         n, row = len(self._signs), int(self._rows[number])
         turns = (2 * np.arange(n, dtype=np.int64) + 1) * row % (4 * n)
         length = math.sqrt((2 if row else 1) / n)
@@ -40,7 +40,7 @@ class Directions:
         return products
 
     def combined(self, weights: Float64s) -> Float64s:
-        """Return the sum of all directions, each times its weight."""
+        """Return the sum of all directions, each multiplied by its entry of `weights`."""
         from scipy.fft import idct  # takes a third of a second to import
 
         products = np.zeros(len(self._signs))

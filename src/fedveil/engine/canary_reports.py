@@ -1,10 +1,10 @@
 """Evidence from each canary's own reports: its coin, the noise, and the random choices.
 
-A reader of reports knows everything but the coin. An auditor also knows the coin, and therefore
-what was sent without noise. It measures the noise, and the difference of the noise of two reports,
-in which noise that is used twice cancels: one canary in two rounds, or two canaries in one round.
-It also counts the random choices that were answered truthfully, in one report and in both of a
-pair.
+An attacker who reads the reports knows everything but the coin. An auditor also knows the coin, and
+therefore what was sent without noise. So the auditor measures the noise of a report, and the
+difference of the noise of two reports, in which noise that is used twice cancels. The two reports
+come from one canary in two rounds, or from two canaries in one round. The auditor also counts the
+random choices that were answered truthfully, in single reports and in both reports of a pair.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from fedveil.protections.reading import Reading
 _KEPT = 1 << 20
 #: Limits the score of one report, so that an impossible report does not score infinity.
 _MOST_SCORE = 1e6
+#: The distance by which a client can always move the difference of two rounds, over the length of
+#: its update: the rounds may release it in different directions, and it chooses the sign in both.
+LEAST_STEP = 2.0**0.5
 #: Ways to count a truthful choice: alone, in two rounds, by two canaries.
 WAYS = ("told true", "told true in two rounds", "told true by two canaries")
 
 
 class ChoiceTally:
-    """Counts truthful answers, for each `Choice` of a protection and each of `WAYS`.
+    """Counts truthful answers, for each `Choice` of a protection and each way of counting in
+    `WAYS`.
 
-    Pairs are disjoint, so pairs of independent choices are independent.
+    No choice is in two pairs, so if choices are independent, pairs are independent too.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -45,7 +49,10 @@ class ChoiceTally:
         self._now: dict[int, list[Int8s]] = {}
 
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
-        """Count the choices in the report of canary `number` in this round."""
+        """Count the choices in this round's report of canary `number`.
+
+        `truths` is as in `Reading.truths`: one array for each choice.
+        """
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):
             counts[0].add(int((truth == 1).sum()), int((truth >= 0).sum()))
@@ -55,7 +62,10 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Saves its reports for the next one unless they already were paired."""
+        """End the round. Saves its reports to pair them with those of the next round.
+
+        If they were paired with those of the previous round, they are discarded instead.
+        """
         self._last = {} if self._last else self._now
         self._now = {}
 
@@ -71,7 +81,10 @@ class ChoiceTally:
         return {"counts": np.array(counts, np.int64).reshape(-1, 2), "last": last}
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Restore the state from fields of a checkpoint, whose content is validated."""
+        """Restore the state of a checkpoint for this number of canaries.
+
+        The fields are validated.
+        """
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:
@@ -91,12 +104,13 @@ class ChoiceTally:
 
 
 class ReportEvidence:
-    """Scores from the canaries' own reports, larger if a coin is likelier 1, and their noise.
+    """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
-    `moved` is the length of a canary's update if the clip holds. `told` says whether reports reveal
-    anything about an update. `noise` measures the noise of reports, `lag` the difference between a
-    canary's reports in two rounds, and `pairs` the difference between two canaries' reports of a
-    round.
+    A score is larger if the coin is likelier 1. `moved` is the length of a canary's update if the
+    clip holds. `told` is True if reports reveal anything about an update. `noise` measures the
+    noise of single reports, `lag` the difference between a canary's reports in two rounds, `echo`
+    that between a round and the first, and `pairs` the difference between two canaries' reports in
+    one round.
     """
 
     def __init__(
@@ -113,14 +127,20 @@ class ReportEvidence:
         self._places = _spread(dimension, _KEPT // 8 // count)
         # One entry fewer than the dimension: the direction that was sent is left out.
         self.noise, self.lag = MeasuredNoise(dimension - 1), MeasuredNoise(len(self._places) - 1)
+        self.echo = MeasuredNoise(len(self._places) - 1)
         self.pairs = MeasuredNoise(max(1, len(self._places) - 2))
         self.tally = ChoiceTally(choices, count)
         self._found, self._shared = np.zeros(count), np.zeros(0)
         self._rests: dict[int, Float64s] = {}
         self._last, self._last_turn = np.zeros((0, len(self._places))), 1
+        self._first = np.zeros((0, len(self._places)))
 
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
-        """Record a canary's report. If its coin shows 1 the canary sent `update`, along `unit`."""
+        """Record the report of canary `number`, as read by an attacker.
+
+        If the canary's coin shows 1, it sent `update`, which has the direction `unit`; otherwise it
+        sent the negative.
+        """
         if reading.empty:
             return
         self.told = True
@@ -145,10 +165,11 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round, in which the directions were multiplied by `turn`.
+        """End the round. `turn` is the factor, 1 or -1, of all directions in it.
 
-        The other canaries' reports can contain nothing in a canary's direction but noise that they
-        share. The mean of that noise is subtracted.
+        In a canary's direction, the other canaries' reports contain nothing but noise. If that
+        noise is shared, it is in the canary's report too, so the mean of the others is subtracted
+        from its score.
         """
         others = len(self.scores) - 1
         if len(self._shared) and others:
@@ -160,9 +181,15 @@ class ReportEvidence:
         self.tally.close()
 
     def _compare(self, turn: int) -> None:
-        """Measure the difference between the noise of this round and of the round before."""
+        """Measure the difference between the noise of this round and that of the previous round."""
         rests = [rest for _, rest in sorted(self._rests.items())]
         self._rests = {}
+        if rests and not len(self._first):
+            self._first = np.stack(rests)
+        elif len(rests) == len(self._first) > 0:
+            for rest, first in zip(rests, self._first, strict=True):
+                difference = (rest - first) / (2 * self._moved * LEAST_STEP)
+                self.echo.add(float(difference @ difference))
         if len(rests) == len(self._last) > 0:
             step = 2 * self._moved * abs(turn - self._last_turn)
             for rest, before in zip(rests, self._last, strict=True):
@@ -182,32 +209,36 @@ class ReportEvidence:
             "scores": self.scores,
             "told": self.told,
             "rests": self._last,
+            "first": self._first,
             "turn": self._last_turn,
             **self.tally.state(),
             **prefixed("noise", self.noise.state()),
             **prefixed("lag", self.lag.state()),
+            **prefixed("echo", self.echo.state()),
             **prefixed("pairs", self.pairs.state()),
         }
 
     def restore(self, state: Message) -> None:
-        """Restore the state from a checkpoint, whose content is validated."""
+        """Restore the state from a checkpoint's fields, which are validated."""
         count = len(self.scores)
         self.scores = finite(state, "scores", (count,))
         self.told = take(state, "told", bool)
         self._last = finite(state, "rests", (None, len(self._places)))
-        if len(self._last) not in (0, count):
-            raise ValueError("field rests holds no reports of the canaries")
+        self._first = finite(state, "first", (None, len(self._places)))
+        if not {len(self._last), len(self._first)} <= {0, count}:
+            raise ValueError("field rests or first holds no reports of the canaries")
         self._last_turn = 1 if take(state, "turn", int) > 0 else -1
         self.tally.restore(state, count)
         self.noise.restore(within("noise", state))
         self.lag.restore(within("lag", state))
+        self.echo.restore(within("echo", state))
         self.pairs.restore(within("pairs", state))
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return an array of finite numbers, as a copy that the caller may change.
+    """Return a copy of the array `name` in `state`, which must have this shape.
 
-    Raises `ValueError`.
+    Raises `ValueError` if an entry is NaN or infinite.
     """
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
@@ -216,17 +247,19 @@ def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Add `prefix` to the field names, so that a message can hold several groups of fields."""
+    """Return the fields with `prefix` added to their names, so that a message can hold several
+    groups.
+    """
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields with this prefix, under their original names."""
+    """Return the fields whose names begin with `prefix`, under their names without it."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 
 
 def _spread(count: int, most: int) -> Array:
-    """Return at most `most` of `count` positions, evenly spread."""
+    """Return at most `most` positions in 0..count - 1, evenly spread."""
     kept = max(1, min(count, most))
     return np.arange(kept) * count // kept

@@ -12,7 +12,7 @@ from fedveil.base.arrays import Bools, Float64s
 from fedveil.base.message import Message, Value, take
 from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_reports import finite, prefixed, within
+from fedveil.engine.canary_reports import LEAST_STEP, finite, prefixed, within
 from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain
@@ -22,13 +22,14 @@ _LEAST_MOVE = 1e-3
 
 
 class SumEvidence:
-    """Scores from aggregates, larger if a coin is likelier 1, and measurements of their noise.
+    """Evidence from the rounds' aggregates: a score for each coin, and the measured noise.
 
-    `scores` projects the sums onto each canary's direction. `turned` does so for differences
-    between rounds, if the release domain changes. `noise` measures what remains besides the
-    canaries' updates, `spare` the entries that no update reaches, `lag` the difference of two
-    rounds as released, and `calm` the difference of decoded rounds, in which slow learning cancels
-    as well.
+    A score is larger if the coin is likelier 1. `scores` projects the sums onto each canary's
+    direction. `turned` does so for differences between rounds, if every round has its own domain.
+    `noise` measures what remains of a sum besides the canaries' updates, and `spare` the entries
+    that no update reaches. `lag` measures the difference of two released sums, and `echo`
+    that of a round and the first. `calm` measures the difference of two decoded sums, in which slow
+    learning cancels as well.
     """
 
     def __init__(
@@ -41,13 +42,14 @@ class SumEvidence:
         self.noise = MeasuredNoise(self._dimension - len(included))
         self.spare = MeasuredNoise(domain.length - self._dimension)
         self.lag, self.calm = MeasuredNoise(domain.length), MeasuredNoise(self._dimension)
+        self.echo, self._first = MeasuredNoise(domain.length), np.zeros(0)
         self.moves = domain.moves
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
         """Record a round's aggregate.
 
-        `turn` is the factor of the canaries' directions in this round.
+        `turn` is the factor, 1 or -1, of the canaries' directions in this round.
         """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
@@ -57,14 +59,27 @@ class SumEvidence:
         self.noise.add(max(0.0, float(total @ total - along @ along)))
         if len(spare):
             self.spare.add(float(spare @ spare))
+        self._compare_with_first(released, domain, turn)
         if len(self._last):
             self._compare(released, domain, turn)
             self._last = np.zeros(0)
         else:
             self._last, self._round, self._turn = released, round, turn
 
+    def _compare_with_first(self, released: Float64s, domain: Domain, turn: int) -> None:
+        """Measure the difference between this round and the first, as released."""
+        sent = self._directions.combined(self._moved * self._signs)
+        rest = released - turn * domain.encode(sent)
+        if len(self._first):
+            self._measure(self.echo, rest - self._first, LEAST_STEP)
+        else:
+            self._first = rest
+
     def _compare(self, released: Float64s, domain: Domain, turn: int) -> None:
-        """Measure the difference between this round and the one before, as released."""
+        """Measure the difference between this round's released sum and the previous round's.
+
+        `turn` is the factor of the canaries' directions in this round.
+        """
         before, d = self._protection.domain(self._round), self._dimension
         if domain.moves:
             difference = released - self._last
@@ -82,7 +97,7 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the distance that one client moves it.
+        """Add `difference` to `noise`, in units of the distance by which one client can move it.
 
         That distance is `step` times twice the length of the client's update.
         """
@@ -93,21 +108,23 @@ class SumEvidence:
     def state(self) -> Message:
         """Return the state for a checkpoint."""
         own: dict[str, Value] = {"scores": self.scores, "turned": self.turned, "last": self._last}
+        own["first"] = self._first
         for name in _NOISES:
             own |= prefixed(name, getattr(self, name).state())
         return {**own, "round": self._round, "turn": self._turn}
 
     def restore(self, state: Message) -> None:
-        """Restore the state from a checkpoint, whose content is validated."""
+        """Restore the state from a checkpoint's fields, which are validated."""
         shape = (len(self.scores),)
         self.scores, self.turned = finite(state, "scores", shape), finite(state, "turned", shape)
         self._last = finite(state, "last", (None,))
-        if len(self._last) not in (0, self.lag.entries):
-            raise ValueError("field last holds no sum of a round")
+        self._first = finite(state, "first", (None,))
+        if not {len(self._last), len(self._first)} <= {0, self.lag.entries}:
+            raise ValueError("field last or first holds no sum of a round")
         self._round = integer("round", take(state, "round", int), 0)
         self._turn = 1 if take(state, "turn", int) > 0 else -1
         for name in _NOISES:
             getattr(self, name).restore(within(name, state))
 
 
-_NOISES = ("noise", "spare", "lag", "calm")
+_NOISES = ("noise", "spare", "lag", "echo", "calm")

@@ -1,4 +1,4 @@
-"""Tests a run's model for each client, on examples of its own that no client trains on.
+"""Tests a run's model for each client, on examples of that client that no client trains on.
 
 A simulation can compute these figures. In a deployed job they would have to leave the clients.
 """
@@ -27,14 +27,14 @@ CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The clients' examples, and which of them are held out."""
+    """Examples, and each client's share of them: the positions of those that it holds out."""
 
     examples: Examples
     shares: Partition
 
 
 class ClientTest:
-    """Tests the model on all clients' held-out examples at once."""
+    """Tests the model on the held-out examples of all clients at once."""
 
     def __init__(self, part: TrainedPart, task: Task, held: HeldOut, device: str) -> None:
         if not task.measures:
@@ -54,7 +54,7 @@ class ClientTest:
         return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
-        """Return the figures for a record, with the model's current weights."""
+        """Return a record's figures over the clients, for the model's current weights."""
         scores = score(self._part.module, self._task, *self._rows)
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
@@ -62,7 +62,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the figure of one client, or NaN if it holds out no examples."""
+        """Return the task's first measure for one client, or NaN if it holds out no examples."""
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan
@@ -72,7 +72,10 @@ class ClientTest:
 
 
 def summary(each: Float64s, better: Better) -> dict[str, float]:
-    """Return the mean, the worst tenth and the spread of the clients' figures. Ignores NaN."""
+    """Return the mean of the clients' figures, the mean of the worst tenth, and their spread.
+
+    `better` says whether higher or lower figures are better. NaN is ignored.
+    """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):
         return dict.fromkeys(CLIENTS, math.nan)

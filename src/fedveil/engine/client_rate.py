@@ -13,7 +13,7 @@ from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer
 
 
 def client_rate(job: Job, round: int) -> float:
-    """Return the learning rate of a round. It depends only on the job and the round's number."""
+    """Return the clients' learning rate in `round`, from the job alone."""
     settings = job.training
     if settings.lr_schedule == "constant":
         return settings.lr
@@ -43,7 +43,7 @@ def _own_rate(name: str, round: int, lr: float) -> float:
 class ScheduledTrainer(OneThread):
     """A trainer whose learning rate changes between rounds.
 
-    `make` returns the trainer of a round.
+    `make` returns the trainer for a round's number.
     """
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:

@@ -12,9 +12,9 @@ class Cohorts:
 
     `clients.sampling: fixed` draws the same number of clients in every round from the job's seed,
     so anyone with the job can repeat the draw. `poisson` draws each client independently with
-    probability `clients.fraction`, in secret: from the seed if reports are seeded too, otherwise
-    from the system's randomness, so that a restarted round has another cohort. If clients draw
-    their own turns, every cohort has all clients.
+    probability `clients.fraction`, in secret. It draws from the seed if reports are seeded too.
+    Otherwise it draws from the system's randomness, so a restarted round has another cohort. If
+    clients draw their own turns, every cohort consists of all clients.
     """
 
     def __init__(self, job: Job) -> None:
@@ -34,7 +34,7 @@ class Cohorts:
         return sorted(map(int, drawn[: job.clients_per_round]))
 
     def begun(self, round: int) -> list[ClientId]:
-        """Return all clients that an interrupted round may have asked."""
+        """Return all clients that may have been asked for a report in an interrupted round."""
         if self._job.clients.sampling == "poisson":
             return list(range(self._number))
         return self.draw(round)

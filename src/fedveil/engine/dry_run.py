@@ -1,6 +1,6 @@
 """Tries one batch on a user's model before the first round, to report errors at once.
 
-Leaves the run unchanged: it uses another copy of the model and restores torch's generators.
+This leaves the run unchanged: it uses a copy of the model and restores torch's generators.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Batch = tuple[Any, Any]
 
 
 def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
-    """Yield one batch from each of several clients."""
+    """Yield one batch of training examples from each of several clients."""
     for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
         rows = split.of(client)[: job.training.batch_size]
         yield dataset.train.x[rows], dataset.train.y[rows]
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples, if training examples must not decide about the run."""
+    """Yield batches of test examples, for a run that training examples must not influence."""
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))
@@ -58,10 +58,10 @@ def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
 def try_out(
     job: Job, shape: ModelShape, dataset: Dataset, batches: Iterable[Batch], folder: RunFolder
 ) -> None:
-    """Train on one batch, or on the next if that fails, and evaluate one batch.
+    """Train on one batch, or on the next one if that fails, and evaluate one batch.
 
     Raises `ModelInvalid` if all batches fail. The error names the line of the user's file, and the
-    traceback is saved in the run's folder. A model that fails on only some clients' data passes.
+    traceback is saved in `folder`. A model that fails on only some clients' data passes.
     """
     model = whole(make_model(job, shape))
     device = torch.device(job.training.device)
@@ -84,7 +84,7 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Return the file and line of the function that makes the model.
+    """Return the file and line of the function `name`, which makes the model.
 
     A traceback through a plain chain of layers names only torch's own files.
     """
@@ -95,7 +95,7 @@ def _defined_at(name: str) -> str:
 def _training(
     job: Job, model: nn.Module, dataset: Dataset, batches: Iterable[Batch]
 ) -> Exception | None:
-    """Return the first batch's exception if all batches fail, otherwise None."""
+    """Train on each batch until one succeeds. Returns the first batch's exception if all fail."""
     first: Exception | None = None
     for x, y in batches:
         try:
@@ -146,9 +146,9 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise unless the outputs fit all classes of the dataset.
+    """Raise an error unless `outputs` has the shape that `targets` and all classes require.
 
-    Without this, a class that no batch happens to contain would fail much later.
+    Otherwise a class that is in no tried batch would fail much later.
     """
     if dataset.targets == "own":
         return

@@ -1,4 +1,4 @@
-"""Tests a run's model on the test examples. Their fixed-layer outputs are computed once."""
+"""Tests a run's model on the test examples. The outputs of the fixed layers are computed once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fedveil.base.arrays import Array, Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.run_records import NEEDED, TRAINER
+from fedveil.engine.run_records import TRAINER
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.metric_names import MEASURES, USUAL
+from fedveil.record.recorder import NEEDED
 
 #: Names that the metrics of a task cannot use: a round's record already has them.
 _TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER}
@@ -28,7 +29,7 @@ _NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
-    """A model and its test examples. `layout` is the layout of the trained part."""
+    """A model and its test examples. `layout` describes the weights of the model's trained part."""
 
     def __init__(
         self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None
@@ -47,7 +48,7 @@ class ModelTest:
         return self.part.seen(self._test.x, self._device)
 
     def quality(self, weights: Float32s) -> dict[str, Any]:
-        """Return the figures for a record, with these weights."""
+        """Return a record's figures for the model with these weights."""
         self.layout.write(torch.from_numpy(weights))
         try:
             scores = score(self.part.module, self._task, self._seen, self._test.y)
@@ -59,9 +60,9 @@ class ModelTest:
 
 
 def told(scores: Scores) -> dict[str, Any]:
-    """Return the figures for a record.
+    """Return a record's figures from `scores`.
 
-    Includes the task's measures if they are not the usual ones.
+    They include the task's own measures, if it has any beside the usual ones.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}
@@ -73,7 +74,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a figure in a form that a record can hold: a float or a list. Raises `TaskInvalid`."""
+    """Return a figure as a float or a list, which a record can hold. Raises `TaskInvalid`."""
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "

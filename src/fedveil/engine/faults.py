@@ -1,9 +1,9 @@
 """Simulated failures: clients that drop out, and clients that answer too late.
 
-Nothing waits. The job's fault plan decides which clients drop out and in which phase. A client's
-answer time is drawn from the seed. If it exceeds the window of a phase, the client has dropped out,
-as on a real network. Its message then arrives after the phase has closed: a late report has left
-its client nevertheless.
+No process really waits. The job's fault plan decides which clients drop out and in which phase. A
+client's answer time is drawn from the seed. If it exceeds the window of a phase, the client counts
+as dropped out, as on a real network. Its message then arrives after the phase has closed: a late
+report has left its client nevertheless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil.rounds.outcomes import Answer, ClientId, Unreached
 
 
 class Faulty(Executor):
-    """An executor in which some clients drop out or are late."""
+    """An executor in which some clients drop out or answer too late."""
 
     def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:
         self._executor = executor
@@ -34,7 +34,7 @@ class Faulty(Executor):
         self._late: Mapping[ClientId, str] = {}
 
     def open(self, context: RoundContext) -> None:
-        """Draw the missing clients, then open the round."""
+        """Draw the clients that will be missing, then start the round."""
         faults, times = (
             Seeded(self._job.seed, name, context.round) for name in ("dropouts", "answer times")
         )
@@ -100,11 +100,11 @@ def silent_clients(
     phases: Mapping[str, str | None],
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that drop out, each with the phase from which it is silent.
+    """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the fault plan: name -> share of the cohort. `phases` maps each name that a plan may
-    use to a phase of this protection, in order, or to None if the client has already sent
-    everything.
+    `shares` is the fault plan: for each name, the share of the cohort that drops out there.
+    `phases` maps each name that a plan may use, in order, to a phase of this protection, or to None
+    if clients have sent everything by then.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -125,8 +125,9 @@ def late_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that miss the window of a phase, each with the first phase that it misses.
 
-    A client's time for a phase is median_ms * e^(spread * z) with z standard normal. Half of the
-    clients are faster than the median. With a spread of 1, one in fifty takes eight times as long.
+    A client's time for a phase is median_ms * e^(spread * z), in milliseconds, with z standard
+    normal. So one client in two is faster than `median_ms`. With a spread of 1, one in fifty takes
+    eight times as long.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

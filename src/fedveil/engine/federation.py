@@ -66,7 +66,7 @@ Progress = Callable[[Record], None]
 
 
 class Engine(ABC):
-    """Transports the messages of a job: the simulator or the deployed federation."""
+    """Carries the messages of a job: the simulator, or the deployed federation."""
 
     #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
     how_to_resume: str
@@ -75,28 +75,28 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients. Raises if it cannot run on this data."""
+        """Return the job with its number of clients. Raises if the job cannot run on `dataset`."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the trainer's name, or None if unknown. Raises if the model cannot be trained."""
+        """Return the trainer's name, or None if unknown. Raises if no trainer fits the model."""
         return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above
         self, job: Job, shape: ModelShape, folder: RunFolder
     ) -> None:
-        """Try one batch on the model. Saves the traceback of an error in the folder."""
+        """Train the model on one batch. Saves the traceback of an error in `folder`."""
 
     @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Return the protection, with the keys that this engine has for it."""
+        """Return the job's protection for updates of `dimension` entries."""
 
     def held_out(self) -> HeldOut | None:
-        """Return the held-out examples of each client, or None if this engine has none."""
+        """Return the examples that each client holds out, or None if this engine has none."""
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return arrays that a resumed run must match, besides the test examples."""
+        """Return arrays that a resumed run must have unchanged, besides the test examples."""
         return ()
 
     @abstractmethod
@@ -112,11 +112,11 @@ class Engine(ABC):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the executor. `folder` is the run's folder, where clients may keep their states."""
+        """Start the executor. Clients may keep states in `folder`. `event` logs a line."""
 
 
 class Federation:
-    """One job, run in one folder by one engine. `stack` closes what it opens.
+    """One job, run in one folder by one engine. `stack` closes what this object opens.
 
     `dataset` replaces the job's dataset, for example by a part of it. The folder is opened only
     after data, model and protection are checked, so a job that cannot run leaves nothing behind.
@@ -187,7 +187,7 @@ class Federation:
             (warn or (lambda text: None))(sentence)
 
     def _restore(self, saved: Checkpoint | None) -> Metrics:
-        """Restore the state of a checkpoint. Returns the metrics that the checkpoint covers."""
+        """Restore the state of checkpoint `saved`, if any. Returns the metrics that it covers."""
         if saved is None:
             return Metrics()
         path = self._folder.path
@@ -318,7 +318,7 @@ class Federation:
         return record
 
     def _apply(self, aggregate: Aggregate) -> int:
-        """Update the weights. Returns the number of reports in the aggregate."""
+        """Update the weights with a round's aggregate. Returns the number of reports in it."""
         self._canaries.saw(aggregate)
         self._weights = self._optimizer.step(self._weights, aggregate.update)
         self._state = aggregate.state
@@ -334,8 +334,8 @@ class Federation:
     def _charge_begun(self) -> Iterator[str]:
         """Charge the cohorts of interrupted rounds. Yields a line for the event log for each round.
 
-        Each round is charged the cost it had when it began, and at once, so that restarting it
-        cannot exceed a limit. Seeded reports are repeated byte for byte and cost nothing more.
+        Each round costs what it cost when it began, and is charged before it restarts, so that a
+        restart cannot exceed a limit. Seeded reports are repeated byte for byte and cost no more.
         """
         if self.job.privacy.randomness == "seeded":
             return
@@ -365,7 +365,7 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round. The checkpoint comes last and covers everything before it."""
+        """Save the round's record, then a checkpoint, which covers everything before it."""
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):

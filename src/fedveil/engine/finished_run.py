@@ -20,7 +20,11 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its metrics (one record per round), trained model, folder and ledger."""
+    """A finished run: its metrics (one record per round), trained model, folder and ledger.
+
+    `stopped` is the reason for an early end, `audit` the result of its canaries, and `others` has
+    the costs by other accounts than the ledger's.
+    """
 
     job: Job
     metrics: list[Record]
@@ -35,7 +39,7 @@ class Run:
     others: Sequence[Line] = ()
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook."""
+        """Return the run as HTML for a notebook."""
         return of_run(read_run(self.folder))
 
     def frame(self) -> Any:
@@ -47,5 +51,5 @@ class Run:
         return DataFrame(self.metrics)
 
     def plot(self, name: str | None = None) -> Any:
-        """Return a plotly figure of the deciding figure, or of the figure `name`, by round."""
+        """Return a plotly figure of one metric by round: `name`, by default the deciding metric."""
         return plotly(read_run(self.folder), name)

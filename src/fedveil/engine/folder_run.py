@@ -12,9 +12,9 @@ from fedveil.record.run_folder import JOB, MODEL
 
 
 def other_than(job: Job, folder: Path) -> list[str]:
-    """Return the differences between `job` and the job of the run in `folder`, if there is one.
+    """Return the settings in which `job` differs from the job of the run in `folder`, if any.
 
-    A number of clients that the run found in its data is not a difference.
+    If that run found its number of clients in its data, this number is no difference.
     """
     if not (folder / JOB).is_file():
         return []
@@ -25,7 +25,7 @@ def other_than(job: Job, folder: Path) -> list[str]:
 
 
 def ended_run(job: Job, folder: Path, progress: Progress | None = None) -> ReadRun:
-    """Return the finished run of a job in a folder. Starts or resumes it if necessary."""
+    """Return the finished run of `job` in `folder`. Starts or resumes the run if necessary."""
     if not (folder / JOB).is_file():
         simulate(job, folder, progress=progress)
     elif not (folder / MODEL).is_file():

@@ -1,4 +1,4 @@
-"""A job's protection and its randomness. Does not import torch, which most callers do not need."""
+"""A job's protection and its randomness. Does not import torch, which few callers need."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ class Deployed:
 
 
 def job_digest(job: Job) -> bytes:
-    """Return a digest of the whole job, which messages, keys and folders are bound to."""
+    """Return a digest of the whole job, to which messages, keys and folders are bound."""
     return hashlib.sha256(job.to_yaml().encode()).digest()
 
 
 def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) -> Protection:
-    """Return the job's protection. Without `deployed`, the simulator's."""
+    """Return the job's protection for updates of `dimension` entries.
+
+    Without `deployed`, it is the simulator's, with keys from the job's seed.
+    """
     outside = Deployed() if deployed is None else deployed
     context = JobContext(
         weighting=job.server.weighting,
@@ -57,14 +60,14 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return `client`, or "one example of" `client` if the privacy unit is an example."""
+    """Name the protected unit: `client`, or "one example of" `client`, as `privacy.unit` says."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
-    """Return what is disclosed without noise and so has no finite epsilon.
+    """Return descriptions of what is sent without noise and so has no finite epsilon.
 
-    `leaves` is True if reports leave a machine.
+    `leaves` is True if reports leave the machine on which they are made.
     """
     said = [BY_SIZE] if job.server.weighting == "by_size" else []
     if job.evaluation.clients:
@@ -79,12 +82,14 @@ def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
 
 
 def report_entropy(job: Job) -> Entropy:
-    """Return the randomness of reports: a keystream from the seed, or the system's."""
+    """Return the randomness of reports: a keystream from the job's seed, or the system's."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training: the job's seed, or that of reports for secret batches."""
+    """Return the randomness of training: from the job's seed, or as for reports if batches are
+    secret.
+    """
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")

@@ -1,4 +1,4 @@
-"""A bundled table of the accuracy that some jobs reached, and at which epsilon."""
+"""A bundled table of measured accuracies: what some jobs reached, and at which epsilon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DECIDE = ("rounds", "clients", "data", "model", "task", "training", "server")
 
 
 class Measured(NamedTuple):
-    """A measured run with these settings, and the command that repeats it."""
+    """A measured run: its settings, its epsilon and accuracy, and the command that repeats it."""
 
     settings: tuple[str, ...]
     epsilon: float
@@ -39,14 +39,14 @@ def table() -> Iterator[Measured]:
 
 
 def measured(job: Job) -> list[Measured]:
-    """Return the measured runs of this job with any amount of noise, smallest epsilon first."""
+    """Return the measured runs that differ from this job at most in their noise, by epsilon."""
     sought = _deciding(job)
     found = (row for row in table() if _deciding(Job.load(None, row.settings)) == sought)
     return sorted(found, key=lambda row: row.epsilon)
 
 
 def _deciding(job: Job) -> dict[str, Any]:
-    """Return the settings that decide the job's accuracy, except for the amount of noise."""
+    """Return the job's settings that decide its accuracy, without the amount of noise."""
     whole, switch = job.model_dump(mode="json"), job.protection
     settings = switch.settings.model_dump(mode="json")
     key = switch.position.cost_key(switch.settings)

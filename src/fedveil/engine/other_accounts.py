@@ -1,15 +1,15 @@
-"""The cost of a run by other accounts than the ledger's, each labelled.
+"""The cost of a run by other accounts than the ledger's, each with a label.
 
 The ledger's lines hold for the replacement of a client's whole data, against an attacker who knows
-who took part, as the server does, and for the rounds that were run. If the results of the rounds
-ended the run, their number was not fixed in advance. The cost of all planned rounds holds anyway.
-For Gaussian noise there are two more lines:
+who took part, as the server does, and for the rounds that were run. If the run ended because of its
+rounds' results, its number of rounds was not fixed in advance. The cost of all planned rounds holds
+even then. For Gaussian noise there are two more lines:
 
 - The cost for a client added or removed instead of replaced, to compare with papers.
-- The cost against an attacker who only gets the models, amplified by sampling. Applies if cohorts
-  are drawn in secret (`clients.sampling: poisson`) and a round releases a noised sum over a
-  constant, whoever took part. Omitted if `privacy.max_epsilon` may end the run, because the end
-  then reveals something about the cohorts.
+- The cost against an attacker who only gets the models, amplified by sampling. This line applies if
+  cohorts are drawn in secret (`clients.sampling: poisson`) and a round releases a noised sum
+  divided by a constant, whoever took part. It is omitted if `privacy.max_epsilon` may end the run,
+  because the end then reveals something about the cohorts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedveil.protections.base import Protection
 
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """Yield the lines for a run of `rounds` rounds. There may be none."""
+    """Yield the lines for a run of `rounds` rounds. Yields nothing if no other account applies."""
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
@@ -55,7 +55,10 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return the noise ratio of a report's Gaussian releases combined, or None for other noise."""
+    """Return the noise ratio of all Gaussian releases of one report together.
+
+    The ratio is that of standard deviation to sensitivity. Returns None for other noise.
+    """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):
         if not isinstance(spent.loss.release, Gaussian):

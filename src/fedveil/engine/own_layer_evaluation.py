@@ -24,17 +24,20 @@ from fedveil.learning.weight_layout import Layout
 def make_test(
     job: Job, model: nn.Module, task: Task, test: Examples, held: HeldOut | None
 ) -> ModelTest:
-    """Return the test of the job's rounds."""
+    """Return the object that tests the model in each round of the job.
+
+    `held` are the clients' held-out examples, if any.
+    """
     if not job.clients.own_layers:
         return ModelTest(model, task, test, job.training.device, held)
     return OwnLayersTest(job, model, task, test, held)
 
 
 class OwnLayersTest(ModelTest):
-    """Averages every figure over the clients that have trained, each with its own layers.
+    """Tests each client's model, with its own layers, and averages every figure over the clients.
 
-    Before any client has trained, the test uses the initial layers. The held-out examples of a
-    client are tested with its own layers.
+    Only clients that have trained count. Before any has trained, the test uses the initial layers.
+    A client's held-out examples are tested with that client's own layers.
     """
 
     def __init__(
@@ -70,7 +73,10 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Return the mean of figures or of lists of figures. A dict is the same for all clients."""
+    """Return the mean of `values`: of numbers, or entry by entry of lists.
+
+    Equal dicts stay as is.
+    """
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)
@@ -78,12 +84,12 @@ def _mean(values: list[Any]) -> Any:
 
 
 def newest(states: ClientStates, client: int, size: int) -> Float32s | None:
-    """Return the newest state of a client, or None."""
+    """Return a client's newest state, of `size` entries, or None if it has none."""
     return states.load(client, 1 << 62, size)
 
 
 def client_model(job: Job, model: nn.Module, states: ClientStates, client: int) -> nn.Module:
-    """Return a copy of the run's model with the client's own layers."""
+    """Return a copy of the run's model in which the client's own layers replace the shared ones."""
     shared = Layout(model).vector()
     found = copy.deepcopy(model)
     way = make_way(job, found)

@@ -28,7 +28,7 @@ _PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprin
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after a complete round."""
+    """The state of a run after a complete round."""
 
     round: int
     metrics_bytes: int
@@ -44,7 +44,7 @@ class Checkpoint:
     best: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:
-        """Replace the folder's checkpoint."""
+        """Save this checkpoint in place of the folder's last one."""
         held = vars(self) | {name: encode(vars(self)[name]) for name in _MESSAGES}
         for name in _RARE:
             if not vars(self)[name]:
@@ -53,10 +53,10 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
-        """Return the folder's checkpoint, or None if the run ended before its first.
+        """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        Its digest is no signature: the caller checks the fields. Raises `RunFolderError` if the
-        checkpoint is missing beside the records of more than `every` rounds.
+        The checkpoint's digest is no signature, so the caller validates the fields. Raises
+        `RunFolderError` if there is no checkpoint but records of more than `every` rounds.
         """
         path = folder.path / LATEST
         if not path.exists():
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if a run that has saved checkpoints would silently start over.
+    """Raise `RunFolderError` if a run whose checkpoint is missing would silently start over.
 
     A checkpoint follows the record of every `every`-th round, so a run that was killed before its
     first checkpoint has at most `every` records.

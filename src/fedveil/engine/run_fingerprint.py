@@ -19,7 +19,7 @@ def run_fingerprint(
 ) -> str:
     """Return a digest of job, model and data. It excludes the number of rounds, which may grow.
 
-    `more` are the engine's own arrays, `model` is the model's fingerprint.
+    `more` are the engine's own arrays. `model` is the model's fingerprint.
     """
     settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

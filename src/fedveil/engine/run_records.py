@@ -12,26 +12,19 @@ from fedveil.pages.read_run import SEVERAL
 from fedveil.privacy.guarantee_word import Promise
 from fedveil.protections.description import Whose
 from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
-from fedveil.record.recorder import LOST, UNUSABLE, Record
+from fedveil.record.recorder import LOST, NEEDED, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 
 #: The key for the number of canaries among a round's clients and reports.
 CANARIES = "canaries"
 
-_NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
-_LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
-NEEDED = {
-    *("round", "void", "unit", "randomness", "in_clear", "rests_on_server"),
-    *LOST, UNUSABLE, *_NUMBERS,
-    *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
-}  # fmt: skip
 #: The key for the trainer's name, if the run knows it.
 TRAINER = "trainer"
 _NOT_FINITE = "not finite"
 
 
 def counted(outcome: Outcome) -> dict[str, Any]:
-    """Return the counts of a round's messages for its record."""
+    """Return how many messages of each kind a round had, for its record."""
     arrived = len(outcome.arrived)
     return {
         "rejected": dict(outcome.rejected),
@@ -47,18 +40,21 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:
-    """Yield an event line if examples consist of several arrays."""
+    """Yield a line for the event log if each example consists of several arrays."""
     if isinstance(shape, dict):
         yield f"{SEVERAL}{', '.join(shape)}"
 
 
 def without_report(record: Record) -> str | None:
-    """Return why a round's aggregate has no usable report, or None if it has one."""
+    """Return why no usable report is in a round's aggregate, or None if there is one."""
     return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return why a run has no result: no round had a usable report. Returns None if one had."""
+    """Return why a run has no result, or None if some round had a usable report.
+
+    `stopped` is the reason for the run's early end, if it ended early.
+    """
     if any(_usable(record) for record in records):
         return None
     if not records:
@@ -70,7 +66,7 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
 
 
 def all_failed(number: int, reason: str) -> str:
-    """Return the reason for ending a run after a round in which every client failed."""
+    """Return why a run ends after round `number`, in which every client failed for `reason`."""
     said = f"every client of round {number} failed: {reason}"
     return f"{said}; resuming fails again until this is fixed"
 
@@ -81,7 +77,7 @@ def check(records: Sequence[Record], rounds: int) -> None:
         raise MessageInvalid(f"it has {len(records)} records after {rounds} rounds")
     for number, record in enumerate(records, start=1):
         quality = {LOSS, *measures(record)}
-        if not set(record) >= NEEDED or quality & set(record) not in (set(), quality):
+        if not set(record) >= set(NEEDED) or quality & set(record) not in (set(), quality):
             raise MessageInvalid(f"the record of round {number} lacks a key")
         several = [name for name, value in record.items() if isinstance(value, list)]
         wrong = [name for name, value in record.items() if not _fits(name, value)]
@@ -121,7 +117,7 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _is_one(name: str) -> bool:
-    """Return True if the key `name` holds a single figure in every record."""
+    """Return True if the record key `name` always holds a single number."""
     return (name in NEEDED and name != "in_clear") or name.startswith("seconds_")
 
 

@@ -20,10 +20,11 @@ class ServerOptimizer:
         momentum:  m = momentum * m + d;               w += lr * m
         adam:      m = b1 * m + (1 - b1) * d;  v = b2 * v + (1 - b2) * d^2
         yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
-                   both                                w += lr * m / (sqrt(v) + tau)
+                   adam and yogi                       w += lr * m / (sqrt(v) + tau)
 
-    d is the aggregate. As in the paper, there is no bias correction, and v starts at tau^2. Buffers
-    always take the mean of the clients' values: w += d.
+    w are the weights, d is the aggregate, m and v are its first and second moment. As in the paper,
+    there is no bias correction, and v starts at tau^2. Buffers always take the mean of the clients'
+    values: w += d.
     """
 
     def __init__(self, settings: ServerSettings, trainable: npt.NDArray[np.bool_]) -> None:
@@ -39,8 +40,8 @@ class ServerOptimizer:
     def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
         """Return the new global weights.
 
-        Raises `RoundVoid`, and changes nothing, if weights or moments would not be finite: no
-        client could train from them again.
+        Raises `RoundVoid`, and changes nothing, if a weight or moment would not be finite: no
+        client could train from such weights.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             moved, moments = self._direction(aggregate)
@@ -53,7 +54,7 @@ class ServerOptimizer:
         return new
 
     def _direction(self, d: Vector) -> tuple[Vector, dict[str, Vector]]:
-        """Return the change of the weights, and the new moments."""
+        """Return the change of the weights for the aggregate `d`, and the new moments by name."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -75,7 +76,10 @@ class ServerOptimizer:
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Restore the moments from a checkpoint. Raises `MessageInvalid` if they do not match."""
+        """Restore the moments of a checkpoint.
+
+        Raises `MessageInvalid` if they do not fit this optimiser.
+        """
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape
@@ -88,10 +92,11 @@ class ServerOptimizer:
 
 
 class VariateOptimizer(ServerOptimizer):
-    """SCAFFOLD: the model and the clients' mean control variate in one vector.
+    """SCAFFOLD: updates the model and the clients' mean control variate, in one vector.
 
-    The variate moves by the clients' reported changes: c += share / unit * d, where `share` is the
-    share of clients in a round and `unit` the unit of their reports.
+    The mean variate c changes by the mean d of the clients' reported changes: c += share / unit *
+    d. `share` is the share of all clients that a round asks, and `unit` the factor of reported
+    changes.
     """
 
     def __init__(
@@ -109,7 +114,11 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DynamicOptimizer(ServerOptimizer):
-    """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d."""
+    """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
+
+    w are the weights, d is the aggregate, h the server's state, and `share` the share of all
+    clients that a round asks.
+    """
 
     def __init__(
         self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], share: float, alpha: float
@@ -124,7 +133,7 @@ class DynamicOptimizer(ServerOptimizer):
 
 
 def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimizer:
-    """Return the server's half of the job's algorithm."""
+    """Return the server's optimiser for the job's algorithm. `trainable` is False for buffers."""
     share = job.clients_per_round / (job.clients.number or 1)
     if job.training.algorithm == "scaffold":
         return VariateOptimizer(job.server, trainable, share, job.training.lr)

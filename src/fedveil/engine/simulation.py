@@ -82,9 +82,10 @@ def resume(
 ) -> Run:
     """Resume an interrupted run after its last complete round.
 
-    The run's own job file is used, and an edited one is refused. `rounds` extends the run. With
-    seeded randomness the run ends with the same bytes as without the interruption. `progress` is
-    called with the old records first, `callbacks` are not.
+    The run's own job file is used. It is refused if it was edited. `rounds` is a new, larger number
+    of rounds. With seeded randomness the run ends with the same bytes as without the interruption.
+    `progress` is called with the records of earlier rounds first; `callbacks` are not called with
+    them.
     """
 
     def load(path: Path) -> Job:
@@ -110,7 +111,7 @@ def _watched(
 
 
 class Simulator(Engine):
-    """Simulates all clients on this machine. Each has its part of the partitioned data."""
+    """Simulates all clients on this machine. Each client has its part of the partitioned data."""
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False
@@ -122,9 +123,9 @@ class Simulator(Engine):
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Partition the examples.
+        """Partition the examples, and return the job with its number of clients.
 
-        Sets the number of clients to the data's owners if the job has none.
+        If the job names no number, it is the number of owners in the data.
         """
         self._starting("distributing the examples among the clients")
         self._dataset = dataset
@@ -132,12 +133,12 @@ class Simulator(Engine):
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
     def check(self, job: Job, shape: ModelShape) -> str:
-        """Return the trainer's name. Raises if no trainer fits the model."""
+        """Return the trainer's name. Raises an error if no trainer fits the model."""
         model = whole(make_model(job, shape))
         return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """Try a batch of some client's examples."""
+        """Train the model on a batch of some client's examples."""
         self._starting("trying a batch")
         if self._dataset.train.usable is None:
             batches = batches_of(job, self._dataset, self._partition)
@@ -150,20 +151,22 @@ class Simulator(Engine):
         return make_protection(job, dimension)
 
     def held_out(self) -> HeldOut | None:
-        """Return the examples that clients hold out, or None."""
+        """Return the examples that each client holds out, or None if clients hold out none."""
         tested, train = self._tested, self._dataset.train
         if tested is not None and train.usable is not None:
             tested = tested.only(train.usable)
         return None if tested is None else HeldOut(train, tested)
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return the training examples and their partition."""
+        """Yield the arrays of the training examples and of their partition."""
         train, split = self._dataset.train, self._partition
         found = (train.x, train.y, split.indices, split.offsets)
         return found if train.usable is None else (*found, train.usable)
 
     def describe(self) -> Iterable[str]:
-        """Yield the sizes of the clients' parts, and the names of inputs if there are several."""
+        """Yield the sizes of the clients' parts, and the examples' input names if there are
+        several.
+        """
         yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
         yield from several_inputs(self._dataset.example_shape)
 

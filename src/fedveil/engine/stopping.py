@@ -35,7 +35,7 @@ class Stopping:
         self._best: tuple[int, Float32s] | None = None
 
     def why(self, records: Sequence[Record]) -> str | None:
-        """Return the reason for stopping after these records, or None to continue."""
+        """Return the reason to stop after these records, or None to continue."""
         settings, tested = self._settings, list(self._tested(records))
         if not tested:
             return None
@@ -54,26 +54,32 @@ class Stopping:
         return None
 
     def saw(self, records: Sequence[Record], weights: Float32s) -> None:
-        """Save the weights if the last record is the best so far."""
+        """Keep `weights` if the last record is the best so far."""
         best = self._best_round(records)
         if best is not None and best == records[-1]["round"]:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the run's final weights, and a sentence if they are not the last round's."""
+        """Return the run's final weights, and a sentence if they are not those of the last round.
+
+        `weights` are those of the last round.
+        """
         if self._best is None:
             return weights, None
         round, best = self._best
         return best, f"the model is that of round {round}, the best one tested"
 
     def state(self) -> Message:
-        """Return the best model for a checkpoint."""
+        """Return the best model so far for a checkpoint."""
         if self._best is None:
             return {}
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Restore the best model from a checkpoint. Its round must be the best of `records`."""
+        """Restore the best model from a checkpoint.
+
+        Raises an error unless its round is the best.
+        """
         best = self._best_round(records)
         if best is None:
             only_fields(state)
@@ -84,19 +90,21 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def _best_round(self, records: Sequence[Record]) -> int | None:
-        """Return the first best round, or None if no model is kept or no round was tested."""
+        """Return the first of the best rounds. None if no model is kept or no round was tested."""
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None
 
     def _metric(self, record: Record) -> tuple[str, Better]:
-        """Return the deciding figure of a tested record, and whether higher or lower is better."""
+        """Return the name of a tested record's deciding metric, and whether higher or lower is
+        better.
+        """
         name, known = self._settings.metric, {LOSS: "lower", **measures(record)}
         if name is None:
             return deciding(record)
         return name, "lower" if known[name] == "lower" else "higher"
 
     def _tested(self, records: Sequence[Record]) -> Iterator[tuple[int, float]]:
-        """Yield each tested round and its figure. The sign is set so that higher is better."""
+        """Yield each tested round and its deciding metric, negated if lower is better."""
         for record in records:
             if LOSS in record:
                 name, better = self._metric(record)

@@ -1,4 +1,4 @@
-"""Solves for the parameter of a protection that gives a whole run a target epsilon."""
+"""Solves for the parameter of a protection with which a whole run has a target epsilon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIGITS = 4
 
 
 class Solved(NamedTuple):
-    """The keys to set in the job, the solved one last, and the resulting protection."""
+    """The job's keys to set, with the solved one last, and the protection that they give."""
 
     keys: dict[str, Any]
     protection: Protection
@@ -34,13 +34,13 @@ class Solved(NamedTuple):
         return float(list(self.keys.values())[-1])
 
     def __str__(self) -> str:
-        """Return the keys as command-line options."""
+        """Return the keys and values as command-line options."""
         shown = ((key, "null" if value is None else value) for key, value in self.keys.items())
         return " ".join(f"--set {key}={value}" for key, value in shown)
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
-    """Return the forecast cost of a whole run for a client in every round."""
+    """Return the forecast cost of `rounds` rounds for a client that takes part in all of them."""
     spending = protection.spending(protection.initial_state())
     figures = project(spending, rounds, delta, adaptive=protection.adaptive)
     figure = figures["run_every_round"]
@@ -49,18 +49,18 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """Return the job's key of the parameter that decides the cost of a report, or None."""
+    """Return the job key of the parameter that decides what a report costs, or None."""
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
 
 def solve(job: Job, protection: Protection, target: float) -> Solved:
-    """Find the most costly value of the parameter for a run that costs at most `target`.
+    """Find the parameter's most costly value with which a run costs at most epsilon `target`.
 
-    The value has four digits. The cost is the ledger's forecast at the job's delta, for a client in
-    every round. Everything else in the job stays the same, except that clients are weighted equally
-    if they were not. An adaptive run also gets `target` as its total: its rounds may cost more than
-    the first, so the forecast is no bound.
+    The value has four significant digits. The cost is the ledger's forecast at the job's delta, for
+    a client in every round. Everything else in the job stays the same, except that clients are
+    weighted equally if the noise requires it. An adaptive run also gets `target` as its total:
+    later rounds may cost more than the first, so the forecast is no bound.
     """
     target = positive("target epsilon", target)
     key, place = protection.cost_key(protection.settings), key_of_cost(protection)
@@ -111,7 +111,10 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def _with(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with another value of its parameter. Raises if the value is refused."""
+    """Return the protection with its parameter set to `value`.
+
+    Raises an error for a refused value.
+    """
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 
@@ -124,10 +127,11 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], bool], key: CostKey, start: float) -> float | None:
-    """Return the most costly value that fits, rounded to a few digits, or None if none fits.
+    """Return the most costly value for which `fits` is True, rounded to a few digits.
 
-    A value outside the parameter's allowed range does not fit. `cost` grows with the cost of a
-    report: it is the parameter, or 1 over it.
+    Returns None if there is none. A value outside the parameter's allowed range does not fit. The
+    search starts at `start`. Its variable, `cost`, grows with the cost of a report: it is the
+    parameter, or 1 over it.
     """
 
     def at(cost: float) -> float:

@@ -12,7 +12,7 @@ from fedveil.record.recorder import Record
 
 
 class MLflow(Callback):
-    """Logs to MLflow. Without MLFLOW_TRACKING_URI it writes to the run's folder."""
+    """Logs to MLflow. Without the variable MLFLOW_TRACKING_URI it writes to the run's folder."""
 
     def __init__(self) -> None:
         try:
@@ -36,7 +36,10 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Logs to Weights & Biases. Without WANDB_MODE it writes to the run's folder, offline."""
+    """Logs to Weights & Biases.
+
+    Without the variable WANDB_MODE it writes to the run's folder, offline.
+    """
 
     def __init__(self) -> None:
         try:
@@ -65,7 +68,7 @@ class WandB(Callback):
 
 
 def _figures(record: Record) -> dict[str, float]:
-    """Return the numbers of a record."""
+    """Return a record's numbers, by name."""
     numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "round"}
     return {name: float(value) for name, value in numbers.items()}
 

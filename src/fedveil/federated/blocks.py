@@ -103,7 +103,7 @@ class DataSettings(Block):
 
     @property
     def may_have_owners(self) -> bool:
-        """True if the data set has owners, or is a function that may return them."""
+        """True if the data set has owners, or is a user's function that may return some."""
         return self.name in self.OWNED or is_function(self.name)
 
 
@@ -245,7 +245,7 @@ class DeploymentSettings(Block):
 
 
 class RecordSettings(Block):
-    """Records beside the run folder's own files."""
+    """Records that are written in addition to the run folder's own files."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
     callbacks: list[ClassName] = Field(
@@ -273,7 +273,7 @@ class CheckpointSettings(Block):
 
 
 class JobFields(CheckedJob):
-    """A job's keys and the properties that follow. `Job` adds the rules between the keys."""
+    """A job's keys, and properties computed from them. `Job` adds the rules between the keys."""
 
     name: RunName = Field("digits-lenet", description="name of the run")
     seed: int = Field(0, ge=0, description="seed of everything random in a seeded run")
@@ -301,7 +301,10 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Set the keys whose default depends on another key. The job is frozen afterwards."""
+        """Set the keys whose default depends on another key.
+
+        The job cannot be changed afterwards.
+        """
         try:
             _ = self.protection.settings
         except InvalidValue as error:
@@ -316,7 +319,7 @@ class JobFields(CheckedJob):
 
     @property
     def secret_turns(self) -> bool:
-        """True if each client draws for itself in which rounds it takes part."""
+        """True if each client decides in secret in which rounds it takes part."""
         return self.clients.sampling == "poisson" and self.protection.position.secret_turns
 
     @property
@@ -326,7 +329,7 @@ class JobFields(CheckedJob):
 
     @property
     def own_names(self) -> list[str]:
-        """The configured names that may belong to the user's own code."""
+        """The values of the job's keys that may name the user's own code."""
         named = [self.model, self.data.name, self.task, self.protection.name]
         named += [self.training.lr_schedule, *self.record.callbacks]
         return [name for name in named if name not in TRACKERS]
@@ -335,8 +338,8 @@ class JobFields(CheckedJob):
     def clients_per_round(self) -> int:
         """The number of clients that a round draws: round(fraction * number), at least 1.
 
-        Under `clients.sampling: poisson` it is the expected number, or all clients if each draws
-        its own turn.
+        Under `clients.sampling: poisson` it is the expected number. If each client draws its own
+        turns, it is the number of all clients.
         """
         if self.clients.number is None:
             raise InvalidValue(
@@ -348,7 +351,9 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The numbers of all clients and of a round's clients, with canaries, as far as known."""
+        """The number of all clients and that of a round's clients, both with canaries, as far as
+        known.
+        """
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)

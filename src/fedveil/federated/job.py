@@ -25,19 +25,23 @@ class Job(JobFields):
 
     @property
     def warnings(self) -> list[str]:
-        """The settings that are allowed but probably not intended, one sentence each."""
+        """Sentences about settings that are allowed but probably not intended."""
         return RULES.advice(self)
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
-        """Load a job from `path`. A file of MindSpore Federated is recognised by its keys."""
+        """Load a job from `path`, with `overrides` (`key=value`) on top. Without a path, the
+        default job.
+
+        A MindSpore Federated file is recognised by its keys.
+        """
         return cls.load_with_notes(path, overrides)[0]
 
     @classmethod
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job like `load`, and return it with notes about a MindSpore Federated file."""
+        """Load a job as `load` does, and return it with notes about a MindSpore Federated file."""
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -55,9 +59,11 @@ class Job(JobFields):
     def translated(
         cls, data: Mapping[str, Any], overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Return the job that MindSpore Federated settings describe, and notes about them.
+        """Return the job that the MindSpore Federated settings `data` describe, and notes about
+        them.
 
-        Raises `JobError` with problems that use the names of MindSpore Federated's keys.
+        Raises `JobError` if there are problems, which are reported under MindSpore Federated's
+        names.
         """
         translation = mindspore.Translation(data, cls.model_fields)
         try:
@@ -70,13 +76,16 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, as counted in its data. Checks the job again."""
+        """Return this job with `number` clients, as counted in its data.
+
+        The job is validated again.
+        """
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)
 
     def with_rounds(self, number: int) -> Job:
-        """Return this job with `number` rounds. Raises `JobError` if that is fewer than it has."""
+        """Return this job with `number` rounds. Raises `JobError` if the job has more than that."""
         if number < self.rounds:
             raise JobError(
                 [
@@ -94,9 +103,9 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with the parameters that the job has for it.
+        """Return this job under another protection, with the parameters that it sets for that one.
 
-        Clients get the default weighting of that protection.
+        Clients get the default weighting of the new protection.
         """
         data = self.model_dump()
         del data["server"]["weighting"]

@@ -14,17 +14,23 @@ from fedveil.settings.allowed import shown
 
 
 def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
-    """Return True if more of a file's top keys are MindSpore Federated's than fedveil's."""
+    """Return True if more of a file's top-level keys are MindSpore Federated's than fedveil's.
+
+    `ours` are the top-level keys of a fedveil job.
+    """
     theirs = {key.partition(".")[0] for key in keys.KEYS}
     theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
     return len(theirs & set(data)) > len(set(ours) & set(data))
 
 
 class Translation:
-    """One pass over MindSpore Federated settings. Fills `native`, in fedveil's keys, and notes."""
+    """A translation of MindSpore Federated settings into `native`, fedveil's keys, with notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, the mapping in the file. `ours`: the top keys of a fedveil job."""
+        """Translate `data`, the mapping in the file.
+
+        `ours` are the top-level keys of a fedveil job.
+        """
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []
@@ -56,7 +62,11 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return the problems with the keys at their start replaced by the file's own spelling."""
+        """Return `problems` under the file's own names for the keys with which they begin.
+
+        `overridden` are keys that were set beside the file; they keep fedveil's names. Problems
+        with keys that the translation has already reported are left out.
+        """
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
         parted = [problem.partition(" ") for problem in problems]
         return [
@@ -108,7 +118,7 @@ class Translation:
         self._names[ours] = self._written.get(theirs, theirs)
 
     def _either(self, key: str, alias: str) -> tuple[str, Any]:
-        """Return a setting that has two names: the name that the file uses, and its value."""
+        """Return the name under which the file has a setting, `key` or `alias`, and its value."""
         given = [name for name in (key, alias) if name in self._theirs]
         values = [_folded(self._theirs[name]) for name in given]
         if values[1:] != values[:-1]:
@@ -236,5 +246,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _folded(value: Any) -> Any:
-    """Return a word in upper case, since words match in any case. Return other values unchanged."""
+    """Return a text in upper case, because case does not matter in MindSpore.
+
+    Others are unchanged.
+    """
     return value.upper() if isinstance(value, str) else value

@@ -18,7 +18,10 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection and the parameters of all. Blocks of others have no effect."""
+    """The chosen protection, and the parameters of all of them.
+
+    Only the chosen one's block has an effect.
+    """
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -30,7 +33,10 @@ class Switch(Choice):
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """Return the block of the protection `word`. It is `own` for a user's own protection."""
+        """Return the name of the settings block of the protection `word`.
+
+        It is `own` for a user's own protection.
+        """
         return cls.BLOCKS.get(word, Protection.block)
 
     @property
@@ -40,7 +46,7 @@ class Switch(Choice):
 
     @property
     def settings(self) -> Settings:
-        """The active parameters. Raises `JobError` if they are invalid."""
+        """The parameters of the chosen protection. Raises `JobError` if they are invalid."""
         kind, block = self.position.settings_type, self.position.block
         held = {} if block is None else getattr(self, block)
         if isinstance(held, Settings):
@@ -69,7 +75,9 @@ class Switch(Choice):
 
 
 def _blocks() -> dict[str, Any]:
-    """Return a field for each block of the built-in protections, and one for those of others."""
+    """Return a settings field for each built-in protection's block, and one for users'
+    protections.
+    """
     fields: dict[str, Any] = {}
     for block in filter(None, (position.block for position in POSITIONS.values())):
         users = [position for position in POSITIONS.values() if position.block == block]

@@ -14,8 +14,8 @@ MetricName = Annotated[str, text("the name of a figure in the rounds' records", 
 class StoppingSettings(Block):
     """When a run stops before its last round, and which model it saves.
 
-    Choosing a model by the test examples makes their figures too good. Use other examples to judge
-    such a model.
+    Choosing a model by its results on the test examples makes these results too good. Use other
+    examples to judge the chosen model.
     """
 
     metric: MetricName | None = Field(

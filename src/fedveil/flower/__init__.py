@@ -1,13 +1,13 @@
 """fedveil's protections inside any Flower app that uses the Message API, in two lines.
 
-app = ClientApp(mods=[ProtectMod()])
-strategy = ProtectedStrategy(FedAvg(...), protection="signds")
+    app = ClientApp(mods=[ProtectMod()])
+    strategy = ProtectedStrategy(FedAvg(...), protection="signds")
 
 app/      such an app: the client's side (mod.py), the server's (strategy.py), and between them
           the settings, the offer of a round, its arrays and the metrics sent in clear
 job/      a fedveil job on Flower: the app that `fedveil deploy` writes, its server and clients
 
-Shared by both:
+Both use:
 
 exchange.py      one exchange over Flower's grid, reply by reply
 records.py       a fedveil message in Flower's records, and back

@@ -1,4 +1,4 @@
-"""The last round whose update has left a client, in a file that no server can reset."""
+"""The last round whose update has left a client, saved in a file that no server can reset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.protections.last_answered import Answered
 
 
 class AnsweredFile(Answered):
-    """A file that stores the number on disk before the update leaves, and survives every restart.
+    """Saves the round's number on disk before the update leaves. The number survives every restart.
 
     If several processes try to answer one round, only one succeeds.
     """

@@ -18,10 +18,11 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages. Yields each client's number and reply until all arrived or time is up.
+    """Send the messages. Yields each client's number and reply, until all have arrived or time is
+    up.
 
-    A client whose message the grid could not accept has the reply None, and is yielded first. One
-    that does not reply in time is not yielded. At most `BATCH` replies are in memory at once:
+    A client whose message the grid could not accept is yielded first, with the reply None. A client
+    that does not reply in time is not yielded. At most `BATCH` replies are in memory at once, while
     Flower's own `send_and_receive` returns a list of all of them.
     """
     pushed = set(grid.push_messages(messages))

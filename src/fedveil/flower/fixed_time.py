@@ -1,4 +1,4 @@
-"""Answers that leave at a fixed time after the request, however long they take to make.
+"""Answers that leave at a fixed time after the request, however long the client works on them.
 
 Training time may depend on a client's examples, and on the weights, which the server chooses.
 """
@@ -18,7 +18,10 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that always takes `seconds` seconds, even on errors. None sets no time."""
+    """A context that always lasts `seconds` seconds, even if an error is raised.
+
+    None: no fixed time.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -38,9 +41,8 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        Raises `ClientWithheld` if it is late.
-
-        A late `train` is not ended, and its result is discarded.
+        Raises `ClientWithheld` if `train` takes too long. It then runs on, and its result is
+        discarded.
         """
         if self._seconds is None:
             return train()
@@ -58,7 +60,7 @@ class FixedTime:
 
 
 class _Work(threading.Thread, Generic[T]):
-    """A call in a daemon thread, which does not keep the process alive."""
+    """A function call in a daemon thread, which does not keep the process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(daemon=True)

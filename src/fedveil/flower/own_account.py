@@ -1,8 +1,8 @@
 """A client's own account of its reports, which no server can reset.
 
-An account is a file of the client's own. Only one process at a time changes it, and it is on disk
-before the training that it counts begins. Nothing later, including a killed process, takes a charge
-back.
+An account is a file on the client's machine. Only one process at a time changes it. A charge is on
+disk before the training that it pays for begins. Nothing later, not even a killed process, takes a
+charge back.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ from typing import Any
 
 from fedveil.base.files import alone
 from fedveil.base.message import Message, Value, decode, encode
-from fedveil.errors import ClientWithheld, DeploymentError, FedveilError, MessageInvalid
+from fedveil.errors import (
+    ClientWithheld,
+    DeploymentError,
+    FedveilError,
+    InvalidValue,
+    MessageInvalid,
+)
 from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.privacy.ledger import Ledger
-from fedveil.protections.base import Spending
+from fedveil.protections.base import Protection, Spending, State
 
 _PARTS = ("alike.", "any.")
 _ME = 0
+#: A server compares exact decimal sums with a total. Sums here may be above by this factor.
+_ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """Count one more requested report of a job. Raises `ClientWithheld` beyond `limit` of them.
+    """Count one more requested report of a job. Raises `ClientWithheld` if that exceeds `limit`.
 
-    The account is a number. A report that promises nothing by itself is not counted: it has no loss
-    to limit.
+    The account is only a number. A report whose loss is infinite is not counted, since nothing
+    limits it.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -41,13 +49,33 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
         OwnFile(path).write(str(given + 1).encode())
 
 
+def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
+    """Return the limit that a protection's own settings put on a client's whole run, if any."""
+    key = kind.cost_key(settings)
+    total = getattr(settings, key.total) if key is not None and key.total else None
+    return [] if total is None else [(total * _ROUNDING, 0.0)]
+
+
+def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
+    """Return what the report costs that an untrusted message asks for.
+
+    If the cost depends on how many clients survive a round, it is that of all of them, as in the
+    account of a server that follows the protocol. Raises `MessageInvalid`.
+    """
+    state: State = {**protection.initial_state(), **asked}
+    try:
+        return protection.spent(state, protection.context.clients_per_round)
+    except InvalidValue as error:
+        raise MessageInvalid(f"the opening's {error}") from None
+
+
 class OwnLedger:
     """The cost of a client's reports in one run of a Flower app.
 
-    It numbers the reports by itself: the server's rounds may repeat or skip numbers. While all
-    reports cost equally much, the server decides only their number, and they are composed. Once
-    they differ, it may have chosen them in view of earlier ones, so they add up plainly, in epsilon
-    and in delta.
+    The account numbers the reports itself, because the server's rounds may repeat or skip numbers.
+    While all reports cost the same, the server decides only how many there are, and their losses
+    are composed. Once costs differ, the server may have chosen them in view of earlier reports, so
+    epsilons and deltas are simply added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,9 +87,10 @@ class OwnLedger:
         limits: Sequence[tuple[float, float]],
         in_clear: Sequence[str] = (),
     ) -> None:
-        """Charge one more requested report, and the values sent in clear beside it.
+        """Charge one more requested report, and record the values sent in clear with it.
 
-        Raises `MessageInvalid`, and charges nothing, if the report would exceed a limit.
+        Raises `MessageInvalid`, and charges nothing, if the report would exceed one of `limits`,
+        pairs of epsilon and delta.
         """
         with alone(self._path):
             reports, (alike, any_) = self._read()
@@ -72,7 +101,7 @@ class OwnLedger:
             self._write(reports + 1, (alike, any_))
 
     def note(self, in_clear: Sequence[str]) -> None:
-        """Record values that are sent in clear, without a report."""
+        """Record values that are sent in clear without a report."""
         with alone(self._path):
             reports, ledgers = self._read()
             for ledger in ledgers:

@@ -1,8 +1,8 @@
-"""A file of a client's own that was edited, deleted or replaced by an older copy is refused.
+"""A client's own file. It is refused if it was edited, deleted or replaced by an older copy.
 
 One file of the folder, `folder.seal`, has a digest of every other file's content, and a keyed
-digest of all of that. The key is a file of the same folder. A program that cannot read the key
-cannot make a seal, and no file can be deleted or set back as long as another one is not. Whoever
+digest of all these digests. The key is a file of the same folder. A program that cannot read the
+key cannot make a seal, and no file can be deleted or set back without the others. A program that
 may read and write the whole folder can still set all of it back at once.
 """
 
@@ -28,11 +28,11 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
-    """A sealed file in a client's state folder. Of several processes, one may write at a time.
+    """A sealed file in a client's state folder. Only one process at a time may write it.
 
-    `folder` is the folder with the seal, the file's own by default. The seal names the content
-    before and after a write until the write is done: a process that is killed in between leaves a
-    file that is accepted.
+    `folder` is the folder with the seal, by default the file's own folder. During a write, the seal
+    accepts the content before and the content after it, so a file is still accepted if the writing
+    process is killed.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -54,7 +54,10 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content. Raises `DeploymentError` if the present one is not as sealed."""
+        """Replace the content.
+
+        Raises `DeploymentError` if the current content does not match the seal.
+        """
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
@@ -67,16 +70,18 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of the sealed files in `folder`, which may have been deleted."""
+    """Return the names of the files in `folder` that the seal in `seals` lists, deleted ones
+    included.
+    """
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
 
 
 class _Seals:
-    """The digests that the files of a folder must have, before and after the last write.
+    """The digests that the files of a folder may have: before and after their last write.
 
-    The first use makes an empty list and then the key: a list without files needs no key.
+    The first use creates an empty list and then the key, since a list without files needs no key.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +89,7 @@ class _Seals:
         self._key_file = folder / KEY
 
     def read(self) -> dict[str, tuple[bytes, bytes]]:
-        """Return both digests of every file, by its path in the folder."""
+        """Return the two accepted digests of every file, by the file's path in the folder."""
         with alone(self.path):
             return self._read()
 
@@ -104,7 +109,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Replace the digests of a file, or forget them."""
+        """Replace the digests of the file `name`. None removes them."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

@@ -1,7 +1,7 @@
 """A fedveil message in Flower's records, and back.
 
-A message travels as the bytes of its one encoding in a ConfigRecord of its own. Nothing else may
-accompany it, so that nothing leaves a client unnoticed, and the length of those bytes is the upload
+A message is sent as the bytes of its one encoding, in a ConfigRecord of its own. Nothing else may
+be in the records. So nothing leaves a client unnoticed, and the length of those bytes is the upload
 size in every table.
 """
 
@@ -29,17 +29,20 @@ def to_records(message: Message) -> RecordDict:
 
 
 def encoded_records(message: bytes) -> RecordDict:
-    """Return the records of an encoded message."""
+    """Return the records that contain an encoded message."""
     return RecordDict({MESSAGE: ConfigRecord({_FIELD: message})})
 
 
 def common_record(common: Message) -> ConfigRecord:
-    """Return the record of an engine's fields for all clients. One object serves all messages."""
+    """Return the record with the engine's fields for all clients.
+
+    One object serves all messages.
+    """
     return ConfigRecord({_FIELD: encode(common)})
 
 
 def addressed_records(client: int, message: bytes, common: ConfigRecord) -> RecordDict:
-    """Return an engine's records for `client`: the encoded message, and the common fields."""
+    """Return the records of a message to `client`: the encoded message, and the common fields."""
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client})})
     records[COMMON] = common
@@ -52,7 +55,7 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
-    """Return the addressee, the message, and the common fields. Raises `MessageInvalid`."""
+    """Return the client's number, the message, and the common fields. Raises `MessageInvalid`."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     only_fields(address, "client")
     return take(address, "client", int), message, common
@@ -64,7 +67,9 @@ def encoded_message(records: RecordDict) -> bytes:
 
 
 def check_report(protection: Protection) -> None:
-    """Refuse reports that records cannot carry: Flower can cut only arrays."""
+    """Raise an error if the protection's reports are too long: Flower can send only arrays in
+    parts.
+    """
     what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
     check_carried(what, protection.longest_report())
 

@@ -1,10 +1,10 @@
-"""A client's encrypted state between the messages of a round, given out once and then erased.
+"""A client's encrypted state between the messages of a round. It is given out once, then erased.
 
 Flower starts a new process for every message and hands it the client's context. The state lies in
 that context as an encrypted record. Its key lies in a file that only the client's user can read, in
 a folder of the client's own. Each state has its own key, and a process that loads the state removes
-the key first: two processes cannot both resume from one state, an older record cannot replace a
-newer one, and a record that outlives its round is noise.
+the key first. So two processes cannot both resume from one state, an older record cannot replace a
+newer one, and a record that outlives its round cannot be decrypted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NONCE = bytes(12)
 
 
 class StateFolder:
-    """A folder of a client's own. Created if missing, and refused if others can read it."""
+    """A client's own folder. It is created if missing, and refused if other users can read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,15 +53,16 @@ class StateFolder:
             )
 
     def file(self, job: bytes, client: int, kind: str) -> Path:
-        """Return the path of a file of this kind, for one client in one job."""
+        """Return the path of the file of this kind, for one client in one job."""
         name = hashlib.sha256(b"fedveil client state" + job).hexdigest()[:16]
         return self.path / f"{name}-{client}.{kind}"
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the folder that a node names, or one in memory if the system gives users one.
+        """Return the folder `named` in the node configuration, by default one in memory if
+        possible.
 
-        A node that is restarted needs no key of a finished round.
+        A restarted node needs no key of an earlier round.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if not named and runtime and Path(runtime).is_dir():
@@ -70,7 +71,10 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder that a node names, or one on disk: accounts survive restarts."""
+        """Return the folder `named` in the node configuration, by default one on disk.
+
+        Accounts survive restarts there.
+        """
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -78,7 +82,7 @@ class StateFolder:
 
 
 class SealedState:
-    """One client's state in one job. `records` are those of its context."""
+    """One client's state in one job. `records` are those of the client's context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")
@@ -86,7 +90,10 @@ class SealedState:
         self._records = records
 
     def take(self, round: int) -> Message | None:
-        """Return and delete the state that was saved for this round. Returns None without one."""
+        """Return the state that was saved for this round, and delete it.
+
+        Returns None if there is none.
+        """
         sealed = self._records.pop(_RECORD, None)
         key = self._take_key()
         if key is None or not isinstance(sealed, ConfigRecord):
@@ -118,7 +125,7 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the key, no longer readable by other processes. Returns None without one."""
+        """Return the key, and remove it for other processes. Returns None if there is none."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

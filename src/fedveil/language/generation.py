@@ -63,7 +63,7 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model continues a text: `assist` is among its `assists`, under GENERATE."""
+    """A task whose model can continue a text: its `assists` has an entry for GENERATE."""
 
     tokenizer: Tokenizer
 
@@ -99,7 +99,7 @@ class Request:
 class Continuation:
     """The bytes that follow a prompt.
 
-    `vectors` is the number of token vectors sent, each token's at most `times` times.
+    `vectors` is the number of token vectors sent. A token's vector is sent at most `times` times.
     """
 
     text: bytes
@@ -110,10 +110,11 @@ class Continuation:
 def generate(
     folder: str | Path, request: Request, tell: Tell = lambda piece: None, *, encoded: bool = False
 ) -> tuple[Continuation, SplitModel]:
-    """Continue a prompt with the model in a run folder, with all parties in this process.
+    """Continue the request's prompt with the model in a run folder. All parties are in this
+    process.
 
-    `tell` is called with the bytes of every new token. The result is reproducible if the request is
-    seeded and the run's randomness is too. `encoded` is as in `train`.
+    `tell` is called with the bytes of every new token. The result is reproducible if both the
+    request and the run are seeded. `encoded` is as in `train`.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -132,10 +133,10 @@ def generate(
 
 
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
-    """Return the leader's side of a session between machines, as `write` with its run's objects.
+    """Return the leader's side of a session between machines: `write` with the run's objects.
 
-    No bytes are reported before the end: a session may be restarted, and its reports are then drawn
-    again.
+    The continuation is only reported at the end, because a session may be restarted, and its
+    EmbeddingDP reports are then drawn again.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -169,17 +170,20 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
 def write(
     party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
 ) -> Exchange[Continuation | None]:
-    """Run the leader's side: continue the prompt. Reports are drawn from `noise`."""
+    """Run the leader's side: continue the prompt. EmbeddingDP reports are drawn from `noise`."""
     return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: evaluate its layers until the leader has enough."""
+    """Run the follower's side: evaluate its layers until the leader needs no more."""
     return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a prompt and its continuation, or nothing without EmbeddingDP."""
+    """Return the epsilons of a prompt with its continuation.
+
+    Returns nothing without EmbeddingDP.
+    """
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -225,7 +229,7 @@ def _write(
 def _scores(
     party: Party, tokens: list[int], start: int, step: int, noise: Entropy
 ) -> Exchange[torch.Tensor]:
-    """Return the score of every next token after `tokens`, whose first position is `start`."""
+    """Return the score of every possible next token after `tokens`, which begin at `start`."""
     there, back = _crossings(party.split)
     embedding = _module(party, there.part, WordAndPosition)
     head = _module(party, party.split.last.name, TiedHead)
@@ -264,7 +268,10 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Return the first of the next positions and their number, or None if the leader has enough."""
+    """Return the start and number of the positions that the leader requests next.
+
+    Returns None if the leader needs no more. `seen` of the `context` positions are cached so far.
+    """
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
         return None
@@ -291,7 +298,9 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Return the next token: one that stands for bytes, or the end of the document."""
+    """Return a next token, drawn from `scores`: one that stands for bytes, or the document's
+    end.
+    """
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)
@@ -304,7 +313,7 @@ def _choose(
 
 
 def _crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
-    """Return the crossing of vectors to the layers, and that of their results to the head."""
+    """Return the two crossings: of vectors to the follower's layers, and of results to the head."""
     if len(split.parts) != 3 or len(split.crossings) != 2:
         names = ", ".join(part.name for part in split.parts)
         raise InvalidValue(

@@ -39,7 +39,7 @@ _PIECE_BYTES = 1 << 16
 def read(source: str | Path | None) -> list[bytes]:
     """Read a .txt file, or all .txt files in and below a folder in the order of their paths.
 
-    None means the documentation topics that Python's own `help()` shows, so that there is text on
+    Without a `source`, read the topics that Python's own `help()` shows, so that there is text on
     every machine.
     """
     if source is None:
@@ -64,7 +64,7 @@ def read(source: str | Path | None) -> list[bytes]:
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
     """Split documents into those before the last `fraction` of all bytes, and the rest.
 
-    A document across the border is cut in two at the beginning of a line.
+    A document across the border is cut in two, at the beginning of a line.
     """
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
@@ -97,7 +97,7 @@ class ByteTokenizer:
 
 
 class PairTokenizer:
-    """Byte-level byte-pair encoding, with the most frequent pairs of its training text."""
+    """Byte-level byte-pair encoding with the most frequent pairs of its training text."""
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         self._model = model
@@ -110,9 +110,10 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """Train a tokenizer. The same documents give the same tokenizer in any process.
+        """Train a tokenizer. Equal documents give an equal tokenizer in any process.
 
-        A short text may have fewer pairs than the vocabulary has room for; the rest stays unused.
+        A short text may have fewer pairs than `vocabulary` allows; the remaining tokens stay
+        unused.
         """
         library = _library()
         model = library.Tokenizer(library.models.BPE())
@@ -148,7 +149,10 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return each token's bytes. The end token and tokens that never occur have None."""
+        """Return each token's bytes.
+
+        For the end token and tokens that never occur, this is None.
+        """
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")
@@ -185,16 +189,16 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """Return the bytes of `tokens`. The end of a document has none."""
+    """Return the bytes of `tokens` in order. The end of a document adds none."""
     return b"".join(pieces[token] or b"" for token in tokens)
 
 
 def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
-    """Cut `tokens` into inputs and labels (examples, context). A label is the next token.
+    """Cut `tokens` into inputs and labels, both (examples, context). A label is the next token.
 
-    The windows are consecutive and disjoint: every token is in at most
-    one of them, which is the unit of privacy. The last tokens, if they do not fill a window, are
-    omitted. Both arrays are views of `tokens`.
+    The windows are consecutive and disjoint. So every token is in at most one window, which is the
+    unit of privacy. The last tokens are omitted if they do not fill a window. Both arrays are views
+    of `tokens`.
     """
     context = integer("context", context, 1)
     count = (len(tokens) - 1) // context

@@ -77,7 +77,7 @@ def _word_std(shape: Shape) -> float:
 
 
 class Memory:
-    """A cache of one layer's keys and values: (examples, heads, positions, size)."""
+    """A cache of one layer's keys and values, both (examples, heads, positions, head size)."""
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, Tensor] | None = None
@@ -87,7 +87,10 @@ class Memory:
         return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Cache further positions. Returns the keys and values of all positions so far."""
+        """Append the keys and values of further positions.
+
+        Returns those of all positions so far.
+        """
         if self._held is not None:
             seen_keys, seen_values = self._held
             keys = torch.cat([seen_keys, keys], dim=2)
@@ -114,7 +117,7 @@ class WordAndPosition(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Layers after an input LayerNorm, followed by the query layer and a final LayerNorm.
+    """Transformer layers after an input LayerNorm, then the query layer and a final LayerNorm.
 
     Guarantee: the output at a position does not depend on the input at any later one.
     """
@@ -130,14 +133,14 @@ class Backbone(nn.Module):
         nn.init.constant_(self.entry.weight, _word_std(shape))
 
     def new_memory(self) -> list[Memory]:
-        """Return an empty cache for each layer, to pass a sequence to `forward` in pieces."""
+        """Return an empty cache for each layer, with which `forward` takes a sequence in pieces."""
         return [Memory() for _ in range(len(self.layers) + 1)]
 
     def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:
-        """Map vectors (examples, length, width) to the same shape.
+        """Map vectors (examples, length, width) to outputs of the same shape.
 
-        With `memory`, the vectors follow those of the earlier calls with it: a sequence given in
-        pieces gives the same output as the whole sequence.
+        With `memory`, the vectors continue those of earlier calls with the same memory. A sequence
+        given in pieces gives the same output as the whole sequence.
         """
         memories = [None] * (len(self.layers) + 1) if memory is None else memory
         start = memory[0].length if memory else 0
@@ -151,7 +154,9 @@ class Backbone(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
+    """One transformer layer: y = x + attention(LayerNorm(x)), then y +
+    feedforward(LayerNorm(y)).
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -173,10 +178,10 @@ class Layer(nn.Module):
     def forward(
         self, hidden: Tensor, query: Tensor | None = None, memory: Memory | None = None
     ) -> Tensor:
-        """Map vectors (examples, length, width) to the same shape.
+        """Map vectors (examples, length, width) to outputs of the same shape.
 
-        Attention queries come from `query`, (1, length, width), equal for every example. Without it
-        they come from the layer's own input.
+        Attention queries are computed from `query`, (1, length, width), equal for every example.
+        Without `query` they are computed from the layer's own input.
         """
         normed = self.attention_norm(hidden)
         asked = self._by_head(self.ask(normed if query is None else query))

@@ -14,7 +14,8 @@ With a finite clip, no example moves the update by more than the clip, including
 (`privacy.sum_grid`), given the contributions as computed. In a linear model an example's
 contribution does not depend on the other examples of its batch. In other models torch computes the
 gradients of a fixed number of examples at once, and the batch decides the position and the random
-draws of each example. An example without a gradient is replaced by another one of the batch.
+draws of each example. If an example's gradient cannot be computed, another example of the batch
+takes its place in that computation.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ _ENTRIES, _AT_ONCE = 1 << 22, 64
 
 
 class ClippedExamplesTrainer(OneThread):
-    """Trains clients one after another, each with one such step.
+    """Trains clients one after another. Each makes one step on a secretly sampled batch.
 
-    `rate` is the probability of an example. `clip` bounds an example's contribution to the update;
-    infinity means no bound. `loss` is a batch's loss, if the plan does not name one.
+    `rate` is the probability with which an example is drawn. `clip` bounds the norm of an example's
+    contribution to the update; infinity means no bound. `loss` returns a batch's loss, if the plan
+    does not name one.
     """
 
     def __init__(
@@ -109,10 +111,11 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """One dense layer: an example's gradient is the outer product of its features and its error.
+    """A model of one dense layer. An example's gradient is the outer product of features and error.
 
-    The norm of the gradient is therefore the product of their norms, and the gradient is never
-    materialised. Everything is computed in float64, one example at a time.
+    The norm of the gradient is therefore the product of the norms of the features and of the error,
+    and the gradient is never materialised. Everything is computed in float64, one example at a
+    time.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -120,7 +123,9 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for a model of one dense layer after flattening, otherwise None."""
+        """Return an object for a model of one dense layer (after flattening), None for other
+        models.
+        """
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -139,7 +144,10 @@ class _LinearHead:
         share: float,
         clip: float,
     ) -> None:
-        """Add the contributions of the batch's examples to `total`."""
+        """Add the contributions of the client's examples at `batch` to `total`.
+
+        `share` is lr / batch_size, and `clip` bounds the norm of a contribution.
+        """
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
         flat = weights.astype(np.float64)
@@ -185,10 +193,11 @@ def _add_linear(
     x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
     share: float, clip: float, moved: Float64s, moved_bias: Float64s
 ) -> None:  # fmt: skip
-    """Add -`share` times the gradient (softmax - label) (features, one) of each example to `moved`.
+    """Add each example's clipped contribution to `moved`, the weights, and `moved_bias`.
 
-    Scales a contribution down to the norm `clip` if it is longer. `columns` and `moved` are
-    transposed weights, so that the inner loops run over the outputs.
+    It is -`share` times the gradient, the outer product of (softmax - label) and (features, one),
+    scaled down to the norm `clip` if it is longer. `columns` and `moved` are transposed weights, so
+    that the inner loops run over the outputs.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -227,9 +236,10 @@ def _add_linear(
 
 
 class _AnyModel:
-    """Computes the gradients of several examples at once with vmap, padded with repeated examples.
+    """Computes the gradients of several examples at once with vmap.
 
-    If that raises an exception, it tries each example alone and leaves out those that fail.
+    The examples are padded with repeated ones to a fixed number. If the computation raises an
+    exception, each example is tried alone, and those that fail are left out.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
@@ -258,9 +268,10 @@ class _AnyModel:
         share: float,
         clip: float,
     ) -> None:
-        """Add the contributions of the batch's examples to `total`.
+        """Add the contributions of the client's examples at `batch` to `total`.
 
-        Raises if none has any and the model cannot take an example of zeros either.
+        `share` is lr / batch_size, and `clip` bounds the norm of a contribution. Raises an error if
+        no example's gradient can be computed, and not that of an example of zeros either.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -289,10 +300,11 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Return a gradient row for each of `some` and a mask of those that count; no rows if none.
+        """Return one gradient row for each of `some`, and a mask of the examples that count.
 
-        An invalid example leaves the rows of the others unchanged to the byte: they are computed in
-        the same places of a batch of the same size, with the same random draws.
+        The first result is None if no example counts. An invalid example leaves the rows of the
+        others unchanged to the byte: they are computed at the same places of a batch of the same
+        size, with the same random draws.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -310,7 +322,7 @@ class _AnyModel:
     def _alone(
         self, parameters: dict[str, torch.Tensor], client: ClientData, one: int, draws: int
     ) -> torch.Tensor | None:
-        """Return this example's row, or None if the model raises."""
+        """Return the gradient row of the example at `one`, or None if the model raises an error."""
         try:
             return self._flat(parameters, client, np.array([one]), 1, draws)
         except Exception:  # the user's model may raise anything
@@ -324,9 +336,9 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a gradient row for each of `some`.
+        """Return one gradient row for each of `some`.
 
-        Computes `rows` rows, the rest being repeats.
+        Computes `rows` rows, of which the further ones are repeats.
         """
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
@@ -338,7 +350,7 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add the changes of the parameters to their positions in `total`.
+        """Add `moved`, the changes of all parameters, to the parameters' positions in `total`.
 
         Buffers stay unchanged.
         """
@@ -350,7 +362,7 @@ class _AnyModel:
 
 
 def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an example of zeros that shares only its shape with the client's."""
+    """Return an example of zeros and its target, with the shapes of the client's."""
     return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
 
 

@@ -8,7 +8,7 @@ from fedveil.errors import JobError
 
 
 def check_device(key: str, name: str) -> None:
-    """Raise `JobError` if torch does not have this device. `key` is the job's key that names it."""
+    """Raise `JobError` if torch does not have the device `name`, the value of the job's `key`."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -17,9 +17,9 @@ def check_device(key: str, name: str) -> None:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed the generators used by dropout.
+    """Seed torch's generators for the CPU and `device`, which dropout uses.
 
-    `torch.manual_seed` would also touch all other devices.
+    `torch.manual_seed` would also seed all other devices.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -19,7 +19,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Scores:
-    """The data for a task's metrics, with one row per example, and the mean loss."""
+    """The data from which a task's metrics are computed, one row per example, and the mean loss."""
 
     task: Task
     kept: tuple[Array, ...]
@@ -30,7 +30,7 @@ class Scores:
         return {"loss": self.loss, **self.task.metrics(*self.kept)}
 
     def of(self, rows: Int64s) -> dict[str, Any]:
-        """Return the task's metrics over some of the examples."""
+        """Return the task's metrics over only the examples at `rows`."""
         return self.task.metrics(*(part[rows] for part in self.kept))
 
 

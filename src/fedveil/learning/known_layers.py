@@ -13,8 +13,8 @@ from fedveil.learning.residual import chain_of
 def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
     """Return the layers of a plain chain in order, or None for any other model.
 
-    Each layer has a known class, no hooks, and weights that are its own, trainable, float32 and on
-    the CPU.
+    Each layer must have a class in `known`, no hooks, and weights that no other layer shares and
+    that are trainable, float32 and on the CPU.
     """
     layers = _unrolled(model, known)
     if layers is None:
@@ -39,7 +39,7 @@ def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.M
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Return True if calling the module does what its class does and nothing else."""
+    """Return True if calling the module runs its class's own code and nothing else."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,

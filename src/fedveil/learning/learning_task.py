@@ -46,14 +46,13 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss of a batch. `targets` is what `collate` made of y."""
+        """Return the mean loss of a batch. `targets` is what `collate` returned for y."""
 
     def collate(self, x: Opened, y: Opened) -> tuple[Tensors, Tensors]:
-        """Turn examples into a batch.
+        """Turn examples into a batch: the model's input and the targets.
 
-        The model is called with a tensor, or with the inputs by name.
-
-        `x` and `y` are arrays, lists of arrays if lengths differ, or a dict of these for several
+        The model is called with the input if it is a tensor, or with its items by name. `x` and `y`
+        are arrays, or lists of arrays if lengths differ, or a dict of these if there are several
         inputs.
         """
         return as_tensors(x, self.padding), as_tensors(y, self.target_padding)
@@ -65,11 +64,14 @@ class Task(ABC):
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return the data for the metrics from a batch: arrays with one row per example."""
+        """Return a batch's data for the metrics: arrays with one row per example."""
         return outputs.detach().cpu().numpy(), targets.cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
-        """Return the metrics. `scored` are the concatenated arrays of all batches."""
+        """Return the metrics.
+
+        `scored` are the arrays of `scored`, concatenated over all batches.
+        """
         return {}
 
     def optimizer(
@@ -81,7 +83,7 @@ class Task(ABC):
     def train(
         self, model: nn.Module, batches: Iterator[tuple[Tensors, Tensors]], plan: TrainingPlan
     ) -> None:
-        """Train one client for one round. The model starts with the server's weights."""
+        """Train one client for one round. `model` has the server's weights at the start."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         optimizer = self.optimizer(parameters, plan)
@@ -94,7 +96,10 @@ class Task(ABC):
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Return examples as tensors, padded to the longest if lengths differ."""
+    """Return examples as tensors.
+
+    If lengths differ, they are padded to the longest with `padding`.
+    """
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)
@@ -111,7 +116,7 @@ def _tensor(column: Array | list[Array], padding: int) -> torch.Tensor:
 
 
 class _Bundled(Task):
-    """A bundled task, with its metrics in a table. `loss_name` is its loss in a training plan."""
+    """A built-in task. `loss_name` is the name of its loss in a training plan."""
 
     loss_name: ClassVar[str]
     table: ClassVar[Mapping[str, Metric]]
@@ -199,7 +204,9 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return each example's summed loss, number of tokens and number of correct ones."""
+        """Return, for each example, the sum of its losses and the numbers of its tokens and of
+        correct ones.
+        """
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED
@@ -227,7 +234,10 @@ BUNDLED: dict[str, type[_Bundled]] = {
 
 
 def find(name: str, metrics: Sequence[str] | None = None) -> Task:
-    """Return the task that a job names. Raises `TaskInvalid`."""
+    """Return the task called `name`, with only the `metrics` given if it is a built-in one.
+
+    Raises `TaskInvalid` if there is no such task or metric.
+    """
     if name in BUNDLED:
         return BUNDLED[name](metrics)
     key = f"task = {name!r}"

@@ -1,4 +1,4 @@
-"""The losses of training plans: the mean over a batch, and the loss of each example."""
+"""The losses of training plans, as a mean over a batch or as one value per example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's cross-entropy. `y` contains classes."""
+    """Return each example's cross-entropy. `y` contains class numbers."""
     return functional.cross_entropy(scores, y, reduction="none")
 
 
@@ -33,9 +33,9 @@ def binary_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def next_token(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's mean loss over its tokens.
+    """Return, for each example, the mean loss over its tokens.
 
-    `scores` is [examples, tokens, vocabulary].
+    `scores` has the shape [examples, tokens, vocabulary].
     """
     losses = functional.cross_entropy(
         scores.transpose(1, 2), y, reduction="none", ignore_index=IGNORED
@@ -53,7 +53,10 @@ LOSSES: dict[str, Loss] = {
 
 
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return a loss that gives a value per example. `WEIGHTED` scales it by the class weight."""
+    """Return the loss `name` as a function that gives one value per example.
+
+    The loss `WEIGHTED` is cross-entropy times the weight of the label's class in `class_weights`.
+    """
     if name != WEIGHTED:
         return LOSSES[name]
     weights = torch.tensor(class_weights)
@@ -61,7 +64,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return a loss that gives the mean over a batch."""
+    """Return the loss `name` as a function that gives the mean over a batch."""
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
     each = each_loss(name, class_weights)

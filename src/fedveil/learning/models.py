@@ -35,8 +35,8 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 def _for_relu(model: nn.Module) -> nn.Module:
     """Set the initial weights for ReLU (He et al., 2015), which are 2.4 times larger than torch's.
 
-    With torch's own, LeNet spends its first rounds on a plateau, which is expensive in a
-    federation.
+    With torch's own initial weights, LeNet makes no progress in its first rounds, which is
+    expensive in a federation.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -54,11 +54,10 @@ def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the network of Papernot et al.
+    """Return the network of Papernot et al. for noisy training, with tanh activations.
 
-    (2020), "Tempered sigmoid activations", for noisy training.
-
-    Tanh bounds the effect of noise on an activation. It has 26,010 parameters for ten classes.
+    Tanh bounds the effect of noise on an activation. The network has 26,010 parameters for ten
+    classes. Source: Papernot et al. 2020, "Tempered sigmoid activations".
     """
     if tuple(shape) != (1, 28, 28):
         raise ModelInvalid(
@@ -96,12 +95,17 @@ def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a network with two hidden layers of 200, as in the paper on federated averaging."""
+    """Return a network with two hidden layers of 200 units, as in the paper on federated
+    averaging.
+    """
     return _dense(shape, (200, 200), classes, nn.ReLU)
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the dense network of the membership-inference literature: 1024-512-256 with tanh."""
+    """Return the dense network of the membership-inference literature.
+
+    Its hidden layers have 1024, 512 and 256 units with tanh.
+    """
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
@@ -128,10 +132,9 @@ def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def transformer(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a next-token model with two layers of width 128.
+    """Return a model for `task: next_token`, with two layers of width 128.
 
-    For `task: next_token`. `classes` is the size of the vocabulary. It has a million parameters for
-    2,340 tokens.
+    `classes` is the size of the vocabulary. The model has a million parameters for 2,340 tokens.
     """
     if len(shape) != 1:
         raise ModelInvalid(f"model = transformer needs rows of tokens, not examples of {shape}")
@@ -144,7 +147,10 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a head with zero weights. Its loss is convex: random weights would only add noise."""
+    """Return a linear head with zero weights on fixed filters.
+
+    Its loss is convex, so random initial weights would only add noise.
+    """
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -178,8 +184,8 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     """Return the model that a job names, with initial weights drawn from `entropy`.
 
-    A user's `package.module:function` gets the arguments that it declares: `shape` (of one example,
-    or of each of its inputs), and `classes` or `outputs`.
+    A user's `package.module:function` is called with those of these arguments that it declares:
+    `shape` (of one example, or of each of its inputs), and `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(entropy.integer(1 << 63))

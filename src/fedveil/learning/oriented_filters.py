@@ -1,10 +1,10 @@
 """Fixed oriented filters that extract the features for a linear head.
 
 Noise is added to every weight that a client sends, so a few informative weights are worth more than
-many. The filters depend on no data. They are pairs of an even and an odd Gabor filter. Their
-modulus measures strokes of one direction and width, wherever exactly they are, averaged over small
-squares of the image. The mean over all directions is subtracted. Every image's features have the
-same norm, so no gradient is much longer than another, and little is clipped.
+many. The filters depend on no data. They are pairs of an even and an odd Gabor filter. The modulus
+of a pair measures strokes of one direction and width, wherever exactly they are, averaged over
+small squares of the image. The mean over all directions is subtracted. Every image's features have
+the same norm, so no gradient is much longer than another, and little is clipped.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _DUST = 1e-12
 class FilterBank:
     """The settings of the features, chosen on a part of MNIST's training set.
 
-    Each of `wavelengths` is a scale: the pixels of a stroke and the gap beside it. `width` is the
-    standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the number of
-    pixels between two positions of a filter. `pool` is the side of the averaged squares in pixels,
-    a multiple of the stride. `norm` is the L2 norm of every image's features. `twice` filters the
-    first scale's strengths once more before averaging, which shows how strokes bend, end and cross:
-    scattering of second order, with another set of features for each orientation.
+    Each of `wavelengths` is a scale: the width in pixels of a stroke and the gap beside it. `width`
+    is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the number
+    of pixels between two positions of a filter. `pool` is the side of the averaged squares in
+    pixels, a multiple of the stride. `norm` is the L2 norm of every image's features. With `twice`,
+    the strengths at the first scale are filtered once more before averaging, which shows how
+    strokes bend, end and cross: scattering of second order, with another set of features for each
+    orientation.
     """
 
     orientations: int = 8
@@ -52,14 +53,15 @@ class FilterBank:
 
     @property
     def channels(self) -> int:
-        """The number of strengths per square."""
+        """The number of filter strengths in each square."""
         once = self.orientations * len(self.wavelengths)
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """Yield each scale's filters, [filters, side, side]: even and odd ones per orientation.
+        """Yield each scale's filters, [filters, side, side]: an even and an odd one per
+        orientation.
 
-        Each has norm 1 and mean 0, so uniform brightness has no effect.
+        Each filter has norm 1 and mean 0, so uniform brightness has no effect.
         """
         for wavelength in self.wavelengths:
             reach = math.ceil(_REACH * self.width * wavelength)
@@ -118,7 +120,10 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return a row of norm 1 for each plane, from [.., orientations, height, width]."""
+        """Return each plane's strengths as a row of norm 1.
+
+        `moduli` has the shape [.., orientations, height, width], for `planes` planes.
+        """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
         strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)
@@ -126,7 +131,7 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return sqrt(even^2 + odd^2) of each filter pair: [planes, orientations, height, width]."""
+    """Return sqrt(even^2 + odd^2) of each filter pair, as [planes, orientations, height, width]."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

@@ -14,7 +14,7 @@ _MARK = "_fedveil_own_layers"
 
 
 def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """Mark the tensors whose names match a pattern: they stay with each client.
+    """Mark the tensors whose names match a pattern, so that they stay with each client.
 
     Returns the model.
     """
@@ -39,7 +39,7 @@ def own_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def whole(model: nn.Module) -> nn.Module:
-    """Remove the mark, so that all of the model is trained, as at a client. Returns the model."""
+    """Remove the marks, so that the whole model is trained, as at a client. Returns the model."""
     if own_names(model):
         delattr(model, _MARK)
     return model

@@ -1,6 +1,7 @@
 """A transformer layer as a chain of known layers with residual connections.
 
-x + f(x) becomes `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x.
+x + f(x) becomes `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x to
+their result.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Branch(nn.Module):
 
 
 class Join(nn.Module):
-    """The end of a residual connection: adds the value that was copied last."""
+    """The end of a residual connection: adds the value that the last open `Branch` copied."""
 
 
 class Heads(nn.Module):
@@ -51,7 +52,7 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """Return the layer that computes queries, keys and values, or None for any other attention."""
+    """Return the layer that computes queries, keys and values. None for non-standard attention."""
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

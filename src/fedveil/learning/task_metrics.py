@@ -22,7 +22,9 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the share of correct examples per class, averaged over the classes that occur."""
+    """Return the mean over the occurring classes of the share of a class's examples that are
+    correct.
+    """
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -36,7 +38,7 @@ def confusion(scores: Float64s, y: Int64s) -> list[list[int]]:
 
 
 def f1_per_class(scores: Float64s, y: Int64s) -> list[float]:
-    """Return each class's F1: twice its correct examples over true plus predicted examples."""
+    """Return each class's F1: 2 * correct / (examples of the class + predictions of the class)."""
     table = np.array(confusion(scores, y))
     both = table.sum(0) + table.sum(1)
     return [2 * int(table[i, i]) / int(n) if n else math.nan for i, n in enumerate(both)]
@@ -49,10 +51,10 @@ def f1(scores: Float64s, y: Int64s) -> float:
 
 
 def macro_auc(scores: Float64s, y: Int64s) -> float:
-    """Return the mean over classes of Pr[an example of the class outscores one of the rest].
+    """Return the mean over classes of Pr[an example of the class outscores one of another class].
 
-    Ties count half. Leaves out classes that have no example or all of them. Returns NaN if no class
-    is left or a score is NaN.
+    A tie counts as 1/2. Classes that have no example or all examples are left out. Returns NaN if
+    no class is left or a score is NaN.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -60,7 +62,9 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return Pr[an example inside outscores one of the rest], or None if one group is empty."""
+    """Return Pr[an example that is `inside` outscores one that is not], or None if there is no
+    pair.
+    """
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None
@@ -69,10 +73,11 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 
 
 def ks(scores: Float64s, y: Int64s) -> float:
-    """Return the Kolmogorov-Smirnov distance of a class's scores to the rest's, averaged.
+    """Return the mean over classes of the Kolmogorov-Smirnov distance.
 
-    The average is over the classes. A distance is the largest difference of the two distribution
-    functions. Leaves out classes that have no example or all of them.
+    For one class, it is the largest difference between the distribution functions of the class's
+    score over its own examples and over all others. Classes that have no example or all examples
+    are left out.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -111,7 +116,8 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return the explained share of the targets' variance, averaged over the outputs.
+    """Return the share of the targets' variance that the outputs explain, averaged over the
+    outputs.
 
     Returns NaN if no target varies.
     """
@@ -121,7 +127,7 @@ def r2(outputs: Float64s, y: Float64s) -> float:
 
 
 def bit_accuracy(scores: Float64s, y: Float64s) -> float:
-    """Return the share of correct labels."""
+    """Return the share of labels, over all examples, that are predicted correctly."""
     return float(((scores > 0) == (y > 0.5)).mean())
 
 
@@ -165,5 +171,5 @@ LOWER = ("loss", "rmse", "mae", "perplexity")
 
 
 def better(name: str) -> Better:
-    """Return the better direction of a bundled figure."""
+    """Return whether higher or lower values of the bundled metric `name` are better."""
     return "lower" if name in LOWER else "higher"

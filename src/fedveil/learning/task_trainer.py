@@ -1,4 +1,4 @@
-"""Trains with a task's own batches, loss, optimiser and steps."""
+"""Trains with the batches, loss, optimiser and steps of a user's own task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.learning.weight_layout import Layout
 
 
 class TaskTrainer(OneByOne):
-    """Trains clients one after another, through the task's own `train`."""
+    """Trains clients one after another, each by calling the task's own `train`."""
 
     own_step = True
 
@@ -41,7 +41,7 @@ class TaskTrainer(OneByOne):
 
 
 def on_device(part: Any, device: torch.device | str) -> Any:
-    """Move all tensors in `part`, which may be nested, to the device.
+    """Return `part`, which may be nested, with all of its tensors moved to the device.
 
     Other values stay as they are.
     """

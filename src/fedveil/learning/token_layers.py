@@ -24,7 +24,7 @@ class Positions(nn.Module):
 
 
 class CausalLayer(nn.TransformerEncoderLayer):
-    """Self-attention and two dense layers, each after a norm and with a residual connection.
+    """Self-attention, then two dense layers, each after a norm and with a residual connection.
 
     Guarantee: the output for a token does not depend on any later token.
     """
@@ -49,8 +49,8 @@ class CausalLayer(nn.TransformerEncoderLayer):
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
     """Let the model's embeddings return NaN for indices out of range, instead of raising an error.
 
-    On a GPU such an index would end all work of the process, and with it every client's
-    contribution.
+    On a GPU, such an error would end all work of the process, including every other client's
+    training.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

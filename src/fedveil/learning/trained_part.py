@@ -29,7 +29,7 @@ _MARK = "_fedveil_only_head"
 
 
 def only_head(model: nn.Module) -> nn.Module:
-    """Fix all layers but the head. Returns the model."""
+    """Fix all layers but the head, so that only the head is trained. Returns the model."""
     features, head = _split(model)
     shared = {id(p) for p in head.parameters()} & {id(p) for p in features.parameters()}
     if shared:
@@ -44,7 +44,7 @@ def only_head(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The trained part of a model. `features` are the fixed layers before it, or None."""
+    """The trained part of a model, `module`. `features` are the fixed layers before it, or None."""
 
     whole: nn.Module
     module: nn.Module
@@ -60,11 +60,12 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen(self, x: Array, device: str = "cpu") -> Array:
-        """Return the inputs of the trained part: float32, or integers if the model looks them up.
+        """Return the trained part's inputs for the examples `x`.
 
-        Each example passes through the fixed layers alone and on one thread. So its features have
-        the same bytes in every process and beside any other examples. Several examples share a pass
-        only if all fixed layers declare that this changes nothing (`examples_at_once`).
+        They are float32, or integers if the model looks them up in an embedding. Each example
+        passes through the fixed layers alone and on one thread. So its features have the same bytes
+        in every process and beside any other examples. Several examples share a pass only if all
+        fixed layers declare that this changes nothing (`examples_at_once`).
         """
         x = taken(self.whole, x)
         if self.features is None:
@@ -78,11 +79,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs like `seen`, and a mask of the usable examples.
+        """Return the inputs as `seen` does, and a mask of the examples that remain usable.
 
-        No example affects another. An example counts for nothing and is replaced by zeros if the
+        No example affects another. An example becomes unusable and is replaced by zeros if the
         model cannot take its numbers, if its features are not finite, or if the fixed layers raise
-        for it. The dtype that the model takes is determined without any example.
+        an error for it. The dtype that the model takes is determined without any example.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -109,14 +110,15 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """Return the inputs in the form in which they are stored: small integers stay as they are.
+        """Return the trained part's inputs in the form in which they are stored.
 
-        They take at most half of float32's memory. `as_floats` converts them for training.
+        They are those of `seen`, except that small integers stay as they are, which takes at most
+        50% of the memory of float32. `as_floats` converts them for training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the stored form like `held`, computed by `seen_apart`."""
+        """Return the inputs in the stored form of `held`, and the mask of `seen_apart`."""
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
@@ -124,7 +126,10 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head, checked to be all that comes before it."""
+        """Return the layers before the head.
+
+        Raises an error if the model does anything else before it.
+        """
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -140,7 +145,10 @@ class TrainedPart:
         return copy.deepcopy(self.whole).to(device).eval()
 
     def _takes_floats(self, shape: tuple[int, ...], device: str) -> bool:
-        """Return True if the model takes floating numbers, tried on a public example."""
+        """Return True if the model accepts floating numbers.
+
+        This is tried on an example of no client.
+        """
         whole = self._copy(device)
         try:
             whole(_nobodys(shape, np.dtype(np.float32)).to(device))
@@ -157,7 +165,7 @@ class TrainedPart:
 
 @dataclass(frozen=True)
 class _FixedLayers:
-    """The layers before a head with `width` inputs. `at_once` examples share a pass."""
+    """The layers before a head with `width` inputs. They take `at_once` examples in one pass."""
 
     layers: nn.Module
     width: int
@@ -172,7 +180,9 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an example made from the shape alone: numbers in [0, 1), or zeros for integers."""
+    """Return an example that depends only on the shape: numbers in [0, 1), or zeros for
+    integers.
+    """
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
@@ -184,12 +194,12 @@ def is_small(dtype: np.dtype[Any]) -> bool:
 
 
 def as_floats(x: Array) -> Array:
-    """Return examples in their form for training: small integers become float32."""
+    """Return examples in their form for training: integers of at most 16 bits become float32."""
     return x.astype(np.float32) if is_plain(x) and is_small(x.dtype) else x
 
 
 def taken(model: nn.Module, x: Array) -> Array:
-    """Return integers as int64 if the model has an embedding, otherwise as float32."""
+    """Return `x` as int64 if the model has an embedding, otherwise as float32."""
     if not is_plain(x) or x.dtype == np.float32:
         return x
     if _looks_up(model):

@@ -1,6 +1,6 @@
-"""Trains the clients of a cohort, each from the global weights on its own data.
+"""Trains the clients of a cohort. Each starts from the global weights and uses its own data.
 
-`Trainer` is the interface: it takes a list of clients and yields a row of float32 update for each.
+`Trainer` is the interface: it takes a list of clients and yields a float32 update for each.
 `LoopTrainer` takes any model and uses autograd. `compiled.compiled_trainer.CompiledTrainer` trains
 chains of known layers in native code. `vmap_trainer.VmapTrainer` trains a chunk of clients at once,
 on a GPU. All give the same updates for the same clients, up to rounding.
@@ -56,12 +56,12 @@ class TrainingPlan:
 
     @property
     def changes_gradients(self) -> bool:
-        """True if a step uses something else than the gradient of the loss."""
+        """True if steps use the gradient of the loss in a changed form, such as clipped."""
         return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property
     def bare_sgd(self) -> bool:
-        """True for w -= lr * gradient."""
+        """True if a step is only w -= lr * gradient."""
         return self.plain_sgd and not self.weight_decay
 
 
@@ -81,7 +81,7 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from arrays of any kind."""
+        """Return a client's data from arrays of examples `x` and targets `y` of any kind."""
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
         return cls(torch.empty(len(x), 0), torch.empty(len(y)), entropy, (x, y))
@@ -101,7 +101,7 @@ class ClientData:
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
         """Yield the positions of each batch's examples.
 
-        Every epoch has a new order and ends short.
+        Every epoch has a new order. Its last batch may be smaller.
         """
         order = self.entropy.stream("order").generator()
         for _ in range(plan.epochs):
@@ -128,23 +128,27 @@ class Trainer(Protocol):
     own_step: bool
 
     def start(self, weights: Float32s, round: int = 1) -> None:
-        """Begin `round` at these weights, which nobody changes before the next start."""
+        """Begin `round` at these weights, which must not change before the next start."""
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the code for examples of this shape. Returns False if there is none."""
+        """Compile the code for examples of this shape.
+
+        Returns False if this trainer has no such code.
+        """
 
     def beside(self) -> Trainer:
-        """Return another trainer for another thread, which trains from the same start."""
+        """Return a trainer for another thread, which starts from the same weights."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield the clients' updates in order, several at a time. Each is valid until the next.
+        """Yield the clients' updates in order, several at a time. Each is valid until the next
+        yield.
 
         If a client's training raised an exception, its row has no meaning.
         """
 
 
 class OneThread:
-    """A trainer for one thread, which compiles nothing."""
+    """A trainer for a single thread, which compiles nothing."""
 
     chunk = least = 1
     native = own_step = False
@@ -159,7 +163,7 @@ class OneThread:
 
 
 class OneByOne(OneThread, ABC):
-    """Trains clients one after another with one model object. `layout` is its layout."""
+    """Trains clients one after another with one model object, whose layout is `layout`."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
@@ -182,7 +186,7 @@ class OneByOne(OneThread, ABC):
 
     @abstractmethod
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
-        """Train the client from the weights `start`, and leave the result in the model."""
+        """Train one client from the weights `start`, and leave the trained weights in the model."""
 
 
 class LoopTrainer(OneByOne):
@@ -255,7 +259,7 @@ class LoopTrainer(OneByOne):
 
 
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Make inputs without gradients contiguous, channels first.
+    """Return the inputs of a `norm` layer, contiguous and channels first if they need no gradient.
 
     torch crashes in the backward pass of a GroupNorm whose input has any other layout.
     """
@@ -269,7 +273,10 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change a step's gradients as the plan says. Adds `terms`, if there are any."""
+    """Change the gradients of a step as the plan says, for example by clipping them.
+
+    `start` are the round's weights. `terms`, if given, are added to the gradients.
+    """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
             if terms is not None:

@@ -23,7 +23,7 @@ CHUNK = 32
 
 
 class VmapTrainer(OneThread):
-    """Computes the same step of all clients in a chunk with one vectorised call.
+    """Computes one step of all clients in a chunk with one vectorised call.
 
     A short batch is padded with examples whose losses do not count. When a client has no batch
     left, its row is saved before the others continue. The updates are those of `LoopTrainer` up to
@@ -65,7 +65,10 @@ class VmapTrainer(OneThread):
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield all clients' updates at once. If one client fails, each is trained alone."""
+        """Yield all clients' updates at once.
+
+        If training one client fails, each is trained alone.
+        """
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
@@ -103,7 +106,7 @@ class VmapTrainer(OneThread):
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return the direction of a step. Clips each client's gradient separately."""
+        """Return the direction of each client's step: its gradient, changed as the plan says."""
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)

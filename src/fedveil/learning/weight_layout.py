@@ -1,6 +1,7 @@
 """The layout of a model's tensors in one flat float32 vector.
 
 Every tensor of a model is averaged, kept or refused, by name. None is silently lost:
+
 - Trainable parameters and persistent floating-point buffers (BatchNorm statistics) are averaged.
 - Tied parameters are in the vector once.
 - If only a model's head is trained, everything before it is kept.
@@ -40,7 +41,7 @@ class Entry:
 
 
 class Layout:
-    """The positions of a model's tensors. Reads them into vectors and writes them back."""
+    """The positions of a model's tensors in a vector. Reads the model into vectors and back."""
 
     def __init__(self, model: nn.Module) -> None:
         _refuse(model)
@@ -76,14 +77,14 @@ class Layout:
 
     @property
     def trainable(self) -> Bools:
-        """The mask of the vector's entries that are parameters, not buffers."""
+        """A mask of the vector's entries: True for parameters, False for buffers."""
         mask = np.zeros(self.dimension, np.bool_)
         for entry in self.entries:
             mask[entry.start : entry.stop] = entry.fate == "parameter"
         return mask
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of a vector, in the shapes of the averaged tensors."""
+        """Return the parts of `vector` as views, each in the shape of its averaged tensor."""
         return [vector[e.start : e.stop].view(e.tensor.shape) for e in self.entries]
 
     @torch.no_grad()
@@ -99,7 +100,7 @@ class Layout:
             self.kept[name].copy_(value)
 
     def change(self, start: Float32s, out: Float32s) -> None:
-        """Write the model's values minus `start` to `out`."""
+        """Write the model's values minus `start` to `out`, in the order of the vector."""
         if self._arrays is None:
             np.subtract(self.vector(), start, out=out)
             return
@@ -126,7 +127,7 @@ class Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the other names of tied parameters and buffers, each with the name in the layout."""
+    """Return the further names of tied parameters and buffers, each with its name in the layout."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     pairs = [

@@ -1,7 +1,7 @@
-"""Certificate chains: who a certificate names, which authorities stand above it, how strong it is.
+"""Certificate chains: the names in a certificate, the authorities above it, and its strength.
 
-Path validation is left to the TLS library. These functions find every authority that a path can
-lead through, so that a check of all of them covers whichever path the library took.
+The TLS library validates paths. These functions find every authority through which a path can lead,
+so a check of all of them covers the path that the library took.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def normal_name(name: str) -> str:
-    """Return the one spelling of a DNS name or an IP address."""
+    """Return a DNS name or an IP address in its one normal spelling."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -45,7 +45,7 @@ def normal_name(name: str) -> str:
 
 
 def names_in(certificate: x509.Certificate) -> list[str]:
-    """List the DNS names and IP addresses that a certificate is for; never its common name."""
+    """List the DNS names and IP addresses in a certificate, but not its common name."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
@@ -57,7 +57,7 @@ def names_in(certificate: x509.Certificate) -> list[str]:
 
 
 def described(certificate: x509.Certificate) -> str:
-    """Name a certificate's holder in a message."""
+    """Describe a certificate's holder for a message."""
     names = [name if name.isprintable() else repr(name) for name in names_in(certificate)]
     shown = ", ".join(name[:100] for name in names[:_MOST_SHOWN_NAMES])
     return f"{shown}, ..." if len(names) > _MOST_SHOWN_NAMES else shown or "nobody"
@@ -85,9 +85,9 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Find all certificates above `leaf` among `others`, each with all of its issuers there.
+    """Find all certificates above `leaf` among `others`, each with all of its issuers among them.
 
-    Raises CertificateError if there are too many to check.
+    Raises CertificateError if there are too many certificates to check.
     """
     pool = [other for other in dict.fromkeys(others) if is_authority(other)]
     found: Ascent = {}
@@ -106,7 +106,9 @@ def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent
 
 
 def weakness(certificate: x509.Certificate) -> str | None:
-    """Say why nobody should rely on a certificate's key or signature; None if both are sound."""
+    """Return why a certificate's key or signature is too weak, or None if both are strong
+    enough.
+    """
     try:
         key, signed_with = certificate.public_key(), certificate.signature_hash_algorithm
     except (UnsupportedAlgorithm, ValueError):
@@ -122,7 +124,7 @@ def weakness(certificate: x509.Certificate) -> str | None:
 
 
 def common_name(name: x509.Name) -> str:
-    """Show a subject or an issuer in a message."""
+    """Format a subject or an issuer for a message."""
     return name.rfc4514_string()[:200] or "an authority without a name"
 
 

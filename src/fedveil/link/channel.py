@@ -1,12 +1,12 @@
-"""The parties' exchanges and how to drive them: in one process, or one party over links.
+"""The exchanges between parties, and two ways to run them: in one process, or over links.
 
 A party does not send or wait. It is a generator that requests one action at a time,
 
     Send(peer, message)     give `peer` the message; continues at once
     Receive(peer)           continue with the next message of `peer`, in the order it sent them
 
-and returns its result. `drive_together` plays all parties of a run in this process. `drive` plays
-one party over a channel to each of its peers.
+and returns its result. `drive_together` runs all parties in this process. `drive` runs one party
+over a channel to each of its peers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to give `peer` a message, whose arrays must not change afterwards."""
+    """A request to send `message` to `peer`. Its arrays must not change afterwards."""
 
     peer: str
     message: Message
@@ -35,7 +35,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """A request for the next message of `peer`."""
+    """A request to receive the next message from `peer`."""
 
     peer: str
 
@@ -45,7 +45,7 @@ Exchange: TypeAlias = Generator[Send | Receive, Message | None, T]
 
 
 def received(peer: str) -> Exchange[Message]:
-    """Return the next message of `peer`."""
+    """Request the next message from `peer` and return it."""
     message = yield Receive(peer)
     assert message is not None, "an engine answers a Receive with a message"
     return message
@@ -57,20 +57,20 @@ class Channel(Protocol):
     peer: str
 
     def send(self, message: Message) -> None:
-        """Send `message` to the peer. May return before it arrives. Raises LinkLost, PeerRefused.
+        """Send `message` to the peer. May return before it arrives. Raises LinkLost or PeerRefused.
 
         The arrays of `message` must not change until the peer has them.
         """
 
     def receive(self) -> dict[str, Value]:
-        """Wait for the peer's next message, and return it. Raises LinkLost, PeerRefused."""
+        """Wait for the peer's next message, and return it. Raises LinkLost or PeerRefused."""
 
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
-    """Play one party over its channels to its end, or until a channel or the party raises.
+    """Run one party over its channels and return its result.
 
-    A channel's exception is raised at the party's request. A party's exception is raised here after
-    its last messages to the peers were sent.
+    If a channel raises an exception, it is raised inside the party, at its request. If the party
+    raises one, it is raised here, after the party's last messages were sent.
     """
     try:
         request = next(exchange)
@@ -93,11 +93,12 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 
 
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
-    """Play all parties in this process, in turns determined only by their requests.
+    """Run all parties in this process and return their results. Only their requests decide the
+    order.
 
-    Arrays are passed without a copy. With `encoded` every message goes through its bytes, as
-    between machines. The first error of a party is raised here, after the others have received its
-    messages.
+    Arrays are passed without a copy. With `encoded`, every message is encoded and decoded as
+    between machines. The first error of a party is raised here, after the others have received that
+    party's messages.
     """
     table = _Table(exchanges, encoded)
     try:
@@ -109,7 +110,7 @@ def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = Fals
 
 @dataclass
 class _Seat(Generic[T]):
-    """One party: its exchange, and the peer that it waits for."""
+    """A party's state: its exchange, the peer for which it waits, and whether it is done."""
 
     exchange: Exchange[T]
     waits_for: str | None = None
@@ -125,7 +126,7 @@ class _Table(Generic[T]):
         self._error: Exception | None = None
 
     def play(self) -> dict[str, T]:
-        """Play until all are done, or one has failed and the others have been informed."""
+        """Run all parties until they are done, or until one has failed and the others know it."""
         while not all(seat.done for seat in self._seats.values()):
             # Parties with room run first. If all wait for others to read, any may run.
             moved = [party for party in self._seats if self._turn(party, _AHEAD)]
@@ -139,7 +140,7 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run a party until it must wait. Returns True if it did anything."""
+        """Run `party` until it must wait. Returns True if it made any progress."""
         seat, moved = self._seats[party], False
         while not seat.done:
             answer = None

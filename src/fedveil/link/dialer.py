@@ -1,8 +1,8 @@
-"""A follower's end of the stream: it dials the leader, and dials again when the stream breaks.
+"""A follower's end of the stream: it connects to the leader, and reconnects if the stream breaks.
 
-gRPC checks a certificate's path and name, and nothing else. So the follower first looks at the
-leader's certificate by Python's own TLS, which checks the revocation lists too, and then lets gRPC
-trust that one certificate and no other: nobody can put another in its place in between.
+gRPC checks a certificate's path and name, and nothing else. So the follower first reads the
+leader's certificate through Python's own TLS, which checks the revocation lists too. Then it lets
+gRPC trust only that one certificate, so nobody can replace it in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Maintains a stream to the leader at `address` for as long as `link` needs one."""
+    """Keeps a stream to the leader at `address` open for as long as `link` needs one."""
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -73,7 +73,7 @@ class Dialer:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def _dial(self) -> bool:
-        """Open a stream, and carry it to its end. Return True if the leader welcomed it."""
+        """Open a stream and run it to its end. Returns True if the leader accepted it."""
         certificate, wrong = b"", None
         try:
             if self._credentials is not None:
@@ -92,7 +92,10 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Remember why there was no welcome; the link fails once the answer is sure."""
+        """Save why the leader did not accept the stream.
+
+        Fails the link once the reason is certain.
+        """
         if self._stopped.is_set() or self._link.is_over:
             return
         verdict = None if wrong is None else str(wrong)
@@ -104,8 +107,8 @@ class Dialer:
                 self._link.fail(wrong)
 
     def _channel(self, certificate: bytes) -> Any:
-        """A channel to the leader with this certificate; in plaintext without credentials."""
-        # Else a new channel would go on with the pauses that an earlier one has come to.
+        """Return a channel to the leader with this certificate; without credentials, plaintext."""
+        # Otherwise a new channel would inherit the reconnection delay of an earlier one.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         own = self._credentials
         if own is None:
@@ -115,7 +118,7 @@ class Dialer:
         return grpc.secure_channel(str(self._address), secure, options)
 
     def _stream(self, channel: Any) -> bool:
-        """Run one stream from greeting to end. Returns True if the leader sent its welcome."""
+        """Run one stream from the greeting to its end. Returns True if the leader accepted it."""
         link, attached = self._link, SimpleQueue[int]()
         stream, why = 0, "the stream ended"
         call = self._call = channel.stream_stream(f"/{SERVICE}/{CALL}")(self._frames(attached))
@@ -161,8 +164,9 @@ class Dialer:
 def look(address: Address, leader: str, own: Credentials) -> bytes:
     """Return the certificate, in PEM, of the leader that listens at `address`.
 
-    Raises PeerRefused if it is not the leader's, not valid or revoked, or if the leader does not
-    accept this party's, and OSError if nobody is there: then trying again may help.
+    Raises PeerRefused if the certificate is not that of `leader`, is invalid or revoked, or if the
+    leader does not accept this party's. Raises OSError if nobody listens: trying again may then
+    help.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])
@@ -180,7 +184,7 @@ def look(address: Address, leader: str, own: Credentials) -> bytes:
 
 
 def check_no_tls(address: Address) -> None:
-    """Raise PeerRefused if what listens at `address` speaks TLS, which this side does not."""
+    """Raise PeerRefused if a server at `address` uses TLS, because this side does not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -202,7 +206,7 @@ def _why_not(error: ssl.SSLCertVerificationError, address: Address, own: Credent
 
 
 def _judge(secure: ssl.SSLSocket, address: Address, leader: str, own: Credentials) -> bytes:
-    """Check who the certificate names, and that the leader goes on with this side's."""
+    """Return the leader's certificate. Raises PeerRefused if it names another party."""
     der = secure.getpeercert(binary_form=True)
     assert der is not None, "a handshake that asks for a certificate has one"
     certificate = x509.load_der_x509_certificate(der)

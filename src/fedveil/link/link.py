@@ -1,8 +1,8 @@
 """A channel that survives its streams: every message arrives once, whole and in order.
 
-A stream (see `streams`) may break at any byte and be opened again any number of times. Messages
-are numbered from 1. Each frame also says how many have arrived in the other direction. Messages
-that are not acknowledged when a stream breaks are sent again on the next.
+A stream (see `streams`) may break at any byte and be opened again any number of times. Messages are
+numbered from 1. Each frame also says how many messages have arrived in the other direction.
+Messages that are not acknowledged when a stream breaks are sent again on the next.
 
     frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
     kind  := 0  only an acknowledgement, number 0
@@ -11,7 +11,7 @@ that are not acknowledged when a stream breaks are sent again on the next.
            | 3  a refusal, body the reason; the last frame of this side
 
 Each process of a party names itself by a random session. A peer that returns with a different
-session is a different process, which does not know the earlier numbers: both directions start
+session is a different process, which does not know the earlier numbers. Both directions then start
 again at 1, and `send` and `receive` raise PeerRestarted until `begin` is called.
 """
 
@@ -45,12 +45,12 @@ _LOOK_AGAIN_S = 60.0
 
 
 class Link:
-    """One party's end of the link to `peer`, a `Channel` that streams attach to.
+    """One party's end of the link to `peer`: a `Channel` to which streams attach.
 
     `send` never waits: the schedule decides how far a party runs ahead. Without a stream, `receive`
     waits `patience_s` seconds before it raises LinkLost. With a stream and a silent peer it waits
-    twice as long, since the peer may itself be waiting for an absent party. One thread sends and
-    receives. Streams come from any.
+    twice as long, since the peer may itself be waiting for an absent party. Only one thread may
+    send and receive. Streams may use any threads.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
@@ -89,7 +89,7 @@ class Link:
     # --- the channel
 
     def begin(self) -> None:
-        """Start to communicate with the peer's present process."""
+        """Start to communicate with the current process of the peer."""
         with self._lock:
             self._restarted = False
 
@@ -123,11 +123,13 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Send the peer's process the reason of its refusal, and end all communication with it."""
+        """Send the peer's process the reason why it is refused, and end all communication with
+        it.
+        """
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
-        """Wait for a different process of the peer than the present or last one."""
+        """Wait until a new process of the peer connects."""
         with self._lock:
             while not self._restarted:
                 if self._failure is not None:
@@ -136,7 +138,9 @@ class Link:
             self._restarted = False
 
     def close(self, reason: str = "") -> None:
-        """Announce the end, and wait a little until the peer has everything."""
+        """Announce the end, with `reason` if there is one, and wait a little for the peer to get
+        all.
+        """
         self._finish(_END, reason)
         with self._lock:
             self._closed, self._stream = True, 0
@@ -151,14 +155,17 @@ class Link:
     # --- what streams do
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return this session, the peer's if known, and the number of arrived messages."""
+        """Return this side's session, the peer's session if known, and the number of received
+        messages.
+        """
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Start a stream to the process that names itself `session`. Returns the stream's number.
+        """Start a stream to the peer's process `session`. Returns the stream's number.
 
-        `known` and `arrived` are what that process said of this side, in its greeting.
+        In its greeting, that process said that it last knew this side's session as `known`, and
+        that it has received `arrived` messages.
         """
         with self._lock:
             if session != self._peer_session:
@@ -182,7 +189,7 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End a stream. Does nothing if a newer one has replaced it."""
+        """End a stream, for the reason `why`. Does nothing if a newer stream has replaced it."""
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -190,7 +197,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Note why no stream is available, for the final error message."""
+        """Save why no stream is available, for the final error message."""
         with self._lock:
             self._down_why = why
 
@@ -211,7 +218,10 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame read from a stream. Waits while too much data is unread."""
+        """Process a frame that was read from a stream.
+
+        Waits while too much received data is unread.
+        """
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -246,7 +256,9 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float | None:
-        """Return the seconds to wait for an absent peer, or for one silent since that time."""
+        """Return for how many seconds to wait for a peer that is absent, or silent since
+        `silent_since`.
+        """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
             if left > 0:
@@ -307,7 +319,9 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, and wait until the peer has it or waiting is pointless."""
+        """Send the last frame, of this kind, and wait until the peer has it or waiting is
+        pointless.
+        """
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:
@@ -328,7 +342,7 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    """Return a peer's words as one line of text."""
+    """Return a peer's text as one line."""
     text = ""
     with suppress(UnicodeDecodeError):
         text = str(body[:_LONGEST_SENTENCE], "utf-8")

@@ -27,10 +27,10 @@ _STOP_S = 1.0
 class Listener:
     """A gRPC server with one method, for the followers that `links` names and no others.
 
-    With credentials a follower is who its certificate says, without it is who it says it is. The
-    TLS library checks the certificate's path; who it names, its strength and its revocation are
-    checked here, before anything that the follower says is read. What is refused is told to the
-    one who asked and, as one sentence, to `report`.
+    With credentials, a follower is identified by its certificate, otherwise by its own word. The
+    TLS library checks the certificate's path. The name in it, its strength and its revocation are
+    checked here, before anything that the follower sends is read. If a follower is refused, the
+    reason is sent to it and, as one sentence, passed to `report`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Listener:
         )
 
     def _stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """A stream from its greeting to its end; runs in a thread of its own."""
+        """Run a stream from its greeting to its end, in a thread of its own."""
         # A follower looks at the leader's certificate first, in a handshake of its own.
         self._handshakes.succeeded(2)
         try:
@@ -128,7 +128,9 @@ class Listener:
         return self._links[hello.party], hello
 
     def _certified(self, own: Credentials, context: Any) -> str:
-        """The follower whom the certificate of the other end names, once all of it is checked."""
+        """Return the follower whom the other end's certificate names, after checking the
+        certificate.
+        """
         shown = context.auth_context()
         try:
             leaf, *others = x509.load_pem_x509_certificates(
@@ -148,7 +150,9 @@ class Listener:
         return named
 
     def _shown(self, follower: str) -> str:
-        """A follower, with the name that its certificate must have if that is another."""
+        """Format a follower's name, with the name that its certificate must have if that
+        differs.
+        """
         name = follower if self._own is None else self._own.name_of(follower)
         return follower if name == follower.lower() else f"{follower} ({name})"
 
@@ -165,7 +169,7 @@ class Listener:
 
 
 class _Handshakes:
-    """Reports failed TLS handshakes, which gRPC does not report itself."""
+    """Reports failed TLS handshakes, because gRPC does not report them."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -174,14 +178,17 @@ class _Handshakes:
         self._timer: threading.Timer | None = None
 
     def begun(self) -> None:
-        """Count a handshake. Its outcome is checked after a while."""
+        """Count a new handshake.
+
+        After a while it counts as failed unless `succeeded` was called.
+        """
         with self._lock:
             self._open.append(time.monotonic())
             if self._timer is None:
                 self._look_in(_HANDSHAKE_S)
 
     def succeeded(self, count: int = 1) -> None:
-        """Count that many of the oldest handshakes as done."""
+        """Count the oldest `count` handshakes as successful."""
         with self._lock:
             for _ in range(min(count, len(self._open))):
                 self._open.popleft()

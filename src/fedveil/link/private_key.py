@@ -17,7 +17,10 @@ Key: TypeAlias = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 
 def load_key(pem: bytes, settings: TlsSettings) -> Key:
-    """Parse and, if the settings name a password, decrypt a private key."""
+    """Return the private key in `pem`, decrypted if the settings name a password.
+
+    Raises CertificateError if it is damaged, or of a kind that gRPC's TLS cannot use.
+    """
     path, password = settings.path(settings.key), settings.password()
     try:
         key: object = serialization.load_pem_private_key(pem, password)
@@ -51,7 +54,7 @@ def load_key(pem: bytes, settings: TlsSettings) -> Key:
 
 
 def pem_of_key(key: Key) -> bytes:
-    """Write a key in PEM, not encrypted: it must not leave memory."""
+    """Return a key in PEM without encryption. It must not be written to a file."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -1,4 +1,6 @@
-"""A TCP connection by the way that gRPC takes: direct, or through the environment's HTTP proxy."""
+"""A TCP connection on the route that gRPC takes: direct, or through the environment's HTTP
+proxy.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 def _excepts(entry: str, host: str) -> bool:
-    """Return True if an entry of `no_proxy`, the end of a name or a network, is for `host`."""
+    """Return True if an `entry` of `no_proxy`, the end of a name or a network, covers `host`."""
     if host.lower().endswith(entry.lower()):
         return True
     try:

@@ -1,7 +1,7 @@
-"""Revocation lists (CRLs): which certificates their authorities have taken back.
+"""Revocation lists (CRLs): the certificates that their authorities have revoked.
 
-Every certificate of a chain must be covered by a current list of its issuer, as OpenSSL asks under
-VERIFY_CRL_CHECK_CHAIN. A list that is missing or has expired is a fault, never a pass.
+Every certificate of a chain must be covered by a current list of its issuer, as OpenSSL requires
+under VERIFY_CRL_CHECK_CHAIN. A missing or expired list is an error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from fedveil.base.untrusted import MOST_LISTS_BYTES, read_bytes
 from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import Ascent, common_name, described, is_authority
 
-_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+# No hyphen within a block: a file of many beginnings is then read once, and not once for each.
+_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----[^-]*-----END X509 CRL-----")
 _Scope = x509.IssuingDistributionPoint
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 
 @dataclass(frozen=True)
 class RevocationLists:
-    """The current lists of a PEM file: of each authority, the newest for each scope."""
+    """The current lists in a PEM file: for each authority and scope, the newest one."""
 
     path: Path
     lists: tuple[x509.CertificateRevocationList, ...]
@@ -55,7 +56,9 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Say which certificate of a chain is revoked or not covered; None if all are good."""
+        """Return which certificate of a chain is revoked or not covered, or None if there is
+        none.
+        """
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -93,7 +96,7 @@ def _holder(certificate: x509.Certificate) -> str:
 
 
 def _check_kind(one: x509.CertificateRevocationList, path: Path) -> None:
-    """Refuse a list that says less, or something else, than which certificates are revoked."""
+    """Raise an error for a list that is not a complete list of revoked certificates."""
     kind = None
     for extension in one.extensions:
         if extension.oid == x509.DeltaCRLIndicator.oid:
@@ -130,7 +133,7 @@ def _check_dates(one: x509.CertificateRevocationList, path: Path) -> None:
 def _newest(
     lists: Iterable[x509.CertificateRevocationList],
 ) -> Iterable[x509.CertificateRevocationList]:
-    """Keep the newest list of each key and scope of an authority."""
+    """Keep the newest list for each key and scope of an authority."""
     found: dict[object, x509.CertificateRevocationList] = {}
     for one in lists:
         authority, scope = _extension(one, x509.AuthorityKeyIdentifier), _scope(one)
@@ -146,7 +149,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if a certificate would be on this list of its issuer, were it revoked."""
+    """Return True if a certificate, once revoked, would have to be on this list of its issuer."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

@@ -1,12 +1,12 @@
-"""Common definitions of both ends of a stream: addresses, gRPC's settings, and the two greetings.
+"""Definitions for both ends of a stream: addresses, gRPC's settings, and the two greetings.
 
 A follower opens one bidirectional gRPC stream to the leader and sends
 
     {"kind": "hello", "protocol", "party", "session", "known", "arrived"}
 
-and the leader answers `welcome` with equal fields, or ends the stream with a reason. After that
-come only frames of a `Link`. `session` names the process, `known` the process of the other side
-that it last talked to, `arrived` how many of that one's messages it has.
+and the leader answers `welcome` with the same fields, or ends the stream with a reason. After that
+come only frames of a `Link`. `session` names the sender's process, `known` the receiver's process
+with which it last communicated, and `arrived` the number of messages received from that process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if data sent there never leaves this machine."""
+        """True if data that is sent to this address never leaves this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -76,7 +76,7 @@ class Address:
 
 
 def check_plaintext(option: str, address: Address) -> None:
-    """Refuse a link without TLS that could leave this machine."""
+    """Raise an error if a link to `address` without TLS could leave this machine."""
     if not address.is_loopback:
         raise InvalidValue(
             f"{option} = {address} is not a loopback address: --insecure is for those alone, "
@@ -86,7 +86,7 @@ def check_plaintext(option: str, address: Address) -> None:
 
 @dataclass(frozen=True)
 class Greeting:
-    """A party's first message on a stream."""
+    """A party's first message on a stream. The module explains its fields."""
 
     party: str
     session: bytes

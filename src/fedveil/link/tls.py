@@ -6,9 +6,9 @@
     DIR/PARTY/key.pem        PARTY's alone
     DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own: `tls_settings`
 
-Each party gets its own folder and no other. A certificate names its party by a DNS name or an IP
-address among the subject's alternative names; it may have other names, but none of another party.
-Both ends of a link show theirs, and both check the other's.
+Each party gets only its own folder. A certificate names its party by a DNS name or an IP address
+among the subject's alternative names; it may have other names, but none of another party. Both ends
+of a link show their certificate, and each checks the other's.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _MADE_BY = "; `fedveil vertical certificates` makes it"
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows and what it trusts, in PEM; checked when it was read.
+    """A party's certificate, key and trusted authorities in PEM, checked when they were read.
 
-    `certificate` begins with the party's own and goes on with intermediate ones. `key` is not
+    `certificate` starts with the party's own, followed by intermediate ones. `key` is not
     encrypted, whatever its file is. `parties` are those of the job, this one among them.
     """
 
@@ -67,7 +67,7 @@ class Credentials:
 
     @classmethod
     def read(cls, folder: Path, party: str, parties: Iterable[str] = ()) -> Credentials:
-        """A party's credentials in its own folder, or in the one of that name in `folder`."""
+        """Read a party's credentials from `folder`, or from its subfolder with the party's name."""
         folder = folder / party if (folder / party).is_dir() else folder
         settings = TlsSettings.read(folder)
         known = tuple(dict.fromkeys([party, *parties]))
@@ -82,21 +82,24 @@ class Credentials:
         return found
 
     def name_of(self, party: str) -> str:
-        """The DNS name or IP address that a certificate of `party` must have."""
+        """Return the DNS name or IP address that a certificate of `party` must have."""
         return self.settings.name_of(party)
 
     def party_of(self, certificate: x509.Certificate, among: Iterable[str] = ()) -> str | None:
-        """The one party that a certificate names; None if it names none of them, or several."""
+        """Return the one party that a certificate names, or None if it names none or several.
+
+        The parties of the job, those in the settings' `names` and those in `among` are considered.
+        """
         names = names_in(certificate)
         known = dict.fromkeys([*self.parties, *self.settings.names, *among])
         found = [party for party in known if self.name_of(party) in names]
         return found[0] if len(found) == 1 else None
 
     def check_peer(self, certificate: x509.Certificate, others: Iterable[x509.Certificate]) -> None:
-        """Refuse a peer whose certificate is weak, or is revoked by the lists of this moment.
+        """Raise an error if the peer's certificate is weak, or revoked by the current lists.
 
-        `others` are those that the peer sent with it. That they lead to the authority is left to
-        the TLS library, which has found it so before.
+        `others` are the certificates that the peer sent with it. The TLS library has already found
+        that they lead to the authority.
         """
         chain = ascent(certificate, [*others, *self._roots()])
         for one in chain:
@@ -106,7 +109,11 @@ class Credentials:
             raise PeerRefused(fault)
 
     def check_usage(self, *, listens: bool) -> None:
-        """Refuse one's own certificate if it is not for what this end of the link does."""
+        """Raise an error if this party's own certificate does not allow its use at this end of the
+        link.
+
+        `listens` is True at the leader's end.
+        """
         own = load_chain(self.certificate, self.folder)[0]
         try:
             allowed = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -121,12 +128,12 @@ class Credentials:
             )
 
     def revocations(self) -> RevocationLists | None:
-        """The revocation lists as their file holds them now; None if the settings name none."""
+        """Read the revocation lists from their file. Returns None if the settings name none."""
         path = self.settings.crl_path
         return None if path is None else RevocationLists.read(path)
 
     def client_context(self) -> ssl.SSLContext:
-        """These credentials for Python's own TLS; names are left to the caller to check."""
+        """Return these credentials as a context of Python's TLS. The caller must check names."""
         settings = self.settings
         self.revocations()  # which refuses an expired list with a better sentence than TLS does
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -153,7 +160,7 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Make the authority if there is none, and each party's folder. Returns their paths.
+    """Create each party's folder, and the authority if there is none. Returns their paths.
 
     A party's existing folder is never overwritten.
     """
@@ -172,7 +179,9 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """The party whose certificate lies in `folder`; None if there is none, or it names several."""
+    """Return the party that the certificate in `folder` names, or None if it names none or
+    several.
+    """
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():
@@ -267,7 +276,7 @@ def _check(
     roots: Sequence[x509.Certificate],
     key: object,
 ) -> None:
-    """Refuse here, with a sentence, what a handshake would refuse with less of one."""
+    """Raise an error, with a clear sentence, for credentials that a TLS handshake would reject."""
     files, own = found.settings, chain[0]
     if key != own.public_key():
         raise CertificateError(
@@ -350,7 +359,7 @@ def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _no_password() -> str:
-    """Answer OpenSSL, which else asks for the password of a key on the terminal."""
+    """Stop OpenSSL, which would otherwise ask for a key's password on the terminal."""
     return ""
 
 

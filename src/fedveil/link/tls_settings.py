@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Where a party's certificate, key and trust are, and who is who."""
+    """The places of a party's certificate, key and trusted authorities, and its peers' names."""
 
     folder: Path
     certificate: str = "certificate.pem"
@@ -43,7 +43,7 @@ class TlsSettings:
 
     @classmethod
     def read(cls, folder: Path) -> TlsSettings:
-        """Read `tls.yaml` in `folder`; the defaults if there is none."""
+        """Read `tls.yaml` in `folder`. Returns the defaults if there is no such file."""
         path = folder / FILE
         if not path.exists():
             return cls(folder)
@@ -64,11 +64,11 @@ class TlsSettings:
         return None if self.crl is None else self.path(self.crl)
 
     def name_of(self, party: str) -> str:
-        """Return the name that a party's certificate must have, in its one spelling."""
+        """Return the name that a party's certificate must have, in its normal spelling."""
         return normal_name(self.names.get(party, party))
 
     def check_names(self, parties: Iterable[str]) -> None:
-        """Refuse names of parties that the job does not have, and one name for two parties."""
+        """Raise an error for a name of a party that the job lacks, or one name for two parties."""
         known = list(dict.fromkeys(parties))
         where = self.path(FILE)
         for party in self.names:
@@ -87,7 +87,7 @@ class TlsSettings:
                 )
 
     def password(self) -> bytes | None:
-        """Return the key's password; None if the settings name none."""
+        """Return the key's password, or None if the settings name none."""
         where = self.path(FILE)
         if self.password_env is not None:
             value = os.environ.get(self.password_env)
@@ -109,7 +109,7 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Read a file that nobody but its owner may read; messages call it `file`."""
+    """Read a file that only its owner may read. Messages call it `file`, and its content `what`."""
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777
     except OSError as error:

@@ -16,10 +16,10 @@ _ZERO_SIMILARITY = 1e-12
 
 
 class AdaptiveBudget:
-    """Sets epsilon of round t + 1 to eps / A_s, with A_s = 1 - arccos(S_c) / π in (0, 1].
+    """Sets each round's epsilon from how far the model has turned: eps / A_s in round t + 1.
 
-    S_c is the cosine similarity of the flattened global models of rounds t and t + 1. eps is always
-    the job's own; the quotients are never compounded.
+    A_s = 1 - arccos(S_c) / π, in (0, 1], where S_c is the cosine similarity of the flattened global
+    models of rounds t and t + 1. eps is always the job's own; the quotients are never compounded.
 
     Source: 002, algorithm 2. The source says that the total budget is unchanged. It is not: eps /
     A_s is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
@@ -30,7 +30,10 @@ class AdaptiveBudget:
         self.eps = positive("eps", eps)
 
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
-        """Return the next round's epsilon. Raises `InvalidValue` if A_s is 0 or undefined."""
+        """Return the next round's epsilon, eps divided by the two models' angular similarity.
+
+        Raises `InvalidValue` if the similarity is 0 or undefined.
+        """
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)
         if len(previous) != len(new):
@@ -57,7 +60,7 @@ def _unit(name: str, vector: Float64s) -> Float64s:
 
 
 def _angle(a: Float64s, b: Float64s) -> float:
-    """Return arccos(a · b) for unit vectors, in [0, π].
+    """Return the angle arccos(a · b) of two unit vectors, in [0, π].
 
     The arccos of a rounded cosine would be off by up to 1e-8 for nearly equal models. This form is
     accurate everywhere and exact for equal models.

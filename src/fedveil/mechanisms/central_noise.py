@@ -32,11 +32,11 @@ _PART = 1 << 16
 
 
 class CentralNoise:
-    """Clip vectors to the L2 norm `clip` on a grid of `step`, and add Gaussian noise to their sum.
+    """Clip vectors to the L2 norm `clip` on a grid, and add Gaussian noise to a sum of them.
 
-    `clipped` returns whole multiples z of `step` with |z| <= clip in exact arithmetic. `add_to`
-    adds independent discrete Gaussians to a sum of such vectors, in steps: the noise of
-    `GaussianMechanism` with the same eps, delta and clip, for this step.
+    `clipped` returns whole numbers z in units of `step` with step · |z| <= clip in exact
+    arithmetic. `add_to` adds independent discrete Gaussians to a sum of such vectors, in steps: the
+    noise of `GaussianMechanism` with the same eps, delta and clip, for this step.
 
     Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against anyone who
     reads only the noisy sum. Replacing one vector moves the sum by at most 2 · clip, and steps 1 to
@@ -64,11 +64,11 @@ class CentralNoise:
 
     @classmethod
     def of_ratio(cls, ratio: float, delta: float, clip: float, dimension: int) -> CentralNoise:
-        """Return noise of `ratio` times the sensitivity 2 · clip, on a suitable grid.
+        """Return noise whose standard deviation is `ratio` times the sensitivity 2 · clip.
 
-        The step is that of `GaussianMechanism.grid`, or finer if the noise is large: the noise is
-        added to a sum, in which the rounding of many vectors adds up. The loss is stated at
-        `delta`.
+        `dimension` is the number of entries of a vector, and the loss is stated at `delta`. The
+        step is that of `GaussianMechanism.grid`, or finer if the noise is large: the noise is added
+        to a sum, in which the rounding of many vectors adds up.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -87,15 +87,17 @@ class CentralNoise:
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """Return the vector in steps, scaled to the norm `clip` if it is longer, rounded towards
-        zero.
+        """Return the vector, scaled to the norm `clip` if it is longer, as whole numbers of steps.
+
+        Entries are rounded towards zero.
         """
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        """Return True if the norm of `multiples` is at most `clip`, as for every result of
-        `clipped`.
+        """Return True if the norm of `multiples`, a vector in steps, is at most `clip`.
+
+        It is for every result of `clipped`.
         """
         square = 0
         for start in range(0, len(multiples), _PART):
@@ -106,13 +108,16 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return the noisy sum of this vector alone. The attacker is assumed to know all others."""
+        """Return the clipped vector plus the noise of a whole sum, in steps.
+
+        This is what an attacker sees who knows all other vectors in the sum.
+        """
         total = self.clipped(vector)
         self.add_to(total, entropy)
         return total
 
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
-        """Add noise to a sum of clipped vectors, in steps, in place.
+        """Add noise, in place, to a sum of clipped vectors in steps.
 
         Call it before the sum is read.
         """

@@ -41,10 +41,11 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Noise shares that add up to `ratio` times the sensitivity 2 √limit, in whole steps.
+    """Shares of Gaussian noise, in whole steps, that clients add to their vectors before a sum.
 
-    `shares`: the least number of vectors in a sum that carry noise. These alone reach `ratio`.
-    Subclasses state how large a sum of `clients` vectors can become.
+    In a sum, `shares` of them add up to noise of `ratio` times the sensitivity 2 √limit. `shares`
+    is the least number of vectors in a sum that carry noise; a sum has at most `clients` vectors.
+    Subclasses state how large it can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -66,69 +67,78 @@ class NoiseShares:
 
     @property
     def share_variance(self) -> int:
-        """Variance parameter of one share's noise, in steps²."""
+        """Return the parameter s² of one share's discrete Gaussian noise, in steps²."""
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise of a sum with `shares` noise shares, divided by the sensitivity."""
+        """Return the standard deviation of the noise in a sum, divided by the sum's sensitivity.
+
+        `shares` is the number of noise shares in the sum.
+        """
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
 
     def add_share(self, numbers: Signed, entropy: Entropy) -> None:
-        """Add one client's share of the noise, in place."""
+        """Add one client's share of the noise to its vector `numbers`, in place."""
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if a sum is so large that an honest one is with probability at most 2^-40."""
+        """Return True if the sum `total` has an entry that is too large for an honest sum.
+
+        An honest sum has one with probability at most 2^-40.
+        """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
 
 class DistributedGaussian(NoiseShares):
-    """Clip, rotate and round vectors, add a share of noise to each: a sum of them is private.
+    """Clips, rotates and rounds vectors, and adds a share of noise to each: their sum is private.
 
     A vector x of `dimension` entries becomes `share(x) = z + N`, whole numbers in units of `step`:
 
-    1. x is scaled to the L2 norm `clip` where it is longer, and rotated (`hadamard.rotate`, with
-       signs that everybody knows) where `signs` are given; zeros fill it up to `length` entries.
-    2. z is x / step, every entry rounded at random to one of the two whole numbers around it, so
-       that its mean is x / step to 2^-32. Where Σ z² is above `limit` all entries are rounded
-       again, with a probability of at most 2^-20, and towards zero after eight times.
+    1. x is scaled to the L2 norm `clip` if it is longer. With `rotation` it is filled up with zeros
+       to `length` entries and rotated (`hadamard.rotate`, with signs that everybody knows).
+    2. z is x / step with every entry rounded at random to one of the two whole numbers around it,
+       so that its mean is x / step to 2^-32. If Σ z² is above `limit`, which has probability at
+       most 2^-20, all entries are rounded again, and after eight times they are rounded towards
+       zero.
     3. The entries of N are independent discrete Gaussians of parameter `share_variance`, drawn
        exactly, whatever x is.
 
-    `mean(total, shares, signs)` is the vector that a sum of `shares` such shares stands for, over
-    their number.
+    `mean(total, shares, signs)` turns a sum of `shares` such vectors into their mean.
 
-    Sensitivity: Σ z² <= limit in whole numbers, with nothing neglected, so that two z lie at most
-    2 √limit apart. With ρ = clip / step, rounding adds independent errors of variance at most 1/4
-    to a vector of norm ρ: Kairouz, Liu and Steinke (2021), proposition 22, give
+    Sensitivity: Σ z² <= limit holds in whole numbers, with nothing neglected, so that two z lie at
+    most 2 √limit apart. With n = length and ρ = clip / step, rounding adds independent errors of
+    variance at most 1/4 to a vector of norm ρ: Kairouz, Liu and Steinke (2021), proposition 22,
+    give
 
         limit = ⌊ρ² + n/4 + √(2 ln 2^20) · (ρ + √n / 2)⌋    (and at most (ρ + √n)²).
 
-    Privacy: of the sum of m shares, replace-one of a whole vector, whatever the others are,
-    `Gaussian(ratio(m))`: with nothing neglected it is a post-processing of Gaussian noise of
-    ratio(m) = √((m · share_variance - 16) / (1 + 2^-30)) / (2 √limit) times the sensitivity.
-    1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with
-       v = ab / (a + b), and Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a factor of
-       1 ± 3 exp(-2π² v), by Poisson summation. Adding one share after another, v >= 8 as
-       share_variance >= 16: the sum of the noise of m <= 2^20 shares has the law of a discrete
-       Gaussian of parameter m · share_variance to within a factor e^(±η), η = 1e-61 an entry.
-    2. That law on whole numbers is a post-processing of continuous noise of a variance less by
-       16, as steps 2 and 3 at `GaussianMechanism` prove; the share 2^-30 of the variance
+    Privacy: if one whole vector is replaced, whatever the others are, the sum of m shares satisfies
+    `Gaussian(ratio(m))`. With nothing neglected, it is a post-processing of Gaussian noise of
+    ratio(m) = √((m · share_variance - 16) / (1 + 2^-30)) / (2 √limit) times the sensitivity:
+
+    1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with v = ab /
+       (a + b), and Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a factor of 1 ± 3
+       exp(-2π² v), by Poisson summation. Adding one share after another, v >= 8 as share_variance
+       >= 16: the sum of the noise of m <= 2^20 shares has the distribution of a discrete Gaussian
+       of parameter m · share_variance to within a factor e^(±η), η = 1e-61 an entry.
+    2. That distribution on whole numbers is a post-processing of continuous noise of a variance
+       less by 16, as steps 2 and 3 at `GaussianMechanism` prove; the share 2^-30 of the variance
        outweighs η there, and here.
-    The sum modulo 2^bits, and whatever is made of it, is post-processing. Shares in the sum whose
-    makers know or subtract their noise do not count in m.
 
-    Wrapping: `bits` are the fewest whose ring holds, with a quarter to spare, what a sum of
-    `clients` shares reaches but with a probability of 2^-40. An entry of the rotated sum is a sum
-    with random signs, of a vector no longer than clients · ρ, plus rounding and noise: it is
-    sub-Gaussian with variance (clients · ρ)² / n + clients · (1/4 + share_variance). Without signs
-    clients · ρ bounds it. Vectors that were made for the round's signs are not covered; privacy
-    is, wrapped or not. `wrapped` says whether a sum lies where no such sum does.
+    The sum modulo 2^bits, and whatever is computed from it, is post-processing. Shares in the sum
+    whose makers know or subtract their noise do not count in m.
 
-    `entry_bits`: step is such that a rotated entry, of root mean square clip / √n, takes so many
-    bits with its sign and has room for 8 times that; without signs clip does.
+    Wrapping: `bits` is the least number whose ring holds, with a quarter to spare, the sum of
+    `clients` shares except with probability 2^-40. An entry of the rotated sum is a sum with random
+    signs, of a vector no longer than clients · ρ, plus rounding and noise: it is sub-Gaussian with
+    variance (clients · ρ)² / n + clients · (1/4 + share_variance). Without rotation clients · ρ
+    bounds it. This does not cover vectors that were chosen in view of the round's signs. Privacy
+    does not depend on wrapping. `wrapped` says whether a sum is larger than this.
+
+    `entry_bits` sets the step: that many bits, one of them the sign, hold 8 times the root mean
+    square clip / √n of a rotated entry or, without rotation, hold clip.
     """
 
     def __init__(
@@ -155,15 +165,19 @@ class DistributedGaussian(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the vector's share of a sum."""
+        """Return the vector's share of a sum: clipped, rotated, rounded and noisy, in steps.
+
+        `signs` are those of the rotation, or None without rotation.
+        """
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
 
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the clipped vector in steps, before the noise: Σ z² <= limit.
+        """Return the clipped and rotated vector in whole steps, before the noise.
 
-        The result has 32 bits if the ring has at most 32: larger values wrap around in both.
+        Its sum of squares is at most `limit`. Its integers have 32 bits if the ring has at most 32,
+        since larger values wrap around in both.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         scaled = np.empty_like(vector)
@@ -187,7 +201,7 @@ class DistributedGaussian(NoiseShares):
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Turn the sum of `shares` shares into their mean vector. Overwrites the sum."""
+        """Turn `total`, the sum of `shares` shares, into their mean vector. Overwrites `total`."""
         values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
@@ -206,16 +220,17 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Noise shares for sums of clipped contributions, one per example. The sums are not clipped.
+    """Noise shares for clients' sums of clipped contributions, one per example.
 
-    Every contribution moves a vector by whole multiples of `step` and an L2 norm of at most `clip`
-    (`privacy.sum_grid`). The vector x becomes `share(x) = z + N`. z is x / step, with entries
-    limited to 2^24 in absolute value, which moves no two vectors further apart. N is the noise of
-    `DistributedGaussian`.
+    The sums themselves are not clipped. Every contribution moves a client's vector x by whole
+    multiples of `step` and an L2 norm of at most `clip` (see `privacy.grid_sensitivity`). x becomes
+    `share(x) = z + N`. z is x / step, with entries limited to 2^24 in absolute value, which moves
+    no two vectors further apart. N is the noise of `DistributedGaussian`.
 
-    Privacy: for the sum of m shares and one contribution to one of the vectors, replace-one:
-    `Gaussian(ratio(m))`, as proved there, with limit = ⌈(clip / step)²⌉. The entries of a sum of
-    `clients` vectors are at most clients · 2^24 plus noise, so the sum never wraps.
+    Privacy: if one contribution to one of the vectors is replaced, the sum of m shares satisfies
+    `Gaussian(ratio(m))`, by the proof in `DistributedGaussian` with limit = ⌈(clip / step)²⌉. The
+    entries of a sum of `clients` vectors are at most clients · 2^24 plus noise, so the sum never
+    wraps.
     """
 
     def __init__(
@@ -231,20 +246,23 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector's share of a sum, without rotation."""
+        """Return the vector's share of a sum, rounded and noisy, in steps. There is no rotation."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Turn the sum of `shares` shares into their mean vector. Overwrites the sum."""
+        """Turn `total`, the sum of `shares` shares, into their mean vector. Overwrites `total`."""
         values = into_floats(total)
         values *= self.step / shares
         return values
 
 
 def ring_bits(reach: int) -> int:
-    """Return the bits of the smallest ring that holds -reach..reach with a quarter to spare."""
+    """Return the number of bits of the smallest ring that holds sums from -reach to reach.
+
+    A quarter of `reach` is left to spare on either side.
+    """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 
@@ -263,9 +281,9 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 
 @compiled(_round_at_random_numpy)
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Round every entry up with the probability of its fraction, to 2^-32.
+    """Write every entry to `out`, rounded up with its fraction as probability, to 2^-32.
 
-    Returns the sum of squares.
+    Returns the sum of the rounded entries' squares. `uniform` holds a random word per entry.
     """
     total = 0
     for i in range(len(scaled)):

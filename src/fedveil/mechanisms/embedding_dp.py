@@ -34,19 +34,23 @@ _BLOCK = 1 << 16
 
 
 class EmbeddingDP:
-    """Quantise every value to one bit and flip the bit by randomised response.
+    """Quantises every value to one bit, and flips the bit by randomised response.
 
-    Output: a value x becomes the bit B = 1 if x > 0, else B = 0. Every bit is then,
-    independently, sent as 1 with probability
+    Output: a value x becomes the bit B = 1 if x > 0, else B = 0. Every bit is then, independently,
+    sent as 1 with probability
+
         p = e^(eps/2) / (e^(eps/2) + 1)   if B = 1
         q = 1 / (e^(eps/2) + 1)           if B = 0
-    q is rounded up to a double and p = 1 - q; for these two numbers the distribution is exact.
-    eps = 0 gives p = q = 1/2: pure noise. eps = None sends B itself, without any guarantee.
 
-    Privacy, pure, replace-one, for one release:
+    q is rounded up to a double and p = 1 - q; for these two numbers the distribution is exact. eps
+    = 0 gives p = q = 1/2: pure noise. eps = None sends B itself, without any guarantee.
+
+    Privacy at delta = 0, for one release, if the named part of the input is replaced:
+
         eps/2        per bit: one value changes arbitrarily
         eps          per one-hot row: two one-hot rows differ in two bits
         m · eps/2    per vector of m values
+
     The source's eps is therefore that of a one-hot row. Further releases of an example add up,
     unless the first draw is reused (`bits_of`).
 
@@ -59,10 +63,10 @@ class EmbeddingDP:
         self.loss = EmbeddingLoss(self.eps)
 
     def __call__(self, tensor: Tensor, entropy: Entropy | None = None) -> Tensor:
-        """Return the bits of `tensor` as 0 and 1, with its type, shape and dtype. No gradients.
+        """Return the perturbed bits of `tensor` as 0 and 1, with its type, shape and dtype.
 
-        `tensor` is a NumPy array, a torch tensor or a MindSpore Tensor of any shape. Uses secure
-        randomness if no `entropy` is given. Raises InvalidValue on NaN.
+        `tensor` is a NumPy array, a torch tensor or a MindSpore Tensor of any shape. The result has
+        no gradients. Uses secure randomness if no `entropy` is given. Raises InvalidValue on NaN.
         """
         values = values_of("tensor", tensor)
         spread = np.empty(values.shape, values.dtype)
@@ -71,7 +75,7 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """Return the bits of `values` in C order, eight per byte, lowest bit first.
+        """Return the perturbed bits of `values` in C order, eight per byte, lowest bit first.
 
         This is what leaves a party: 1/32 of the bytes of float32. The last byte is padded with
         zeros.
@@ -92,10 +96,11 @@ class EmbeddingDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Packed:
-        """Like `bits`, with one example per row. A key seen before returns its first draw.
+        """Return the perturbed bits of examples, one per row of `values`, drawn once per key.
 
-        An example then pays once, even if its values have changed since: they are not read again.
-        The memory's width is `packed_size` of one example's bits.
+        A key seen before returns its first draw from `memory`. Its example then pays once, even if
+        its values have changed since: they are not read again. The memory's width must be
+        `packed_size` of one example's bits.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
@@ -117,7 +122,10 @@ class EmbeddingDP:
 
     @staticmethod
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
-        """Return packed bits as 0.0 and 1.0. Raises InvalidValue if they do not fit `shape`."""
+        """Return packed bits as 0.0 and 1.0.
+
+        Raises InvalidValue if there are not enough for `shape`.
+        """
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
             raise InvalidValue(
@@ -130,7 +138,7 @@ class EmbeddingDP:
         return out
 
     def _flips(self, count: int, entropy: Entropy) -> Packed:
-        """Return independent bits, eight per byte, each 1 with probability q."""
+        """Return `count` independent bits, eight per byte, each 1 with the flip probability q."""
         assert self.eps is not None
         flips = np.empty(count, np.uint8)
         q = _lie_probability(self.eps)
@@ -143,33 +151,39 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """Privacy cost of one release of EmbeddingDP, by the part of the input that changes."""
+    """Privacy loss of one release of EmbeddingDP, by the part of the input that changes."""
 
     eps: float | None
 
     @property
     def per_bit(self) -> PrivacyLoss:
-        """Return eps/2, for one value. It composes by the distribution of the bit itself."""
+        """Return the loss for one value, eps/2.
+
+        It composes by the distribution of the bit itself.
+        """
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
         return PrivacyLoss(_half(self.eps), per="bit", release=BitRelease(self.eps))
 
     @property
     def per_row(self) -> PrivacyLoss:
-        """Return eps, for a one-hot row: two of its bits change."""
+        """Return the loss for a one-hot row, eps: two of its bits change."""
         whole = math.inf if self.eps is None else self.eps
         return PrivacyLoss(whole, per="row", part=self.per_bit)
 
     def per_vector(self, values: int) -> PrivacyLoss:
-        """Return values · eps/2, for a whole vector. A ledger that adds up needs `charges`."""
+        """Return the loss for a whole vector of `values` values: values · eps/2.
+
+        For a ledger use `charges`, which composes better.
+        """
         values = integer("values", values, 1)
         whole = math.inf if self.eps is None else plain_sum([(_half(self.eps), values)])
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the ledger entries for one release of an example's `values` values.
+        """Return the ledger entries for one release of an example of `values` values.
 
-        There is one loss per bit: at a positive delta they compose to far less than values · eps/2.
+        Each bit has its own loss: at a positive delta they compose to far less than values · eps/2.
         """
         return [(self.per_bit, integer("values", values, 1))]
 
@@ -185,12 +199,12 @@ class EmbeddingLoss:
 
 @dataclass(frozen=True)
 class BitRelease:
-    """One bit of EmbeddingDP, for the ledger to compose."""
+    """The release of one bit of EmbeddingDP, for the ledger to compose."""
 
     eps: float
 
     def distribution(self) -> LossDistribution:
-        """The privacy-loss distribution of randomised response with q."""
+        """Return the privacy-loss distribution of a bit that is flipped with probability q."""
         return _distribution(self.eps)
 
 
@@ -211,7 +225,7 @@ def _distribution(eps: float) -> LossDistribution:
 
 
 def _quantised(flat: Array) -> Packed:
-    """Return packed bits: bit i is 1 if value i is above 0."""
+    """Return one packed bit for each value: 1 if the value is above 0."""
     packed = np.empty(packed_size(len(flat), 1), np.uint8)
     above = np.empty(min(len(flat), _BLOCK), np.bool_)
     for begin in range(0, len(flat), _BLOCK):
@@ -225,7 +239,7 @@ def _quantised(flat: Array) -> Packed:
 
 
 def _unpack_into(packed: Packed, out: Array) -> None:
-    """Overwrite `out` with the bits, one per value."""
+    """Overwrite each value of `out` with one packed bit, as 0 or 1."""
     for begin in range(0, len(out), _BLOCK):
         block = out[begin : begin + _BLOCK]
         part = packed[begin // 8 : begin // 8 + packed_size(len(block), 1)]

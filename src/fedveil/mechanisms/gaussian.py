@@ -113,7 +113,7 @@ class GaussianMechanism:
     def clipped(self, update: Vector) -> Float64s:
         """Return the clipped update to which noise is added.
 
-        It lies on the grid if noise is discrete.
+        Discrete noise is added on its grid.
         """
         vector = _real_vector(update)
         if self.noise == "discrete":
@@ -125,8 +125,9 @@ class GaussianMechanism:
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
         """Return the log probability (or log density) of `output` given `update`, up to a constant.
 
-        -|output - clipped|² / (2 variance). Exact for outputs on the grid. For continuous noise it
-        is the density in real arithmetic, which floating-point outputs only approximate.
+        This is -|output - clipped|² / (2 variance). It is exact for outputs on the grid. For
+        continuous noise it is the density in real arithmetic, which floating-point outputs only
+        approximate.
         """
         variance = self.sigma**2
         if self.noise == "discrete":
@@ -135,7 +136,7 @@ class GaussianMechanism:
         return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
-        """Return the noisy update of the discrete mechanism, in steps of its grid."""
+        """Return the noisy update of the discrete mechanism, as whole numbers of grid steps."""
         return self._multiples(_real_vector(update), entropy)
 
     def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
@@ -157,7 +158,7 @@ class GaussianMechanism:
 
 @dataclass(frozen=True)
 class Grid:
-    """Whole multiples of `step`, and the noise in these units."""
+    """A grid of whole multiples of `step`, and the noise in these units."""
 
     step: float
     noise: DiscreteGaussian
@@ -170,9 +171,10 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """Return the largest power of two that is fine enough for the noise and for the vector.
+    """Return the largest power of two that is fine enough as a grid step.
 
-    The result is always above half of `least`.
+    It is at most the smaller of a fixed share of `sigma` and a fixed share of `clip` / √dimension,
+    or at most `least` if that is larger. So it is always above half of `least`.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -180,13 +182,13 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return the discrete noise on multiples of `step` that replaces noise of `sigma`."""
+    """Return discrete noise, in steps, that is as private as Gaussian noise of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
-    """Clip `vector` to the norm `clip` and round it towards zero to multiples of `step`.
+    """Return `vector` in whole steps, clipped to the norm `clip` and rounded towards zero.
 
     The result m satisfies step · |m| <= clip in exact arithmetic, for every finite vector: m is
     returned only if the integer Σ m² is at most ⌊(clip / step)²⌋, both computed without rounding.
@@ -205,9 +207,9 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """Return norm / |vector|, up to rounding, or infinity if that exceeds a float's range.
+    """Return norm / |vector|, up to rounding: the factor that gives the vector this norm.
 
-    Raises `InvalidValue` on NaN and infinity.
+    It is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
     """
     highest, lowest = float(vector.max(initial=0.0)), float(vector.min(initial=0.0))
     if not math.isfinite(highest - lowest):
@@ -235,7 +237,7 @@ def _power_of_two(bound: float) -> float:
 
 
 def _normal(count: int, entropy: Entropy) -> Float64s:
-    """Draw floating-point normals by the Box-Muller method, of magnitude below 8.6."""
+    """Return floating-point normal numbers by the Box-Muller method, of magnitude below 8.6."""
     words = entropy.words(count + count % 2) >> np.uint64(11)
     radius, turn = words.reshape(2, -1) * 2.0**-53
     radius = np.sqrt(-2 * np.log1p(-radius))
@@ -252,7 +254,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float) -> float:
 
 @compiled(_sum_of_squares_numpy)
 def _sum_of_squares(vector: Vector, scale: float) -> float:
-    """Return Σ (scale · entry)² of a non-empty vector, added in a fixed order by lanes."""
+    """Return Σ (scale · entry)² of a non-empty vector, added up in a fixed order."""
     lanes = np.zeros(_LANES)
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
@@ -275,7 +277,10 @@ def _round_to_grid_numpy(vector: Vector, factor: float, out: Int64s) -> int:
 
 @compiled(_round_to_grid_numpy)
 def _round_to_grid(vector: Vector, factor: float, out: Int64s) -> int:
-    """Scale by `factor`, round towards zero, return the exact sum of squares: below 2^61."""
+    """Write the vector times `factor`, rounded towards zero, to `out`.
+
+    Returns the exact sum of squares, which is below 2^61.
+    """
     total = 0
     for i in range(len(vector)):
         multiple = int(np.float64(vector[i]) * factor)

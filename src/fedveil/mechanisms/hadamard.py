@@ -29,7 +29,7 @@ def padded_length(dimension: int) -> int:
 
 
 def random_signs(length: int, entropy: Entropy) -> Int8s:
-    """Draw `length` independent signs, 1 or -1, each with probability 1/2."""
+    """Return `length` independent signs, 1 or -1, each with probability 1/2."""
     words = np.empty(-(-length // 8), np.uint8)
     entropy.fill(words)
     bits = np.unpackbits(words, count=length, bitorder="little")
@@ -40,7 +40,11 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
 
 
 def rotate(vector: Array, signs: Int8s) -> Floats:
-    """Return R x for the vector, padded with zeros to the number of signs, in x's float type."""
+    """Return the rotated vector H S x / √n in x's float type. `unrotate` undoes it.
+
+    x is `vector`, padded with zeros to the number n of signs. S multiplies entries by the signs,
+    and H is the n x n matrix of Walsh-Hadamard.
+    """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
     walsh_hadamard(out)
@@ -49,17 +53,17 @@ def rotate(vector: Array, signs: Int8s) -> Floats:
 
 
 def unrotate(rotated: Floats, signs: Int8s) -> None:
-    """Replace y by R^T y, in place."""
+    """Undo `rotate` with these signs, in place. The padding stays."""
     walsh_hadamard(rotated)
     rotated *= signs
     rotated *= rotated.dtype.type(len(signs) ** -0.5)
 
 
 def walsh_hadamard(vector: Floats) -> None:
-    """Multiply a vector by H in place. Its length must be a power of two.
+    """Multiply a vector by the Walsh-Hadamard matrix, in place.
 
-    Every entry is computed by log2(n) additions and subtractions in one fixed order, so the result
-    is bit-identical on every machine.
+    Its length must be a power of two. Every entry is computed by log2(length) additions and
+    subtractions in one fixed order, so the result is bit-identical on every machine.
     """
     _walsh_hadamard(vector)
 
@@ -75,7 +79,10 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats) -> None:
-    """Transform blocks of `_STRETCH` entries, then across blocks, with the same additions."""
+    """Transform blocks of `_STRETCH` entries first, then across blocks, for speed.
+
+    The additions are those of `walsh_hadamard`.
+    """
     length = len(vector)
     stretch = min(length, _STRETCH)
     for start in range(0, length, stretch):
@@ -86,7 +93,10 @@ def _walsh_hadamard(vector: Floats) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute the first three levels, eight neighbours in registers. Returns the next level."""
+    """Compute the first three levels of the transform, on eight neighbours at a time.
+
+    Returns the next level.
+    """
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):
@@ -107,7 +117,10 @@ def _first_levels(part: Floats) -> int:
 
 @compiled()
 def _levels(part: Floats, half: int) -> None:
-    """Compute all levels from `half` on, two at a time."""
+    """Compute all levels of the transform from `half` on, two at a time.
+
+    A level adds and subtracts entries that lie `half` apart.
+    """
     while half < len(part):
         if 4 * half <= len(part):
             _two_levels(part, half)
@@ -128,7 +141,7 @@ def _one_level(part: Floats, half: int) -> None:
 
 @compiled()
 def _two_levels(part: Floats, half: int) -> None:
-    """Compute the levels `half` and 2 · `half`, a few columns of each row at a time."""
+    """Compute the levels `half` and 2 · `half` of the transform, a few columns at a time."""
     columns = min(half, _MOST_COLUMNS)
     for start in range(0, len(part), 4 * half):
         for left in range(start, start + half, columns):

@@ -26,16 +26,16 @@ MAX_CLASSES = 1 << 32
 
 
 class LabelDP:
-    """Replace a label by randomised response over k classes.
+    """Replaces a label by randomised response over k classes.
 
     Output: every label independently stays with probability e^eps / (e^eps + k - 1), and becomes
     each of the k - 1 others with probability 1 / (e^eps + k - 1). These are real numbers, not their
     nearest floats: a draw that 64 random bits do not decide uses more bits.
 
-    Privacy: eps per example, pure, if its label is replaced: the likelihoods of an output under two
-    labels differ by at most the factor e^eps. Nothing is guaranteed for the features. Draw the
-    label of an example once and reuse it (`remembered`); then further epochs cost nothing. eps = 0
-    is pure noise: uniform over the classes.
+    Privacy: eps per example at delta = 0, if its label is replaced: the likelihoods of an output
+    under two labels differ by at most the factor e^eps. Nothing is guaranteed for the features.
+    Draw the label of an example once and reuse it (`remembered`); then further epochs cost nothing.
+    eps = 0 is pure noise: uniform over the classes.
     """
 
     def __init__(self, eps: float) -> None:
@@ -43,7 +43,7 @@ class LabelDP:
         self.loss = PrivacyLoss(self.eps, per="example")
 
     def keep_probability(self, classes: int) -> float:
-        """Return the probability that a label of `classes` classes stays, rounded to a float."""
+        """Return the probability, rounded to a float, that a label of `classes` classes stays."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         return float(1 / (1 + (k - 1) * np.exp(-self.eps)))
 
@@ -77,9 +77,9 @@ class LabelDP:
     def perturb_classes(
         self, labels: Array, classes: int, entropy: Entropy | None = None
     ) -> Classes:
-        """Return randomised class numbers.
+        """Return `labels` after randomised response.
 
-        `labels` holds numbers from 0 to classes - 1, in any shape.
+        Both are numbers from 0 to classes - 1, in any shape.
         """
         k = integer("classes", classes, 2, MAX_CLASSES)
         truth = _class_numbers(labels, k)
@@ -99,9 +99,10 @@ class LabelDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Classes:
-        """Like `perturb_classes`, with one label per key. A key seen before returns its first draw.
+        """Return labels after randomised response, which is drawn once per key.
 
-        The memory's width is `LABEL_BYTES`.
+        There is one label per key. A key seen before returns its first draw from `memory`, whose
+        width must be `LABEL_BYTES`.
         """
         truth = _class_numbers(labels, integer("classes", classes, 2, MAX_CLASSES))
         if truth.shape != (len(keys),):
@@ -121,7 +122,10 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a draw of 0 with probability (k - 1) / (e^eps + k - 1): the label is replaced."""
+    """Return a sampler of 0 with probability (k - 1) / (e^eps + k - 1), where k = classes.
+
+    0 means that a label is replaced.
+    """
 
     def floors(e: Fraction, bits: int) -> list[int]:
         others = (classes - 1) * e.denominator
@@ -143,7 +147,7 @@ def _class_numbers(labels: Array, classes: int) -> Classes:
 
 
 def _hot_places(rows: Array) -> Classes:
-    """Return the column of the 1 in every row. Raises InvalidValue if a row is not one-hot."""
+    """Return the column of the 1 in every one-hot row. Raises InvalidValue for any other row."""
     wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
     if wrong.any():
         raise InvalidValue(f"row {int(wrong.argmax())} of labels is not one-hot: a 1 and zeros")

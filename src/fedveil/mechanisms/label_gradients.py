@@ -30,7 +30,7 @@ from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 
 #: Noise is drawn in steps of so much below its standard deviation.
 _STEPS = 16
-#: At so many places it is tried how far the narrower class is widened.
+#: Number of candidate widths tried for the narrower class.
 _TRIED = 2001
 
 
@@ -39,25 +39,27 @@ Own: TypeAlias = Callable[[int], Float64s]
 
 
 class GradientDefence(Protocol):
-    """Perturbs one batch's gradients [examples, values]; `rare` says which are of the class 1.
+    """Perturbs the gradients of one batch, [examples, values].
 
-    `own(k)` gives k standard normal numbers for each example, [examples, k].
+    `rare` says which examples are of class 1. `own(k)` returns k standard normal numbers for each
+    example, [examples, k].
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
 
 
 class MaxNorm:
-    """The paper's `max_norm`: every gradient becomes as long as the batch's longest, on average.
+    """The `max_norm` defence of O. Li et al.: makes all gradients equally long on average.
 
-    The gradient g_j goes back as
+    The gradient g_j of example j is returned as
 
         (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j,
 
-    whose mean is g_j and whose mean squared length is the same for all examples. It hides the
-    length. Of the direction it hides the sign alone: that is turned with probability Phi(-1 / s_j),
-    below 1/2 and 0 for the longest gradient, which goes back as it is; so does one of length 0.
-    It needs no labels, and takes any number of classes.
+    whose mean is g_j and whose mean squared length is that of the batch's longest gradient. This
+    hides the length. Of the direction it hides only the sign, which is turned with probability
+    Phi(-1 / s_j), Phi being the normal distribution function. That is below 1/2, and 0 for the
+    longest gradient, which is returned unchanged, as is one of length 0. The defence needs no
+    labels, and takes any number of classes.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
@@ -69,25 +71,25 @@ class MaxNorm:
 
 
 class Marvell:
-    """The paper's optimal perturbation of two classes, for a given power of the noise.
+    """The optimal perturbation for two classes of O. Li et al., for a given power of the noise.
 
     With the classes' mean gradients m_0 and m_1, Δ = m_1 - m_0 and n = Δ / |Δ|, the gradient g of
-    an example of class c goes back as
+    an example of class c is returned as
 
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)),
 
     where N is made of the example's own normal numbers. The four variances are those that make the
-    two classes' laws hardest to tell apart, `power` · |Δ|² being the mean squared length of the
-    noise: under the model that a class's gradients are N(m_c, v_c I), with v_c as in the batch,
-    they minimise
+    two classes hardest to tell apart if the mean squared length of the noise is `power` · |Δ|².
+    Under the model that a class's gradients are N(m_c, v_c I), with v_c as in the batch, they
+    minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
     and no attacker's AUC on one such gradient is above `most_auc` of that sum. The model is not the
     truth: gradients of a class are not Gaussian, and differ from one another in more than by noise.
 
-    A batch that lacks a class is perturbed as if the mean of the missing one were the opposite of
-    the other's; shares of the classes are those of the batch with one example more of each.
+    A batch that lacks a class is perturbed as if the mean of the missing class were the opposite of
+    the other class's. The classes' shares are those of the batch with one more example of each.
     """
 
     def __init__(self, power: float) -> None:
@@ -122,7 +124,9 @@ class Marvell:
 class NoiseLaw:
     """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
 
-    `divergence` is the sum of both Kullback-Leibler divergences that is left.
+    |Δ| is the distance of the classes' mean gradients. `along` is the variance in the direction of
+    Δ, `across` that in every other direction. `divergence` is the sum of both Kullback-Leibler
+    divergences between the classes that is left.
     """
 
     along: tuple[float, float]
@@ -133,14 +137,16 @@ class NoiseLaw:
     def optimal(
         cls, power: float, values: int, share: float, spread0: float, spread1: float
     ) -> NoiseLaw:
-        """The law of least divergence; `share` is that of class 1, spreads are v_c / |Δ|².
+        """Return the noise of this power that leaves the least divergence between the classes.
 
-        With a = v_0 + along_0 and b = v_1 + along_1, and c, e likewise across, twice the divergence
-        is, but for a constant,
+        `values` is the length of a gradient and `share` the share of class 1. `spread0` and
+        `spread1` are the classes' own variances v_c; all variances are in units of |Δ|². With a =
+        v_0 + along_0, b = v_1 + along_1, c = v_0 + across_0 and e = v_1 + across_1, twice the
+        divergence is, but for a constant,
 
             (values - 1) (c/e + e/c) + (a + 1)/b + (b + 1)/a.
 
-        Across, noise is worth its power for the narrower class alone: how much of it is found by
+        Across Δ, noise is worth its power for the narrower class alone: how much of it is found by
         trying. What is left goes along Δ, where at fixed power the sum is K/b + L/a: convex, with
         its least value at a/b = sqrt(L share / (K (1 - share))), or at an end.
         """
@@ -169,12 +175,15 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """The most that any attacker's AUC is at that sum of divergences, the paper's Theorem 1."""
+    """Return the largest AUC of any attacker on a gradient, given the sum of both divergences.
+
+    This is Theorem 1 of O. Li et al. (2022).
+    """
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 
 def _ratios(left: Float64s, right: float) -> Float64s:
-    """x/y + y/x; 2 where both are 0."""
+    """Return x/y + y/x for x in `left` and y = `right`; 2 where both are 0."""
     found: Float64s = np.where((left == 0) & (right == 0), 2.0, left / right + right / left)
     return found
 
@@ -187,6 +196,6 @@ def _rows(gradients: Array) -> Float64s:
 
 
 def normal(count: int, entropy: Entropy) -> Float64s:
-    """Draw normal numbers in steps of 2^-16, from the discrete Gaussian."""
+    """Return normal numbers in steps of 2^-16, drawn from the discrete Gaussian."""
     drawn: Float64s = DiscreteGaussian(1, _STEPS).draw(count, entropy) / float(1 << _STEPS)
     return drawn

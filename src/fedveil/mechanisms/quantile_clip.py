@@ -19,34 +19,34 @@ _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 
 
 class QuantileClip:
-    """Vectors in units of a clip that moves, each with a bit that says whether it was shortened.
+    """Clips vectors to a norm that follows a quantile of their norms, by one extra bit per vector.
 
-    Under the clip C a vector x of `dimension` entries becomes `joint(x, C)`, of one entry more:
+    Under the clip C a vector x of `dimension` entries becomes `joint(x, C)`, with one entry more:
 
-        y = (first · x / max(|x|, C), ±half),     +half where |x| <= C, -half where |x| > C.
+        y = (first · x / max(|x|, C), ±half),     +half if |x| <= C, -half if |x| > C.
 
-    Of a mean of such vectors, whatever noise is in it, `parted` gives the mean of the clipped
-    vectors, C / first · (its first entries), and the share of the bits, ½ + (its last entry) /
-    (2 · half), which noise may take out of [0, 1]. `moved` gives the next clip:
+    From a mean of such vectors, whatever noise is in it, `parted` computes the mean of the clipped
+    vectors, C / first · (its first entries), and the share of vectors with |x| <= C, ½ + (its last
+    entry) / (2 · half), which noise may take out of [0, 1]. `moved` gives the next clip:
 
-        C' = C · exp(-rate · (share - quantile)),     the share taken into [0, 1],
+        C' = C · exp(-rate · (share - quantile)),     with the share limited to [0, 1],
 
-    and never beyond first · 2^-20 or first · 2^20, where it stays.
+    and with C' limited to first · 2^-20 .. first · 2^20.
 
     Sensitivity: |y|² <= first² + half² = norm² for every x and every C, so that replacing one
     vector moves a sum of them by at most 2 · norm, in all entries together. A Gaussian mechanism
-    for vectors of norm `norm` that adds `ratio` times 2 · norm to every entry of the sum, and sees
-    to that norm itself (`CentralNoise`, `DistributedGaussian`: rounding here breaks nothing there),
-    is one release `Gaussian(ratio)` of vectors and bits together. That holds at any C, which need
-    not be trusted: it may follow from earlier releases, be another for each client, or be whatever
-    a server that lies says. The loss neither grows with C nor depends on what the clip does, and
-    releases of fixed ratios compose as such though C follows from earlier ones.
+    for vectors of norm `norm` that adds noise of `ratio` times 2 · norm to every entry of the sum,
+    and enforces that norm itself (`CentralNoise`, `DistributedGaussian`: rounding here breaks
+    nothing there), is one release `Gaussian(ratio)` of vectors and bits together. That holds for
+    any C, which need not be trusted: it may follow from earlier releases, differ between clients,
+    or be whatever a lying server says. The loss does not depend on C, and releases of fixed ratios
+    compose as such although C follows from earlier ones.
 
-    What it costs is noise. With `bit_noise`, the standard deviation of the noise in how many bits
-    say +, half = first / √((bit_noise / ratio)² - 1), and the vectors' noise is that of the ratio
-    (ratio^-2 - bit_noise^-2)^(-1/2), so that bit_noise is above ratio. Left out it is a twentieth
-    of `clients`, as in the source, or √11 · ratio where that is more: the vectors' noise is then
-    no more than √1.1 of what it is without bits.
+    The price is more noise on the vectors. `bit_noise` is the standard deviation of the noise in
+    the number of +half bits: half = first / √((bit_noise / ratio)² - 1), and the vectors' noise is
+    that of the ratio (ratio^-2 - bit_noise^-2)^(-1/2), so that bit_noise must be above ratio. By
+    default it is a twentieth of `clients`, as in the source, or √11 · ratio if that is larger: the
+    vectors' noise is then at most √1.1 of what it is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
     clipping, 2021, theorem 1 and algorithm 1, where adding or removing a vector moves the sum of
@@ -84,15 +84,21 @@ class QuantileClip:
 
     @property
     def most(self) -> float:
-        """Return the largest possible clip."""
+        """Return the largest clip that the rounds can reach."""
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if no sequence of rounds can reach it."""
+        """Return `clip`.
+
+        Raises `InvalidValue` if it is outside the range that the rounds can reach.
+        """
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """Return the vector in units of the clip, clipped, with the bit appended."""
+        """Return the vector, clipped and in units of the clip, followed by the bit's entry.
+
+        That entry is +half if the vector's norm is at most `clip`, and -half if not.
+        """
         vector, clip = finite_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1
         factor = self.first / clip if fits else stretch(vector, self.first)
@@ -102,10 +108,13 @@ class QuantileClip:
         return joint
 
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
-        """Return the mean of the clipped vectors, and the share of unclipped ones."""
+        """Return the mean of the clipped vectors, and the share of vectors within the clip.
+
+        `mean` is the mean of `joint` vectors for this clip.
+        """
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 
     def moved(self, clip: float, share: float) -> float:
-        """Return the next clip."""
+        """Return the next clip, if a share `share` of vectors was at most as long as `clip`."""
         off = min(max(share, 0.0), 1.0) - self.quantile
         return min(max(clip * math.exp(-self.rate * off), self.first / _ROOM), self.most)

@@ -18,12 +18,14 @@ from fedveil.privacy.loss import PrivacyLoss
 
 
 class BinaryRandomizedResponse:
-    """Tell the truth about a bit with probability P = e^eps / (1 + e^eps).
+    """Reports a bit truthfully with probability P = e^eps / (1 + e^eps), and flipped otherwise.
 
-    Output: each bit b becomes b' with Pr[b' = b] = P, independently. P is the real number, not
-    its nearest float: a draw that 64 bits of randomness do not decide takes more.
-    Privacy: eps per bit, pure, replace-one: the two likelihoods of either output differ by
-    exactly the factor e^eps.
+    Output: each bit b independently becomes b' with Pr[b' = b] = P. P is the real number, not its
+    nearest float: a draw that 64 bits of randomness do not decide takes more.
+
+    Privacy: eps per bit at delta = 0, if the bit is replaced: the two likelihoods of either output
+    differ by exactly the factor e^eps.
+
     Source: 000, "local differential privacy: random response", P.
     """
 
@@ -34,11 +36,11 @@ class BinaryRandomizedResponse:
 
     @property
     def keep_probability(self) -> float:
-        """Return P, rounded to a float."""
+        """Return the probability P that a bit is reported truthfully, rounded to a float."""
         return float(special().expit(self.eps))
 
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
-        """Return the perturbed bits with the shape and type of `bits`: booleans, or 0 and 1."""
+        """Return `bits`, each kept or flipped, with their shape and type: booleans, or 0 and 1."""
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
@@ -46,15 +48,16 @@ class BinaryRandomizedResponse:
         return np.asarray(truth ^ lies.astype(truth.dtype))
 
     def log_probability(self, told: bool, truth: bool) -> float:
-        """Return ln Pr[told | truth]."""
+        """Return ln Pr[`told` is reported | the bit is `truth`]."""
         lie = 0.0 if told == truth else self.eps
         return -lie - math.log1p(math.exp(-self.eps))
 
     def estimate_ones(self, count: float, n: int) -> float:
-        """Estimate, without bias, how many of `n` bits were 1 if `count` arrived as 1.
+        """Return an unbiased estimate of how many of n bits are 1, if `count` were reported as 1.
 
-        Inverts the source's E[count] = ones * P + (n - ones) * (1 - P). The formula is centred at
-        n/2, where count and estimate agree, so rounding never moves an estimate across it.
+        It inverts the source's E[count] = ones * P + (n - ones) * (1 - P), where P is the
+        probability of the truth. The formula is centred at n/2, where count and estimate agree, so
+        rounding never moves an estimate across it.
         """
         count, n = number("count", count), integer("n", n, 0)
         # 2P - 1 = tanh(eps/2), which stays accurate when P rounds to 1/2.
@@ -62,5 +65,5 @@ class BinaryRandomizedResponse:
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return floor(2^bits * (1 - P)) for e^eps = e."""
+    """Return floor(2^bits * Pr[a bit is flipped]) as the only entry, with e for e^eps."""
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

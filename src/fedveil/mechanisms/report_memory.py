@@ -18,7 +18,7 @@ _FIRST_ROWS = 1 << 8
 
 
 class ReportMemory:
-    """Stores one report of `width` bytes per key, an example's number or id.
+    """Stores one report of `width` bytes for each key. A key is an example's number or id.
 
     Privacy: repeating a report is post-processing, so an example pays once, however often it is
     asked. This holds for stored reports: a process that may be interrupted must save `to_state`
@@ -34,10 +34,10 @@ class ReportMemory:
         return len(self._places)
 
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
-        """Return the reports of `keys`, one row each. `draw` makes the missing ones.
+        """Return the reports of `keys`, one row each. `draw` makes those that are missing.
 
-        `draw` receives their positions in `keys` (the first position of a repeated key). It is not
-        called if nothing is missing. If it raises, nothing is stored.
+        `draw` receives the positions in `keys` of the missing ones (for a repeated key, its first).
+        It is not called if nothing is missing. If it raises, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {
@@ -69,7 +69,7 @@ class ReportMemory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ReportMemory:
-        """Restore a memory from `to_state`."""
+        """Restore a memory from the mapping that `to_state` returned."""
         try:
             keys, rows = _plain_keys(json.loads(state["keys"])), state["rows"]
             memory = cls(rows.shape[1])

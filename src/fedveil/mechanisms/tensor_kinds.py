@@ -22,7 +22,7 @@ def values_of(name: str, tensor: Any) -> Array:
     """Return the real numbers in an array or tensor, in C order, without a copy if possible.
 
     Types that NumPy lacks, such as bfloat16, become float32, which represents them exactly. Raises
-    InvalidValue for other types, and for anything but real numbers.
+    InvalidValue, which names the argument `name`, for anything but real numbers in a known type.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):
@@ -44,7 +44,7 @@ def values_of(name: str, tensor: Any) -> Array:
 
 
 def same_kind(tensor: Any, values: Array) -> Any:
-    """Return `values` with the library, dtype and device of `tensor`. May share memory."""
+    """Return `values` in the library, dtype and device of `tensor`. May share their memory."""
     library = _library_of(tensor)
     if library is None:
         return values.astype(tensor.dtype, copy=False)

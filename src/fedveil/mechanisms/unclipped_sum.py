@@ -23,22 +23,23 @@ class GaussianSum:
     """Gaussian noise on a sum of clipped contributions of a batch sampled at `rate`.
 
     Input: a vector of `dimension` entries that every example in the batch moves by a norm of at
-    most `clip` from the vector without it. Nothing is asked of the vector's own norm. Output:
-    z + step * N: z is the vector on the grid (`to_grid`), the coordinates of N are independent
-    discrete Gaussians, drawn exactly, whose parameter s² is at least
-    (sigma / step)² · (1 + 2^-30) + 16. `sigma` is the least with which continuous noise
-    makes two vectors 2 · moved(clip) apart (eps, delta)-indistinguishable.
+    most `clip` from the vector without it. The vector's own norm is not limited. Output: z + step *
+    N, where z is the vector on the grid (`to_grid`) and the coordinates of N are independent
+    discrete Gaussians, drawn exactly, whose parameter s² is at least (sigma / step)² · (1 + 2^-30)
+    + 16. `sigma` is the least with which continuous noise makes two vectors 2 · moved(clip) apart
+    (eps, delta)- indistinguishable.
 
-    Privacy: (eps, delta) for one example that is surely in the batch, replace-one. Where each is in
-    it with probability `rate`, secretly and independently, `loss`, which composes by its own
-    distribution, with nothing neglected:
+    Privacy: (eps, delta) for one example that is surely in the batch, if it is replaced. If each
+    example is in the batch with probability `rate`, secretly and independently, the guarantee is
+    `loss`, which composes by its own distribution, with nothing neglected:
+
     1. Given the others in the batch, z is one of three vectors: z0 without the example, z1 and z2
        with either. |z1 - z0|, |z2 - z0| <= moved(clip), in exact arithmetic.
     2. X ~ N(0, s² - 16) on each, in steps, gives the mixtures of `privacy.sampled_gaussian` with a
        noise of at least sigma · (1 + 2^-32). Its theorem bounds them.
-    3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a
-       factor e^(±1e-116) on the probability of each output, whatever z is, and so on mixtures.
-       The 2^-32 in sigma outweighs it.
+    3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a factor
+       e^(±1e-116) on the probability of each output, whatever z is, and so on mixtures. The 2^-32
+       in sigma outweighs it.
     """
 
     def __init__(
@@ -60,17 +61,23 @@ class GaussianSum:
         self._noise = noise_in_steps(self.sigma, self.step)
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
-        """Return the noisy sum, in steps. Raises `InvalidValue` on NaN and infinity."""
+        """Return the noisy sum as whole numbers of steps.
+
+        Raises `InvalidValue` on NaN and infinity.
+        """
         whole = to_grid(finite_vector("update", update), self.step)
         self._noise.add_to(whole, entropy)
         return whole
 
     def privatize(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Float64s:
-        """Return the noisy sum."""
+        """Return the noisy sum in the units of `update`."""
         return self.multiples(update, entropy).astype(np.float64) * self.step
 
     def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:
-        """Return the log probability of `output` given the sum `update`, up to a constant."""
+        """Return ln of the probability of the noisy sum `output`, up to a constant.
+
+        `update` is the sum without noise.
+        """
         variance = self._noise.variance * self.step**2
         return -float(np.sum((output - to_grid(update, self.step) * self.step) ** 2)) / (
             2 * variance

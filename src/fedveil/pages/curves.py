@@ -20,7 +20,7 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the runs' model metrics and loss, for every evaluated round."""
+    """Yield plots of the runs' model metrics and loss over the evaluated rounds."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())
@@ -29,7 +29,7 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the model's quality at clients, if a run measured it."""
+    """Yield plots of the model's quality over the clients, if any run measured it."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip
@@ -41,9 +41,9 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of the epsilon so far, if it is finite for any run.
+    """Yield a plot of the epsilon spent so far, if it is finite for at least one run.
 
-    Every run keeps its colour.
+    A run has the same colour as in the other plots.
     """
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
@@ -58,14 +58,14 @@ def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def traffic(run: ReadRun) -> Iterator[Plot]:
-    """Yield a plot of the bytes per round, up and down, of all its clients."""
+    """Yield a plot of the bytes that all clients together sent and received in each round."""
     curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
     note = "Encoded messages of all clients of a round."
     yield from _plot("bytes", "Bytes", Axis("bytes", zero=True), curves, note)
 
 
 def seconds(run: ReadRun) -> Iterator[Plot]:
-    """Yield a plot of the parts of each round's time."""
+    """Yield a plot of the time that each part of a round took."""
     curves = [_curve(run, part, f"seconds_{part}") for part in PARTS]
     note = (
         "Training and protection are summed over clients, also if workers run in parallel. The "

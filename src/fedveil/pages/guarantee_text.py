@@ -48,17 +48,19 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the ledger figures in a record, by their names in it."""
+    """Return the label of each ledger figure that a record has, by the figure's name."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
 def figure_of(record: Record, key: str) -> Figure:
-    """Return one figure of a record."""
+    """Return the ledger figure `key` of a record."""
     return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return one line per distinct figure, and one per release without a finite epsilon."""
+    """Return one line for each distinct figure, and one for each release without a finite
+    epsilon.
+    """
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -69,23 +71,23 @@ def figure_lines(record: Record) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names as a sentence does: a, b and c."""
+    """Join names as in a sentence: a, b and c."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Say against whom a job's protection holds, or "" for a protection of the user's own."""
+    """Say against whom the job's protection holds. Returns "" for a user's own protection."""
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:
         return ""
-    block = switch[protection.block] if protection.block else {}
+    block = switch.get(protection.block, {})
     return protection.against(protection.settings_type(**block))
 
 
 def right(figure: Figure) -> str:
-    """Return how often the best attacker is right. The percentage is rounded up."""
+    """Return how often the best attacker guesses right, as a percentage, rounded up."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"
@@ -93,7 +95,7 @@ def right(figure: Figure) -> str:
 
 
 def meaning(record: Record) -> str:
-    """Return a sentence on what the whole run's figure means, and for which attacker."""
+    """Return a sentence on what the whole run's figure means, and against which attacker."""
     figure = figure_of(record, RUN)
     if figure.promise == "none":
         return "Nothing is guaranteed: what is sent may reveal everything about a client."

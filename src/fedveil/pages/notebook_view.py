@@ -25,17 +25,17 @@ _EVERY_S = 1.0
 
 
 def in_notebook() -> bool:
-    """Return True in a kernel's process, which has cells to display output."""
+    """Return True in a notebook's kernel, which has cells to display output."""
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class LiveView:
-    """Shows a run's rounds. Call it with every record; `warn` shows a warning at the start.
+    """Displays a run's rounds. Call it with every record, and `warn` with each early warning.
 
-    `show` displays HTML in place of what it displayed before. The default shows it in the cell's
-    output.
+    `show` displays HTML in place of what it displayed before. By default, it is displayed in the
+    output of the current cell.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:
@@ -46,11 +46,11 @@ class LiveView:
         self._shown_s = -_EVERY_S
 
     def warn(self, text: str) -> None:
-        """Add a warning about a run that starts."""
+        """Display a warning about a run that is starting."""
         self._warnings.append(text)
 
     def __call__(self, record: Record) -> None:
-        """Record and display a completed round."""
+        """Add a completed round's record and display it."""
         self._records.append(record)
         last = record["round"] == self._job["rounds"]
         if last or time.monotonic() - self._shown_s >= _EVERY_S:
@@ -86,7 +86,7 @@ class _Output:
 
 
 def of_run(run: ReadRun) -> str:
-    """Return HTML of a finished run: the three conclusions, and its curves."""
+    """Return a finished run as HTML: its three conclusions, and its curves."""
     rows = "".join(
         f"<tr><th>{escape(fact.label)}</th><td><b>{escape(fact.value)}</b> {escape(fact.text)}</td>"
         f"</tr>"
@@ -99,7 +99,10 @@ def of_run(run: ReadRun) -> str:
 
 
 def plotly(run: ReadRun, name: str | None) -> Any:
-    """Return a plot of the run as plotly's figure: by name, or of the deciding metric."""
+    """Return a plot of one metric of the run as a plotly figure.
+
+    `name` is the metric, by default the deciding one.
+    """
     try:
         from plotly.graph_objects import Figure
     except ImportError:

@@ -29,9 +29,9 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """An entry of the first screen: a question, its answer in a few words, and an explanation.
+    """An entry of a page's first screen: a question, a short answer, and an explanation.
 
-    `tone` colours the answer.
+    `tone` decides the answer's colour.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be copied: a command, a file. `name` is its title."""
+    """A text for the reader to copy, such as a command or a file. `name` is its title."""
 
     text: str
     name: str = ""
@@ -50,7 +50,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file's bytes, and a description."""
+    """The bytes of a PNG file, and the picture's caption."""
 
     png: bytes
     caption: str
@@ -58,14 +58,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Points:
-    """Short sentences, a line each."""
+    """Short sentences, each on a line of its own."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Long content, closed until the reader opens it."""
+    """Long content that is hidden until the reader opens it."""
 
     title: str
     parts: Sequence[Part]
@@ -77,7 +77,7 @@ Part: TypeAlias = str | Plot | Table | Code | Picture | Points | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its content."""
+    """A heading and the parts below it."""
 
     title: str
     parts: Sequence[Part]
@@ -85,7 +85,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. `lead` is the first screen: facts, or sentences."""
+    """A page. `lead` is its first screen: facts, or sentences."""
 
     title: str
     lead: Sequence[str | Fact]
@@ -93,13 +93,13 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """Every plot, in order."""
+        """Every plot of the page, in order."""
         return [plot for section in self.sections for plot in _plots(section.parts)]
 
     def html(self) -> str:
-        """Return the whole page.
+        """Return the whole page as HTML.
 
-        Raises `MissingExtra` if it has plots and plotly is not installed.
+        Raises `MissingExtra` if the page has plots and plotly is not installed.
         """
         plots = self.plots
         scripts = [_own("page.js")]
@@ -135,7 +135,7 @@ class Page:
 
 @cache
 def plotly_script() -> str:
-    """Return the script of the installed plotly, without importing it."""
+    """Return the JavaScript of the installed plotly package, without importing the package."""
     found = find_spec("plotly")
     for folder in (found and found.submodule_search_locations) or ():
         path = Path(folder, "package_data", "plotly.min.js")
@@ -150,7 +150,7 @@ def _own(name: str) -> str:
 
 
 def _closed(text: str) -> str:
-    """Escape a script or a style sheet, so that it cannot end or change its element."""
+    """Escape a script or a style sheet, so that its content cannot end its HTML element."""
     return text.replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
@@ -160,7 +160,7 @@ def _digest(script: str) -> str:
 
 
 def _inert(data: Any) -> str:
-    """Encode JSON in ASCII, without a character that has a meaning in HTML."""
+    """Encode `data` as JSON in ASCII, without any character that has a meaning in HTML."""
     text = json.dumps(data, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -185,7 +185,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], numbers: Iterator[int]) -> str:
-    """Format the parts in order. Consecutive plots stand side by side."""
+    """Format the parts in order, and number the plots. Consecutive plots are side by side."""
     text, row = "", ""
     for part in parts:
         if isinstance(part, Plot):
@@ -197,7 +197,7 @@ def _html(parts: Sequence[Part], numbers: Iterator[int]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Format a text, with the parts between backticks as code."""
+    """Format a text. Words between backticks become code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -239,7 +239,7 @@ def _part(part: Part, numbers: Iterator[int]) -> str:
 
 
 def _table(table: Table) -> str:
-    """Format a table. With column names and several rows, its columns sort by a click."""
+    """Format a table. If it has column names and several rows, a click on a name sorts it."""
     head = "".join(f'<th scope="col">{escape(str(c))}</th>' for c in table.columns)
     if any(table.columns):
         head = f"<thead><tr>{head}</tr></thead>"

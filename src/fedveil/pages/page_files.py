@@ -1,4 +1,4 @@
-"""A page and its plots as files."""
+"""Writes a page and its plots as files."""
 
 from __future__ import annotations
 

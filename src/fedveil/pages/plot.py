@@ -1,4 +1,4 @@
-"""A plot as data, from which a page draws it interactively and a file for print."""
+"""A plot as data. A page draws it interactively, and a file has it for print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit, whether it is logarithmic, and whether it begins at 0."""
+    """An axis: its label with the unit. It is logarithmic if `log`, and begins at 0 if `zero`."""
 
     title: str
     log: bool = False
@@ -32,10 +32,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in order. `low` and `high` are the limits of their spread over several runs.
+    """A curve through points in order. `low` and `high` limit the spread over several runs.
 
-    Non-finite values are gaps. `marks` draws each point. `dashed` marks comparisons, and values
-    read off a source's plot instead of measured.
+    Non-finite values are gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and
+    for values that were read off a source's plot instead of measured.
     """
 
     name: str
@@ -69,12 +69,14 @@ class Plot:
 
     @property
     def file(self) -> str:
-        """Return the name as part of a file name. A metric's name can be any text."""
+        """Return the plot's name in a form for file names, since a metric's name can be any
+        text.
+        """
         if _OF_A_FILE.fullmatch(self.name):
             return self.name
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()
         return f"{re.sub('[^A-Za-z0-9]+', '-', self.name)[:40]}-{digest[:16]}"
 
     def markdown(self, picture: str) -> str:
-        """Return the plot as Markdown, with its picture in that file."""
+        """Return the plot as Markdown that shows the file `picture`."""
         return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")

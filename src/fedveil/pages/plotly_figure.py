@@ -1,4 +1,4 @@
-"""A plot as the dictionary that plotly's script draws."""
+"""A plot as the dictionary from which plotly's script draws it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _MARKERS = (
 
 
 def figure(plot: Plot) -> dict[str, Any]:
-    """Return the arguments of `Plotly.newPlot`. The page's style colours text and lines."""
+    """Return the arguments of `Plotly.newPlot` for a plot.
+
+    The page's style sets the colours of text.
+    """
     traces: list[dict[str, Any]] = []
     for number, curve in enumerate(plot.curves):
         if curve.low:
@@ -57,7 +60,7 @@ def _line(curve: Curve, number: int) -> dict[str, Any]:
 
 
 def _spread(curve: Curve, number: int) -> dict[str, Any]:
-    """Draw the area between `low` and `high`, where both are finite."""
+    """Return the area between a curve's `low` and `high`, where both are finite."""
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -91,7 +94,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Return tick settings. Rounds are integers, so a short axis of them gets no fractions."""
+    """Return an axis's tick settings. A short axis of rounds gets no ticks at fractions."""
     if axis.log:
         above = [point for point in points if point > 0]
         few = bool(above) and max(above) / min(above) < _FEW_DECADES
@@ -106,10 +109,12 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _rows_of_names(curves: Sequence[Curve]) -> int:
-    """Return the number of legend lines on a phone, with two names of average length each."""
+    """Return how many lines the legend needs on a phone, with two names of average length per
+    line.
+    """
     return 0 if len(curves) < 2 else math.ceil(sum(len(c.name) + 6 for c in curves) / 40)
 
 
 def _drawn(values: Sequence[float]) -> list[float | None]:
-    """Replace non-finite values by gaps."""
+    """Replace non-finite values by None, which plotly draws as a gap."""
     return [float(value) if math.isfinite(value) else None for value in values]

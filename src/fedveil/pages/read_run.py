@@ -1,4 +1,4 @@
-"""Reads a run's folder, while the run continues or after it has ended."""
+"""Reads a run's folder, while the run is still going or after it has ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
@@ -13,7 +14,7 @@ from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.finding_lines import FINDINGS, read_findings
-from fedveil.record.recorder import Record, read_whole_lines
+from fedveil.record.recorder import NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
@@ -34,7 +35,7 @@ _ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after "
 class ReadRun:
     """The content of a run's folder.
 
-    `job` has every key. `records` omits a line that the run has not finished writing.
+    `job` has every key with its value. `records` omits a line that is not completely written yet.
     """
 
     folder: Path
@@ -46,22 +47,22 @@ class ReadRun:
 
     @property
     def name(self) -> str:
-        """The name of the run: that of its folder, which the job's name may not be."""
+        """The name of the run's folder, which may differ from the job's name."""
         return self.folder.resolve().name
 
     @property
     def finished(self) -> bool:
-        """True if the run has ended with a model."""
+        """True if the run has ended and saved its model."""
         return (self.folder / MODEL).is_file()
 
     @property
     def deployed(self) -> bool:
-        """True if its clients were on other machines."""
+        """True if the run's clients were on other machines."""
         return bool(self.said(DEPLOYED))
 
     @property
     def ended(self) -> str | None:
-        """The event that describes the end. None while the run continues, or if it was killed."""
+        """The event that describes the run's end. None if the run is still going or was killed."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(_ENDS):
@@ -72,12 +73,14 @@ class ReadRun:
 
     @property
     def stopped(self) -> str | None:
-        """The reason for an end before the last round, or None."""
+        """The reason why the run ended before its last round, or None if it did not."""
         _, _, why = (self.ended or "").partition(": ")
         return why if why and why != _LAST else None
 
     def said(self, beginning: str) -> str:
-        """Return the rest of the last event with this beginning, or ""."""
+        """Return the rest of the last event that begins with `beginning`, or "" if there is
+        none.
+        """
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):
@@ -86,38 +89,45 @@ class ReadRun:
 
     @cached_property
     def last(self) -> Record:
-        """The latest value of every metric. Quality may be older than the last round."""
+        """The latest value of every metric.
+
+        A quality metric may be from an earlier round than others.
+        """
         last: Record = {}
         for record in self.records:
             last |= record
         return last
 
     def figures(self, key: str) -> tuple[list[int], list[float]]:
-        """Return the rounds whose record has that metric, and its values."""
+        """Return the rounds whose record has the metric `key`, and the values."""
         having = [record for record in self.records if key in record]
         return [record["round"] for record in having], [record[key] for record in having]
 
 
 def read_run(folder: str | Path) -> ReadRun:
-    """Read a run's folder. Raises `RunFolderError` if it is not one."""
+    """Read a run's folder. Raises `RunFolderError` if it is no run's folder."""
     path = Path(folder)
-    return _read(path, read(job_of(path)))
+    return _read(path, read(job_of(path)), path)
 
 
 def read_party(run: ReadRun, folder: Path) -> ReadRun:
     """Read the records of a vertical run's party, from its own folder in the run's."""
-    return _read(folder, run.job)
+    return _read(folder, run.job, run.folder)
 
 
-def _read(path: Path, job: Mapping[str, Any]) -> ReadRun:
-    records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS)
+def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
+    """Read the records in `path`, which is the folder of the whole `run` or of a party in it."""
+    federated = "protection" in job
+    resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
+    needed = NEEDED if federated else ()
+    records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS, resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
     with intact(path / FINDINGS, path / ACCOUNTS):
         return ReadRun(path, job, records, read_findings(path), events, read_accounts(path))
 
 
 def _whole_lines(path: Path) -> str:
-    """Return a file's complete lines, or "" if there is no file."""
+    """Return a file's complete lines, or "" if the file does not exist."""
     with intact(path):
         data = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
         return data[: data.rfind(b"\n") + 1].decode()

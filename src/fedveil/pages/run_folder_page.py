@@ -1,4 +1,4 @@
-"""The page in a run's folder: written when the run ends, and again on request."""
+"""The page in a run's folder. It is written when the run ends, and again on request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from fedveil.errors import RunFolderError
 from fedveil.pages.page import Page
 from fedveil.pages.read_run import ReadRun, read_run
-from fedveil.pages.run_page import run_page
+from fedveil.pages.run_page import attack_page, run_page
 from fedveil.pages.runs_page import runs_page
-from fedveil.pages.vertical_page import is_vertical, vertical_page
+from fedveil.pages.vertical_page import is_vertical, parties_of, vertical_page
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 
@@ -21,30 +21,32 @@ NO_PAGE = f"no {PAGE}: "
 
 
 def page_of(folder: Path) -> Page:
-    """Return the page of the run in a folder, of any kind."""
+    """Return the page of the run in a folder, whether federated or vertical."""
     run = read_run(folder)
     with intact(folder):
+        if run.findings and not (run.records or parties_of(run)):
+            return attack_page(run)
         return vertical_page(run) if is_vertical(run) else run_page(run)
 
 
 def page_of_several(folders: Sequence[Path]) -> Page:
-    """Return a page that compares runs."""
+    """Return a page that compares the runs in these folders."""
     runs = [read_run(folder) for folder in folders]
     with intact(*folders):
         return runs_page(runs)
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the page's path, or the reason from the run's events why there is none."""
+    """Return the page's path, or the reason in the run's events why no page was written."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
-    """Write the page of a run that has ended.
+    """Write the page of a run that has ended. A failure is only logged, with `event`.
 
-    A failure only becomes an event: the run must keep its model and records even without a page.
+    So a run keeps its model and records even if its page cannot be written.
     """
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.pages import curves
 from fedveil.pages.guarantee_text import figure_of, figures, right
-from fedveil.pages.page import Code, Fold, Page, Part, Picture, Points, Section
+from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import best_round, ending
 from fedveil.pages.table import Table
@@ -28,7 +28,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_page(run: ReadRun) -> Page:
-    """Return the page: what was trained and how, what is guaranteed and what is not."""
+    """Return the page of a run: what was trained and how, what is guaranteed and what is not."""
     sections = [
         Section("The run", [what_was_trained(run)]),
         *(_rounds(run, run.last) if run.records else ()),
@@ -36,6 +36,21 @@ def run_page(run: ReadRun) -> Page:
         *repeat(run, "flwr run APP" if run.deployed else f"fedveil run {JOB}"),
     ]
     return Page(run.name, [how_far(run), *ending(run)], sections)
+
+
+def attack_page(run: ReadRun) -> Page:
+    """Return the page of attacks on a job: each conclusion, its figures, and the job."""
+    text = read_text(run.folder / JOB, MOST_JOB_BYTES)
+    facts = [
+        Fact(
+            f"{finding.attack} against {finding.protection}",
+            finding.conclusion,
+            f"At effort {finding.effort}. A successful attack proves a leak; a failed one proves "
+            f"nothing.",
+        )
+        for finding in run.findings
+    ]
+    return Page(run.name, facts, [*found(run), Section("The job", [Code(text, JOB)])])
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
@@ -49,7 +64,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def how_far(run: ReadRun) -> str:
-    """Describe the run and its progress in a sentence."""
+    """Return one sentence on what the run is and how far it has come."""
     job, done = run.job, len(run.records)
     if run.ended is not None:
         state = run.ended
@@ -62,7 +77,7 @@ def how_far(run: ReadRun) -> str:
 
 
 def what_was_trained(run: ReadRun) -> Table:
-    """Return a table of model, data, clients and time."""
+    """Return a table of the run's model, data, clients and time."""
     job, last = run.job, run.last
     data, clients, training = job["data"], job["clients"], job["training"]
     protection, server = job["protection"], job["server"]
@@ -100,12 +115,12 @@ def _block(protection: Mapping[str, object]) -> str:
 
 
 def seconds(records: Iterable[Record]) -> float:
-    """Return the wall-clock time of all rounds."""
+    """Return the wall-clock time of all rounds together, in seconds."""
     return math.fsum(record.get("seconds_round", 0.0) for record in records)
 
 
 def duration(took: float) -> str:
-    """Format seconds for readers."""
+    """Format a duration in seconds for readers."""
     if took < 100:
         return f"{took:.1f} s"
     minutes, rest = divmod(round(took), 60)
@@ -137,7 +152,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield everything that no epsilon covers."""
+    """Yield a sentence for each thing that the run reveals without a finite epsilon or on trust."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -156,7 +171,7 @@ def _open(last: Record) -> Iterator[str]:
 
 
 def _costs(run: ReadRun) -> Table:
-    """Return a table of the run's bytes and time."""
+    """Return a table of the run's bytes sent and time spent."""
     rows = [
         ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
         *(
@@ -172,7 +187,9 @@ def _costs(run: ReadRun) -> Table:
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
-    """Yield the outcomes of clients without a report in the aggregate, and of void rounds."""
+    """Yield a table of why reports are missing from the aggregates, and a line for each void
+    round.
+    """
     rows = []
     for kind in (*LOST, UNUSABLE):
         times: Counter[str] = Counter()
@@ -194,7 +211,9 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 
 
 def found(run: ReadRun) -> Iterator[Section]:
-    """Yield the results of attacks and audits with their pictures, if any were made."""
+    """Yield sections with the results of attacks and audits, and their pictures, if there are
+    any.
+    """
     parts: list[Part] = []
     for finding in run.findings:
         parts += _finding(run.folder, finding)
@@ -211,7 +230,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
     rows = [
         [
             figure.name,
-            f"{figure.value:.4g}",
+            "-" if math.isnan(figure.value) else f"{figure.value:.4g}",
             "" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}",
             "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}",
             "" if math.isnan(figure.guess) else f"{figure.guess:.3g}",
@@ -219,6 +238,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         ]
         for figure in finding.figures
     ]
+    yield finding.conclusion
     yield Table(
         ["figure", "value", "own claim", "95% interval", "guessing", "cases"], rows, caption
     )
@@ -227,11 +247,16 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
     for name in finding.pictures:
         png = _png(folder, name)
         if png is not None:
-            yield Picture(png, f"{finding.attack} against {finding.protection}")
+            caption = f"{finding.attack} against {finding.protection}"
+            above = ": originals above, reconstructions below" * (finding.attack == "gradient")
+            yield Picture(png, f"{caption}{above}")
 
 
 def _png(folder: Path, name: str) -> bytes | None:
-    """Read a picture in the run's folder. Returns None if missing, elsewhere or not a PNG."""
+    """Return a picture `name` in the run's folder.
+
+    None if missing, outside the folder, or no PNG.
+    """
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         return None
@@ -243,7 +268,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """Yield the job and its command, and the run's events."""
+    """Yield a section with the job and the command that repeats it, and one with the events."""
     yield Section(
         "Repeat this run",
         [

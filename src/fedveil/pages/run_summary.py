@@ -1,6 +1,6 @@
-"""A run's three conclusions: model quality, privacy guarantee, next step.
+"""The three conclusions of a run: the model's quality, the privacy guarantee, and the next step.
 
-They open a run's page and end its command.
+A run's page begins with them, and the command that ran it ends with them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.privacy.guarantee_word import Promise
 from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.metric_names import best, deciding, figures, word
+from fedveil.record.metric_names import best, deciding, digits, figures, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
 from fedveil.settings.settings import Settings
@@ -31,7 +31,7 @@ _QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
 class Ending(NamedTuple):
-    """The three conclusions."""
+    """A run's three conclusions: the model's quality, what is guaranteed, and what to do next."""
 
     quality: Fact
     promise: Fact
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Return the conclusions of a federated run, finished or not."""
+    """Return the three conclusions of a federated run, finished or not."""
     last = run.last
     return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
@@ -47,12 +47,13 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the conclusions of a vertical run. `accounts` are the accounts of all its parties.
+    """Return the three conclusions of a vertical run. `accounts` are those of all its parties.
 
-    With `apart` only one party's folder is here; the others are on their own machines.
+    `leader` is the leader's part of the run. With `apart`, only one party's folder is here, and the
+    others are on their own machines.
     """
     shown = [
-        f"{key.removeprefix('test_')} {value:.4f}"
+        f"{key.removeprefix('test_')} {digits(value)}"
         for key, value in leader.last.items()
         if key.startswith("test_")
     ]
@@ -76,12 +77,12 @@ def vertical_ending(
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the line with the largest epsilon, or None if there is none."""
+    """Return the account line with the largest epsilon, or None if there is none."""
     return max(accounts, key=lambda line: line.epsilon, default=None)
 
 
 class Best(NamedTuple):
-    """The first round with the best model, by the deciding metric."""
+    """The first of a run's best rounds, and its deciding metric: the name and the value."""
 
     round: int
     name: str
@@ -92,7 +93,7 @@ class Best(NamedTuple):
 
 
 def best_round(run: ReadRun) -> Best | None:
-    """Return the best round of a run, or None if it never evaluated its model."""
+    """Return the best round of a run, or None if the run never evaluated its model."""
     name, better = deciding(run.last)
     rounds, figures = run.figures(name)
     if not rounds:
@@ -111,7 +112,7 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     rounds, _ = run.figures(name)
     found = best_round(run)
     assert found is not None, "there is a figure"
-    shown = [f"{word(key)} {last[key]:.4f}" for key in others if key in last]
+    shown = [f"{word(key)} {digits(last[key])}" for key in others if key in last]
     where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
     text = f"{', '.join(shown)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
@@ -122,7 +123,7 @@ def _quality(run: ReadRun, last: Record) -> Fact:
             f"worst tenth {last['clients_worst_tenth']:.4f}, "
             f"spread {last['clients_spread']:.4f}"
         )
-    return Fact(_QUALITY, f"{word(name)} {last[name]:.4f}", text)
+    return Fact(_QUALITY, f"{word(name)} {digits(last[name])}", text)
 
 
 def _promise(job: Mapping[str, Any], last: Record) -> Fact:
@@ -171,9 +172,9 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return the command that repeats the job under a protection with noise.
+    """Return the command that repeats `job` under the protection `position`, which adds noise.
 
-    Such a protection needs equal weights and clips reports before they are combined.
+    A protection with noise needs equal weights and clips reports before they are combined.
     """
     changes = {"protection": position}
     if run.job["server"]["weighting"] == "by_size":
@@ -189,9 +190,12 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the job's settings that `other` inherits from the same class, in its own block."""
+    """Return the settings in `switch` that `other` also has, as keys of its own block.
+
+    Both protections inherit these settings from the same class.
+    """
     chosen = _protection(switch["name"])
-    values = switch[chosen.block] if chosen.block else {}
+    values = switch.get(chosen.block or "", {})
     return [
         f"protection.{other.block}.{key}={str(values[key]).lower()}"
         for key, field in chosen.settings_type.model_fields.items()
@@ -206,12 +210,12 @@ def _inherited(one: type[Protection], other: type[Protection]) -> set[str]:
 
 
 def _protection(name: str) -> type[Protection]:
-    """Return a built-in protection. A user's own code is not loaded for a page."""
+    """Return a built-in protection. A page never loads a user's own code."""
     return POSITIONS.get(name, Protection)
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Suggest an attack that accepts the run's job, or the audit of all mechanisms."""
+    """Suggest an attack that supports the run's job, or else the audit of all mechanisms."""
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"
@@ -228,7 +232,9 @@ def _stronger(run: ReadRun, job: str) -> str:
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return the command that deploys the job without simulator-only keys, or an empty string."""
+    """Return the command that deploys the job, without the keys that only a simulator has, or
+    "".
+    """
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -264,7 +270,10 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Suggest the next step to a party whose peers are on other machines."""
+    """Suggest the next step to a party of a vertical run whose peers are on other machines.
+
+    `worst` is the account line with the largest epsilon.
+    """
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

@@ -1,4 +1,4 @@
-"""The page of several runs: their curves in common plots, and one sortable table."""
+"""The page of several runs: their curves in common plots, and one table that can be sorted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedveil.pages.vertical_page import (
 )
 from fedveil.privacy.guarantee_word import told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.metric_names import figures, word
+from fedveil.record.metric_names import digits, figures, word
 from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 
@@ -101,7 +101,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         crossed = sum(last.get(key, 0) for key in CROSSED)
         rows.append([
             name, str(run.job["task"]["name"]), how_ended(leaders[name]),
-            *(f"{last[key]:.4f}" if key in last else _NOTHING for key in keys),
+            *(digits(last[key]) if key in last else _NOTHING for key in keys),
             told(math.inf) if worst is None else f"{told(*worst.figure)} for {worst.what}",
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
@@ -115,7 +115,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
-    """Name each run after its folder, or by the whole path if names collide."""
+    """Return the runs by the name of their folder, or by its whole path if names collide."""
     names = [run.name for run in runs]
     return {
         name if names.count(name) == 1 else str(run.folder): run
@@ -125,7 +125,7 @@ def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
 
 def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
     last, best = run.last, best_round(run)
-    shown = [f"{last[key]:.4f}" if key in last else _NOTHING for key in keys]
+    shown = [digits(last[key]) if key in last else _NOTHING for key in keys]
     shown.insert(1, _NOTHING if best is None else f"{best.figure:.4f} (round {best.round})")
     return [
         str(run.job["protection"]["name"]),
@@ -138,7 +138,10 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return a table of the keys in which any job differs from the first, with each job's value."""
+    """Return a table of the keys in which some run's job differs from the first run's.
+
+    Each row has the values of all jobs. Returns a sentence if there is no difference.
+    """
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

@@ -24,7 +24,7 @@ _LOOKS: dict[Any, Any] = {
 
 
 def svg(plot: Plot) -> bytes:
-    """Return the file's bytes."""
+    """Return the bytes of an SVG file that shows the plot."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -57,10 +57,10 @@ def svg(plot: Plot) -> bytes:
 
 
 def text_of(name: str) -> str:
-    """Return the text so that matplotlib draws it unchanged, on one line.
+    """Return `name` in a form that matplotlib draws literally, on one line.
 
-    A name may come from a record: `$` would start a formula, and `_` would hide a curve's legend
-    entry.
+    A name may come from a record. In it, `$` would start a formula, and a leading `_` would hide
+    the curve's legend entry.
     """
     line = escaped(name.replace("\n", "\\n").replace("\t", " "))
     line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

@@ -1,4 +1,4 @@
-"""A table as data, and its output formats."""
+"""A table as data, with its output formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Table:
     caption: str = ""
 
     def markdown(self) -> str:
-        """Format for a page of the docs. A table without rows is only its caption."""
+        """Format the table for a page of the docs. A table without rows becomes its caption."""
         if not self.rows:
             return f"{self.caption}\n"
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
@@ -31,17 +31,17 @@ class Table:
         return f"{self.caption}\n\n{table}" if self.caption else table
 
     def csv(self) -> str:
-        """Format as CSV."""
+        """Format the table as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
 
     def records(self) -> list[dict[str, str]]:
-        """Return the rows as dictionaries."""
+        """Return the rows as dictionaries, by column name."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def terminal(self) -> RichTable:
-        """Format for a terminal."""
+        """Format the table for a terminal."""
         table = RichTable(box=None, pad_edge=False)
         for column in self.columns:
             table.add_column(Text(escaped(column)), overflow="fold")

@@ -25,25 +25,27 @@ CROSSED = {"bytes_sent_per_step": "sent", "bytes_received_per_step": "received"}
 
 
 def is_vertical(run: ReadRun) -> bool:
-    """Return True if the folder's job is split training."""
+    """Return True if the run is vertical, that is, trains a split model."""
     return "task" in run.job and "protection" not in run.job
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return each party's records in a run's folder: all parties, or only the local one."""
+    """Return each party's records in a vertical run's folder: of all parties, or only the local
+    one.
+    """
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have the task's metrics, or any local party."""
+    """Return the party whose records have the task's metrics, otherwise any local party."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
 
 
 def vertical_page(run: ReadRun) -> Page:
-    """Return the page: who trained what and how, and every party's account."""
+    """Return the page of a vertical run: who trained what and how, and every party's account."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
@@ -62,7 +64,7 @@ def vertical_page(run: ReadRun) -> Page:
 
 
 def what_it_is(run: ReadRun) -> str:
-    """Describe the run and whether it has ended, in a sentence."""
+    """Return one sentence on what the run is and whether it has ended."""
     job, parties = run.job, parties_of(run)
     ended = how_ended(leader_of(run, parties))
     return (
@@ -72,24 +74,26 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the leader's events about the end, if it has ended."""
+    """Return the event that describes the run's end, or a sentence if it has not ended."""
     return leader.ended or "still running, or killed"
 
 
 def answers(run: ReadRun) -> Ending:
-    """Return the conclusions: quality, guarantee, next step."""
+    """Return the run's three conclusions: quality, guarantee, next step."""
     parties = parties_of(run)
     apart = len(parties) == 1
     return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
-    """Return the lines of all parties' accounts."""
+    """Return the lines of all parties' privacy accounts."""
     return [line for party in parties.values() for line in party.accounts]
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps whose record has that metric, counted over all epochs, and its values."""
+    """Return the steps, counted over all epochs, whose record has the metric `key`, and the
+    values.
+    """
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],
@@ -98,7 +102,7 @@ def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of every step's loss, and of the held-out metrics, a curve per run."""
+    """Yield plots of the loss of every step, and of the held-out metrics. Each run has a curve."""
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot(

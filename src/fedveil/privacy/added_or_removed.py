@@ -33,10 +33,11 @@ _ERROR = 1e-12
 
 @dataclass(frozen=True)
 class OneSided:
-    """Noise of `ratio` times the clip on a sum that a contribution is in with probability `rate`.
+    """Gaussian noise on a sum that a contribution of norm at most c is in with probability `rate`.
 
-    `order`: the distribution that the loss is drawn under, without the contribution (added) or with
-    it possibly present (removed).
+    `ratio` is the noise's standard deviation divided by c. `order` says under which distribution
+    the loss is drawn: that of the sum without the contribution ("added"), or that of the sum with
+    it possibly present ("removed").
     """
 
     ratio: float
@@ -44,14 +45,15 @@ class OneSided:
     order: Order
 
     def distribution(self) -> LossDistribution:
-        """Return the privacy-loss distribution of that pair."""
+        """Return the distribution of this release's privacy loss."""
         return _distribution(self.ratio, self.rate, self.order)
 
     def curve(self, epsilons: Float64s) -> Float64s:
-        """Return delta at each epsilon, or a little more.
+        """Return an upper bound, a little above the exact value, on delta at each epsilon.
 
-        The best event is where the loss is above epsilon: beyond the output x = t at which (1 - q)
-        + q e^((2x - 1) / 2s²) is e^epsilon, or below the one at which it is e^-epsilon.
+        With s = `ratio`, q = `rate` and the output x in units of c, the best event is x > t for
+        "removed" and x < t for "added". At t, (1 - q) + q e^((2t - 1) / 2s²) is e^epsilon for
+        "removed" and e^-epsilon for "added".
         """
         s, q, ndtr = self.ratio, self.rate, special().ndtr
         sign = 1.0 if self.order == "removed" else -1.0
@@ -67,7 +69,11 @@ class OneSided:
 
 
 def added_or_removed(ratio: float, rate: float, releases: int, delta: float) -> float:
-    """Return epsilon at `delta` of `releases` releases with noise `ratio` times 2c."""
+    """Return the epsilon at `delta` of `releases` sums, if one contribution is added or removed.
+
+    A contribution has norm at most c and is in each sum with probability `rate`. The noise's
+    standard deviation is `ratio` times 2c.
+    """
     if rate == 1:
         return compose([(PrivacyLoss.of_release(Gaussian(2 * ratio)), releases)], delta)
     orders: tuple[Order, Order] = ("added", "removed")

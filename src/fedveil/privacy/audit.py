@@ -38,7 +38,10 @@ _THRESHOLDS = 512
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of an audit: epsilon is at least `bound`, at that confidence."""
+    """Result of an audit: epsilon is at least `bound`, with this confidence.
+
+    `reachable` is the largest bound that this number of trials can show.
+    """
 
     claim: PrivacyLoss
     bound: float
@@ -48,7 +51,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """True if the claim is refuted."""
+        """Return True if the lower bound on epsilon is above the claimed epsilon."""
         return self.bound > self.claim.epsilon
 
     def __str__(self) -> str:
@@ -63,7 +66,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism, and two inputs that differ as much as its claim allows."""
+    """A mechanism, `release`, and two inputs that differ as much as its claim allows."""
 
     name: str
     release: Callable[[Any, Entropy], Any]
@@ -72,7 +75,7 @@ class Case:
     claim: PrivacyLoss
 
     def audit(self, trials: int) -> Audit:
-        """Play the game."""
+        """Run the mechanism `trials` times on each of the two inputs, and test its claim."""
         return run(self.release, self.a, self.b, claim=self.claim, trials=trials)
 
 
@@ -87,11 +90,11 @@ def run(
     entropy: Entropy | None = None,
     score: Callable[[Any], float] | None = None,
 ) -> Audit:
-    """Audit what `mechanism` claims for inputs that differ as `a` and `b` do.
+    """Test whether outputs of `mechanism` for the inputs `a` and `b` refute its claim.
 
-    Arguments as for `lower_bound`; `claim` is a loss, or the epsilon of a pure one. It must be
-    what the mechanism claims for this pair: where a and b differ in several bits or parameters,
-    the composed loss.
+    `claim` is a loss, or an epsilon that is claimed at delta = 0. It must be what the mechanism
+    claims for this pair of inputs: the composed loss, if they differ in several bits or parameters.
+    The other arguments are those of `lower_bound`.
     """
     if not isinstance(claim, PrivacyLoss):
         claim = PrivacyLoss(claim)
@@ -105,9 +108,10 @@ def run(
 def of_scores(
     ahead: Float64s, back: Float64s, *, claim: PrivacyLoss, confidence: float = 0.999
 ) -> Audit:
-    """Audit from scores of outputs for a, and of as many for b: larger where a is likelier.
+    """Test a claim by scores of outputs for an input a (`ahead`) and for an input b (`back`).
 
-    The first half of each chooses the threshold, the rest is counted.
+    Both inputs need equally many scores. A score must be larger the likelier its output is under a.
+    The first half of each input's scores chooses a threshold, and the second half is counted.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:
@@ -119,7 +123,11 @@ def of_scores(
 
 
 def _reachable(trials: int, confidence: float, delta: float) -> float:
-    """Return the bound if every output for a is in the event, and none for b."""
+    """Return the largest lower bound on epsilon that `trials` outputs for each input can show.
+
+    It is the bound if every counted output for one input is in the event, and none for the other
+    is.
+    """
     tested, error = trials - trials // 2, (1 - confidence) / 2
     most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
     return max(0.0, float(most[0]))
@@ -136,20 +144,20 @@ def lower_bound(
     delta: float = 0.0,
     score: Callable[[Any], float] | None = None,
 ) -> float:
-    """Return a lower bound on the epsilon of `mechanism` at `delta`, from `trials` outputs each.
+    """Return a lower bound on the epsilon of `mechanism`, from `trials` outputs for each input.
 
-    `mechanism` is called as `mechanism(input, entropy)`, or is an object with a method `privatize`,
-    `perturb` or `select` that is. The bound is above the true epsilon with probability at most 1 -
-    confidence. It is 0 if nothing was found, and at most about log(trials / 15) at the default
-    confidence.
+    `mechanism` is a function of (input, entropy), or an object with such a method named
+    `privatize`, `perturb` or `select`. The bound is on epsilon at `delta`. It is above the true one
+    with probability at most 1 - `confidence`. It is 0 if no difference was found, and at most about
+    log(trials / 15) at the default confidence.
 
     Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these.
-    They are laid out as rows of numbers, a text by its bytes, rows of different lengths padded,
-    with their length in front. A first quarter of the rows trains several scores: the likelihood
-    ratio of the whole row if rows repeat; of each column, binned, added up over all columns, over
-    those that differ significantly, and for the best column only; and the best linear score. A
-    second quarter chooses among the scores and their thresholds. The rest is counted. `score`, a
-    function of one output, replaces them if the tester knows a better one.
+    Each becomes a row: how many numbers it has, those numbers (bytes for a text), and padding. The
+    first quarter of the rows trains several scores: the likelihood ratio of the whole row, if rows
+    repeat; the sum of the columns' likelihood ratios, over all columns and over those that differ
+    significantly; the likelihood ratio of the best column; and the best linear score. The second
+    quarter chooses a score and a threshold. The other rows are counted. `score`, a function of one
+    output, replaces the trained scores.
     """
     trials = integer("trials", trials, _MIN_TRIALS)
     confidence = within("confidence", confidence, 0, 1, open_low=True, open_high=True)
@@ -171,7 +179,7 @@ def lower_bound(
 
 
 def _itself(rows: Float64s) -> Float64s:
-    """Return rows of one number as their own score."""
+    """Return the only column of `rows`, which is already a score."""
     return rows[:, 0]
 
 
@@ -183,9 +191,10 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """Return the bound.
+    """Return a lower bound on epsilon at `delta`, from rows of outputs for two inputs.
 
-    The rows from `learn` to the middle choose an event, the rest is counted.
+    `ahead` holds the rows of one input, `back` those of the other. The rows from `learn` to the
+    middle choose one of `scorers` and an event; the later rows are counted.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -199,7 +208,10 @@ def _played(
 
 @dataclass(frozen=True)
 class _Event:
-    """sign * score >= threshold; with `swapped`, likelier under b than under a."""
+    """The event that sign * score of an output is at least `threshold`.
+
+    It is likelier for the first of two inputs or, with `swapped`, for the second.
+    """
 
     score: Scorer
     sign: float
@@ -213,7 +225,11 @@ class _Event:
 def _choose(
     scorers: Sequence[Scorer], ahead: Float64s, back: Float64s, error: float, delta: float
 ) -> _Event:
-    """Return the event of the best bound on these rows."""
+    """Return the event that gives the largest lower bound on epsilon on the given rows.
+
+    `ahead` holds the rows of the first input, `back` those of the second. `error` and `delta` are
+    those of `_bound`.
+    """
     best, event = -math.inf, _Event(scorers[0], 1.0, math.inf, False)
     for score in scorers:
         plain = score(ahead), score(back)
@@ -233,9 +249,11 @@ def _choose(
 
 
 def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
-    """Return log((p - delta) / q) for the least p and the largest q that the counts allow.
+    """Return a lower bound on epsilon at `delta`, from counts of an event: log((p - delta) / q).
 
-    Clopper and Pearson: each is wrong with probability at most `error`, exactly.
+    The event occurred in `hits` of n outputs for one input and in `others` of n for the other. p is
+    the Clopper-Pearson lower bound on its probability for the first, q the upper bound for the
+    second. Each is wrong with probability at most `error`.
     """
     from scipy.special import betaincinv  # a third of a second to import
 
@@ -260,6 +278,6 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
 
 
 def rounded_down(bound: float, digits: int = 4) -> str:
-    """Format a bound with `digits` digits, rounded down: it states no more than was found."""
+    """Format a lower bound with `digits` significant digits, rounded down."""
     context = Context(prec=digits, rounding=ROUND_FLOOR)
     return f"{float(context.create_decimal(as_written(bound))):g}"

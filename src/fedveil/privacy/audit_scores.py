@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Return one row of numbers for each output: their count, the numbers, then NaN."""
+    """Return a row for each output: how many numbers it has, those numbers, then NaN as padding."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -56,7 +56,7 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Train scores on outputs for the first input and outputs for the second."""
+    """Return several scores, trained on rows for one input (`ahead`) and another (`back`)."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -69,7 +69,10 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """The log-likelihood ratio of one column, from counts of its values or of bins of them."""
+    """Score of a row by one column: the log-likelihood ratio of its value, or of the value's bin.
+
+    The ratio is that of counts for the two inputs.
+    """
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -119,7 +122,7 @@ def _added(columns: Sequence[Scorer]) -> Scorer:
 
 
 def _linear(ahead: Float64s, back: Float64s) -> Scorer:
-    """Fisher's discriminant with independent columns."""
+    """Return Fisher's linear discriminant of two sets of rows, as if columns were independent."""
     spread = ahead.var(axis=0) + back.var(axis=0)
     usable = np.flatnonzero(spread > 0)  # no NaN either
     weights = (ahead.mean(axis=0) - back.mean(axis=0))[usable] / spread[usable]
@@ -127,7 +130,10 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return the log-likelihood ratio of whole rows, or None if they repeat too rarely to count."""
+    """Return a score: the log-likelihood ratio of a whole row, from counts.
+
+    Returns None if rows repeat too rarely to be counted.
+    """
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

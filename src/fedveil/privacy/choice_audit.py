@@ -1,12 +1,12 @@
-"""A lower bound on epsilon from random choices whose truth an auditor knows.
+"""A lower bound on epsilon from random choices whose correct values an auditor knows.
 
-Many mechanisms tell the truth or something else by an independent draw: a bit that is flipped, a
+Many mechanisms report the truth or something else by an independent draw: a bit that is flipped, a
 selection that is favoured. An auditor who knows a client's update knows the truth, and counts how
-often it is told. Told true with probability `chance(eps)`, k of n such choices refute every
-epsilon for which k or more are too unlikely (Clopper and Pearson).
+often it is reported. If a choice reports the truth with probability `chance(eps)`, and k of n such
+choices do, every epsilon at which k or more are too unlikely is refuted (Clopper and Pearson).
 
-In two releases with draws of their own, both are true with probability chance(eps)². A draw that
-is used twice makes both true far more often: it then looks like the draw of a larger epsilon.
+In two releases with independent draws, both report the truth with probability chance(eps)². If one
+draw is used twice, both do so far more often: it then looks like the draw of a larger epsilon.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """Choices of a report that are alike: `count` of them, each with its place in every report.
+    """Equal random choices in a report: `count` of them, at the same places in every report.
 
-    `claim` is the epsilon of one, pure. `chance(eps)` is the probability that it is told true if
-    that epsilon were `eps`; it never falls as eps grows.
+    Each choice reports the truth or not. `claim` is the epsilon that is claimed for one choice, at
+    delta = 0. `chance(eps)` is the probability that it reports the truth if its epsilon is `eps`;
+    it never falls as eps grows.
     """
 
     name: str
@@ -38,27 +39,29 @@ class Choice:
 
 @dataclass
 class Counted:
-    """`hits` of `tries` choices were told true."""
+    """Counts of random choices: `hits` of `tries` reported the truth."""
 
     hits: int = 0
     tries: int = 0
 
     def add(self, hits: int, tries: int) -> None:
-        """Count more of them."""
+        """Add `tries` more choices, of which `hits` reported the truth."""
         self.hits += hits
         self.tries += tries
 
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
-        """Return the largest epsilon that the true choices refute, or 0.
+        """Return the largest epsilon of a choice that the counts refute, or 0 if they refute none.
 
-        It is above the epsilon of the choices with probability at most `error`.
+        `chance(eps)` is the probability that a choice of epsilon `eps` reports the truth. The
+        result is above the choices' true epsilon with probability at most `error`.
         """
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
-        """Return an epsilon up to which a false claim is probably not refuted; infinite if any is.
+        """Return the true epsilon up to which the counts would probably not refute a false `claim`.
 
-        At a larger one, enough choices are expected to be told true for `claim` to be refuted.
+        Above it, enough choices are expected to report the truth. It is infinite if `claim` would
+        not be refuted even if all did. `chance` and `error` are those of `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -75,7 +78,10 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return the largest probability that this number of hits refutes."""
+        """Return a lower bound on the probability of reporting the truth, if `hits` choices did.
+
+        It is wrong with probability at most `error` (Clopper and Pearson).
+        """
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -84,17 +90,20 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return the probability that two independent choices are both told true."""
+    """Return, as a function of eps, the probability that two choices both report the truth.
+
+    The choices are independent. `chance(eps)` is the probability that one of them does.
+    """
     return lambda eps: chance(eps) ** 2
 
 
 def told_true(eps: float) -> float:
-    """Return the chance of randomised response: e^eps / (1 + e^eps)."""
+    """Return the probability that randomised response tells the truth: e^eps / (1 + e^eps)."""
     return 1 / (1 + math.exp(-eps))
 
 
 def _largest(chance: Callable[[float], float], share: float) -> float:
-    """Return the largest epsilon whose chance is below `share`, from below; 0 if none is."""
+    """Return the largest epsilon at which `chance` is below `share`, rounded down, or 0 if none."""
     low, high = _LEAST, _MOST
     if chance(low) >= share:
         return 0.0

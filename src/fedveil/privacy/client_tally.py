@@ -1,8 +1,8 @@
-"""Count of each client's charges: the memory of a ledger, a few bytes for each client.
+"""Counts of each client's charges: the memory of a ledger, a few bytes for each client.
 
-Charges that rounds share are one `kind`. Kinds that were fixed in advance are counted for each
-client, so that they can be composed later. Those of an adaptive run only ever add up, and are
-stored as sums.
+A `kind` is the combination of charges of one report, which rounds share. Kinds that were fixed in
+advance are counted for each client, so that they can be composed later. Charges of an adaptive run
+only add up, and are stored as sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_HISTORIES = 16
 
 
 class Tally(ABC):
-    """Every client's charges: a column for each client, in the order of their numbers."""
+    """Charges of every client: an array with one column per client, in order of client number."""
 
     #: Name of the columns in a state.
     _name: ClassVar[str]
@@ -40,26 +40,29 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Charge each of the sorted, distinct `clients` once more for `kinds[kind]`."""
+        """Charge each of `clients`, which are sorted and distinct, once more for `kinds[kind]`."""
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the epsilon, at `delta`, of the client that was charged most."""
+        """Return the epsilon, at `delta`, of the client that was charged most.
+
+        `kinds[i]` holds the charges of kind i.
+        """
 
     def copy(self) -> Self:
-        """Return an independent copy."""
+        """Return an independent copy of this tally."""
         other = copy.copy(self)
         other._columns = self._columns.copy()
         return other
 
     def to_state(self) -> dict[str, Array]:
-        """Return the arrays that `restore` needs."""
+        """Return the arrays from which `restore` restores this tally."""
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
         """Load the arrays of `to_state`. Raises `MessageInvalid` for arrays it cannot have made.
 
-        `times` is the number of rounds in which each kind was charged.
+        `times[k]` is the number of rounds in which kind k was charged.
         """
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
@@ -68,10 +71,13 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if the columns cannot be those of clients."""
+        """Raise `MessageInvalid` if no clients can have been charged what the loaded columns say.
+
+        `times[k]` is the number of rounds in which kind k was charged.
+        """
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
-        """Return the positions of the columns of `clients`. New clients get columns of zeros."""
+        """Return the positions of the columns of `clients`. A new client gets a column of zeros."""
         known = self._clients
         if not len(clients):
             return np.empty(0, np.intp)
@@ -88,7 +94,7 @@ class Tally(ABC):
 
 
 class Counts(Tally):
-    """Number of charges of each kind to each client: 4 bytes for each client and kind."""
+    """Counts how often each client was charged for each kind: 4 bytes per client and kind."""
 
     _name = "counts"
 
@@ -112,11 +118,11 @@ class Counts(Tally):
             raise MessageInvalid("clients have not paid what its rounds cost")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest composed epsilon over the clients' distinct histories.
+        """Return the largest composed epsilon of any client, or an upper bound on it.
 
-        A client charged at most as often as a different one for every kind cannot be the worst. If
-        many distinct histories remain, a fictitious client charged for each kind as often as any of
-        them bounds them all.
+        A client whose counts are all at most those of another client is skipped. If many different
+        clients remain, the result is the epsilon of a fictitious client that has the largest count
+        of each kind.
         """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
@@ -125,7 +131,7 @@ class Counts(Tally):
 
 
 class Sums(Tally):
-    """Each client's sums of epsilon and of delta, decimals rounded up: 16 bytes per client."""
+    """Each client's sums of epsilon and of delta, as decimals rounded up: 16 bytes per client."""
 
     _name = "sums"
 
@@ -146,14 +152,20 @@ class Sums(Tally):
             raise MessageInvalid("what clients have paid is not two sums each")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest sum of epsilons. Infinite if some sum of deltas is above `delta`."""
+        """Return the largest client's sum of epsilons.
+
+        Infinite if a sum of deltas is above `delta`.
+        """
         if (self._columns[1] > delta).any():
             return math.inf
         return float(self._columns[0].max(initial=0.0))
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return an untrusted state's clients. Raises `MessageInvalid` unless sorted and distinct."""
+    """Return client numbers from an untrusted state.
+
+    Raises `MessageInvalid` unless they are sorted and distinct.
+    """
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients
@@ -169,7 +181,10 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return the distinct columns of `counts`, as rows, that no other reaches in every entry."""
+    """Return, as rows, the distinct columns of `counts` that are maximal.
+
+    A column is maximal if no other column is at least as large in every entry.
+    """
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)
@@ -182,7 +197,10 @@ def _unsurpassed(counts: Uint32s) -> Uint32s:
 
 
 def _different_columns(counts: Uint32s) -> Uint32s:
-    """Return the distinct columns of `counts`, as rows. If there is one row, only the largest."""
+    """Return, as rows, the distinct columns of `counts`.
+
+    If `counts` has only one row, only its largest entry is returned.
+    """
     if len(counts) == 1:
         return np.full((1, 1), counts.max(), np.uint32)
     radices = [int(most) + 1 for most in counts.max(axis=1)]

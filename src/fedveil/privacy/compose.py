@@ -39,10 +39,12 @@ _DOUBT = 1e-5
 
 
 def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
-    """Return the smallest epsilon known at `delta` for `count` releases of each loss together.
+    """Return the smallest known epsilon at `delta` of all releases in `charges` together.
 
-    Infinite if none is known: at delta = 0 with a loss that is not pure, or with a loss that
-    promises nothing. Never above the plain sum.
+    A charge is a loss and its number of releases. With `adaptive`, losses may have been chosen in
+    view of earlier outputs, so epsilons and deltas only add up. The result is never above the sum
+    of the epsilons, if the deltas sum to at most `delta`. It is infinite if no epsilon is known: at
+    delta = 0 with a loss that is not pure, or with a loss that promises nothing.
     """
     delta = within("delta", delta, 0, 1, open_high=True)
     total: Counter[PrivacyLoss] = Counter()
@@ -52,7 +54,10 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 
 
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
-    """Return the account's epsilon: a single pure release's statement, or the composition."""
+    """Return the epsilon at `delta` of all releases in `charges` together, as accounts state it.
+
+    For a single pure release that is its stated epsilon. The arguments are those of `compose`.
+    """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
     return compose(charges, delta, adaptive=adaptive)
@@ -74,9 +79,9 @@ def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
 
 
 def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
-    """Return the exact sum of value * count, each value read as the decimal it is written as.
+    """Return the sum of value * count over `terms`, rounded up to a float if it is not one.
 
-    Rounded up to a float if it has more digits than one can represent.
+    The sum is exact. Each value is read as the decimal that it is written as.
     """
     with localcontext() as context:
         context.prec = 800
@@ -85,7 +90,10 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` times the worst epsilon-private mechanism: randomised response, exactly binomial."""
+    """`count` releases of the worst mechanism with this epsilon at delta = 0: randomised response.
+
+    The loss of their sum is exactly binomial.
+    """
 
     epsilon: float
     count: int
@@ -113,7 +121,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """Gaussian releases, equal to one Gaussian of squared distance `square`."""
+    """All Gaussian releases together: one Gaussian whose two means are √`square` sigma apart."""
 
     square: float
     count: int = 1
@@ -131,7 +139,10 @@ class _Normal:
         return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
 
     def epsilon(self, delta: float) -> float:
-        """Solve the exact curve of the Gaussian mechanism (Balle and Wang, 2018, theorem 8)."""
+        """Return the epsilon at `delta`, from the Gaussian's exact privacy curve.
+
+        The curve is theorem 8 of Balle and Wang (2018).
+        """
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
 
         def log_delta(epsilon: float) -> float:
@@ -144,7 +155,7 @@ class _Normal:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """`count` releases with the same loss distribution, given that none is infinite."""
+    """`count` releases with equal loss distributions, given that no loss is infinite."""
 
     release: LossDistribution
     count: int
@@ -164,7 +175,10 @@ _Group: TypeAlias = _Pure | _Normal | _Repeated
 
 @lru_cache(maxsize=128)
 def _block(release: LossDistribution, tilt: float, level: int) -> Tilted:
-    """Return the tilted distribution of 16^level finite losses. Cached, as every round needs it."""
+    """Return the distribution of a sum of 16^level finite losses, tilted by `tilt`.
+
+    Tilting is explained in `loss_sum`. The result is cached, since every round needs it.
+    """
     if level:
         return add([(_block(release, tilt, level - 1), BLOCK)], tilt)
     with np.errstate(divide="ignore"):
@@ -184,7 +198,7 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
     """Return the finite losses by kind, and the log-probability that no loss is infinite.
 
-    The groups have a fixed order, so that results repeat to the last digit in every process.
+    The groups have a fixed order, so that results are equal to the last digit in every process.
     """
     survivals, squares = [], []
     pure: Counter[float] = Counter()
@@ -211,7 +225,7 @@ def _log_survival(infinite: float) -> float:
 
 
 def _solve(groups: Sequence[_Group], delta: float) -> float:
-    """Return the smallest epsilon at which the groups' composed curve is at most `delta`."""
+    """Return the least epsilon at which all groups of losses together have at most this delta."""
     if not groups:
         return 0.0
     if len(groups) == 1 and isinstance(groups[0], _Normal):
@@ -231,7 +245,12 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon up to `bound`, and the share of delta there that is for errors."""
+    """Return the least epsilon with at most this delta, and the share of delta that is error.
+
+    `total` is the distribution of the sum of all losses, tilted by `tilt`. The epsilon is at most
+    `bound`. The second number is the share of `delta` that is reserved for mass missing from
+    `total`.
+    """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
     # The exponents are differences of numbers as large as these. log n! is below 30 n.
@@ -239,7 +258,7 @@ def _untilt(
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """Return the log of e^(log_mass - tilt * epsilon) * the tail under the tilted weights."""
+        """Return log delta: log_mass - tilt * epsilon + the log of the tilted weights' tail."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
@@ -251,7 +270,10 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of losses. A coarse grid gets a smaller tilt."""
+    """Return the tilted distribution of the sum of all losses, and the tilt that was used.
+
+    It is smaller than `tilt` if the grid is too coarse for that.
+    """
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -262,10 +284,11 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """Return the least epsilon in [0, bound] at which a decreasing curve is at most `wanted`.
+    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <= `wanted`.
 
-    Regula falsi, as the curve is nearly straight. The returned end satisfies the condition. It is
-    `bound`, which is always valid, if the curve, an upper estimate, is too high everywhere.
+    The search is regula falsi, as the curve is nearly straight; the returned end satisfies the
+    condition. If no epsilon does, the result is `bound`, which must be valid for another reason:
+    `log_delta` is only an upper estimate.
     """
     low, high = 0.0, bound
     above, below = log_delta(low) - wanted, log_delta(high) - wanted
@@ -287,14 +310,17 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the best bound that Rényi divergences give, and the tilts to try.
+    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts worth trying.
 
-    log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)) for every t > 0
-    (Canonne, Kamath and Steinke, 2020). The best t tilts the loss so that epsilon lies in its
-    middle, and errors weigh least. A smaller one, worse by a factor e^8, mostly does as well, and
-    keeps the distribution narrow where a few large losses would widen it. A larger one than needed
-    would run off to infinity if the loss has a largest value. Quarter powers of two are fine
-    enough, and a run that grows by a round keeps its tilt and the blocks made with it.
+    The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
+
+        log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).
+
+    The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least, but
+    it grows without limit if the loss has a largest value. The returned tilts are the least t whose
+    bounds on delta are worse by factors of at most e^8 and e. The first usually suffices, and keeps
+    the distribution narrow where a few large losses would widen it. Only quarter powers of two are
+    tried, so that a run that grows by a round keeps its tilt and the blocks made with it.
     """
 
     @cache

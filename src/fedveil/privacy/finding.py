@@ -25,14 +25,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric: `low` to `high` is its interval at 95%, `guess` the result of guessing.
+    """One metric of a finding: a value, its 95% interval from `low` to `high`, and its cases.
 
-    `cases` is how many cases it was measured on. A figure without an interval has NaN there, and
-    one that guessing says nothing of has it in `guess`.
+    `guess` is the value that guessing would reach. Fields that do not apply are NaN.
 
-    A lower bound on epsilon is compared with `epsilon` at `delta`, or with its finding's where
-    these are NaN. `unseen`: a true epsilon up to which this bound would probably not have refuted
-    the claim, infinite where it could refute none; NaN where nobody worked it out.
+    The other fields are for a lower bound on epsilon. It is compared with `epsilon` at `delta`, or
+    with the finding's own if these are NaN. `unseen` is the true epsilon up to which this bound
+    would probably not have refuted the claim: infinite if it can refute none, NaN if nobody worked
+    it out.
     """
 
     name: str
@@ -47,11 +47,22 @@ class Measured:
 
     @property
     def is_bound(self) -> bool:
-        """True for a lower bound on epsilon."""
+        """Return True if this metric is a lower bound on epsilon."""
         return self.name.startswith(BOUND)
 
+    @property
+    def beats_guessing(self) -> bool:
+        """True if the whole interval is better than guessing. Smaller errors are better."""
+        if any(math.isnan(figure) for figure in (self.low, self.high, self.guess)):
+            return False
+        error = self.name == "mse" or self.name.startswith("relative error")
+        return self.high < self.guess if error else self.low > self.guess
+
     def claim(self, finding: float) -> float:
-        """Return the epsilon that a bound is compared with; `finding` is its finding's."""
+        """Return the claimed epsilon that this bound is compared with.
+
+        It is the metric's own `epsilon` or, if that is NaN, `finding`: the epsilon of its finding.
+        """
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
@@ -67,10 +78,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of this attack, at this effort, against this protection with these settings.
+    """Result of one attack, at one effort, against one protection with these settings.
 
-    `epsilon` and `delta` are the ledger's for the attacker's view, epsilon infinite if nothing is
-    promised. `pictures` are files beside the record.
+    `epsilon` and `delta` are what the ledger states for the attacker's view, which `saw` describes.
+    `epsilon` is infinite if nothing is promised. `pictures` are files beside the record.
     """
 
     attack: str
@@ -89,27 +100,30 @@ class Finding:
 
     @property
     def bounds(self) -> Sequence[Measured]:
-        """The lower bounds on epsilon."""
+        """Return the metrics that are lower bounds on epsilon."""
         return [figure for figure in self.figures if figure.is_bound]
 
     @property
     def excesses(self) -> Sequence[Measured]:
-        """The lower bounds that are above what they are compared with."""
+        """Return the lower bounds on epsilon that are above their claimed epsilons."""
         return [bound for bound in self.bounds if bound.value > bound.claim(self.epsilon)]
 
     @property
     def refutes(self) -> bool:
-        """Whether any lower bound is above its claim, by however little."""
+        """Return True if any lower bound is above its claimed epsilon, however little."""
         return bool(self.excesses)
 
     @property
     def unseen(self) -> Sequence[str]:
-        """A sentence for each bound: what it could not have seen at this effort."""
+        """Return a phrase for each lower bound: the true epsilons that it would probably miss.
+
+        Bounds for which that was not computed, or whose claim is infinite, are left out.
+        """
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
-        """In words, what all bounds together could not have seen; "" where nobody knows."""
+        """Return, in words, what all bounds together would miss; "" if nobody worked it out."""
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
         if not known:
@@ -122,13 +136,13 @@ class Finding:
         return f"{some if blind else ''}the sharpest is {_unseen(*sharpest)}"
 
     def _known(self) -> Sequence[tuple[Measured, float]]:
-        """The bounds of finite claims whose `unseen` is known, each with its claim."""
+        """Return the bounds with a finite claim and a known `unseen`, each with its claim."""
         pairs = [(bound, bound.claim(self.epsilon)) for bound in self.bounds]
         return [(b, claim) for b, claim in pairs if claim < math.inf and not math.isnan(b.unseen)]
 
     @property
     def refutation(self) -> str:
-        """The bounds above their claims, in words."""
+        """Return a list, in words, of the lower bounds that are above their claims."""
         return "; ".join(
             f"{bound.name} {rounded_down(bound.value, 6)} where "
             f"{bound.claim(self.epsilon):.6g} is claimed"
@@ -137,7 +151,11 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """How far what is claimed is from the bound that is closest to it or farthest above."""
+        """Return, in words, how far the claim is above or below the closest lower bound.
+
+        That is the bound for which claim minus bound is smallest. Returns "" if no such number is
+        finite.
+        """
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):
@@ -146,11 +164,31 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Describe the finding in words, with the promise."""
+        """Return "NOT WHAT WAS PROMISED" if a bound refutes its claim, else "not refuted"."""
         return "NOT WHAT WAS PROMISED" if self.refutes else "not refuted"
 
+    @property
+    def conclusion(self) -> str:
+        """The result in a sentence: a refuted claim, a leak, or nothing proven."""
+        if self.refutes:
+            return f"The guarantee of {self.protection} is refuted: {self.refutation}."
+        best = next((figure for figure in self.figures if figure.beats_guessing), None)
+        if best is not None:
+            return (
+                f"Reports under {self.protection} leak: {best.name} {best.value:.3g}, where "
+                f"guessing reaches {best.guess:.3g}."
+            )
+        if self.bounds:
+            return (
+                f"No bound is above the claim of {self.protection}. That does not prove the claim."
+            )
+        return (
+            f"Against {self.protection} this attack, at effort {self.effort}, did no better than "
+            f"guessing. That does not prove that nothing leaks."
+        )
+
     def figure(self, name: str) -> Measured:
-        """Return the metric with this name."""
+        """Return the metric with this name. Raises `InvalidValue` if there is none."""
         for figure in self.figures:
             if figure.name == name:
                 return figure
@@ -162,13 +200,13 @@ class Finding:
 
 
 def _unseen(bound: Measured, claim: float) -> str:
-    """Return what a bound misses, in words."""
+    """Return a phrase: the bound, the true epsilons that it would probably miss, and the claim."""
     missed = "every epsilon" if math.isinf(bound.unseen) else f"epsilons up to {bound.unseen:.4g}"
     return f"{bound.name} (misses {missed} where {claim:.4g} is claimed)"
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:
-    """Run an attack, and return its finding with the seconds that it took."""
+    """Run an attack, and return its finding with `seconds` set to how long it took."""
     began = time.perf_counter()
     found = attack()
     return replace(found, seconds=time.perf_counter() - began)

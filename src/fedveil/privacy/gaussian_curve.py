@@ -18,16 +18,17 @@ _MARGIN = 1 + 1e-8
 
 @functools.lru_cache(maxsize=64)
 def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
-    """Return the least sigma for which Gaussian noise on an L2 sensitivity is (eps, delta)-private.
+    """Return the least standard deviation sigma at which Gaussian noise is (eps, delta)-private.
 
-    With mu = sensitivity / sigma, x = eps / mu - mu / 2 and y = eps / mu + mu / 2, theorem 8 of
-    Balle and Wang (2018) is
+    `sensitivity` is the L2 distance of two inputs. With mu = sensitivity / sigma, x = eps / mu - mu
+    / 2 and y = eps / mu + mu / 2, theorem 8 of Balle and Wang (2018) is
 
         delta(x) = Phi(-x) - e^eps Phi(-y) = exp(-x² / 2) · (E(x) - E(y)) / 2,
 
-    where E(t) = erfcx(t / √2) = 2 exp(t² / 2) Phi(-t). The search is over x, in which delta falls
-    strictly: y = √(x² + 2 eps) and mu = y - x follow from it without cancellation, and |x| < 40
-    covers every delta that a float can represent. The relative error is below 1e-11.
+    where Phi is the normal distribution function and E(t) = erfcx(t / √2) = 2 exp(t² / 2) Phi(-t).
+    The search is over x, since delta falls strictly in x: y = √(x² + 2 eps) and mu = y - x follow
+    from x without cancellation, and |x| < 40 covers every delta that a float can represent. The
+    relative error is below 1e-11.
     """
     root = math.sqrt(2 * eps)
     low, high = -40.0, 40.0
@@ -41,20 +42,22 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 
 
 def ratio_for(epsilon: float, delta: float, releases: int) -> float:
-    """Return the least noise of each of `releases` Gaussians that cost (epsilon, delta) together.
+    """Return the least noise ratio at which `releases` releases cost (epsilon, delta) together.
 
-    The unit is the sensitivity: `releases` of ratio z are one of z / √releases. The result is
-    rounded up by more than a ledger's own epsilon is, so that the ledger of such a run never states
-    more.
+    The ratio is the Gaussian noise's standard deviation over the sensitivity of one release.
+    Releases of ratio z cost together what one release of ratio z / √releases costs. The result is
+    rounded up by more than a ledger's epsilon is, so that the ledger of such a run never states
+    more than `epsilon`.
     """
     return analytic_sigma(epsilon, delta, 1.0) * math.sqrt(releases) * _MARGIN
 
 
 @functools.lru_cache(maxsize=64)
 def epsilon_for(ratio: float, delta: float) -> float:
-    """Return the epsilon at `delta` of one Gaussian release with this ratio, rounded up.
+    """Return the epsilon at `delta` of one Gaussian release, rounded up.
 
-    The search is over the x of `analytic_sigma`, with mu = 1 / ratio: epsilon = mu · (x + mu / 2).
+    `ratio` is the noise's standard deviation over the sensitivity. The search is over the x of
+    `analytic_sigma`, with mu = 1 / ratio: epsilon = mu · (x + mu / 2).
     """
     mu = 1 / ratio
     low, high = max(-40.0, -mu / 2), 40.0
@@ -67,12 +70,15 @@ def epsilon_for(ratio: float, delta: float) -> float:
 
 
 def _difference(x: float, y: float, eps: float) -> float:
-    """Return y - x, where y² - x² = 2 eps."""
+    """Return y - x without cancellation, given that y² - x² = 2 eps."""
     return 2 * eps / (x + y) if x > 0 else y - x
 
 
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Return True if delta(x) <= delta, compared in a form in which neither side has cancelled."""
+    """Return True if delta(x), defined in `analytic_sigma`, is at most `delta`.
+
+    The two sides are compared in a form in which neither has cancelled.
+    """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
     mu = _difference(x, y, eps)
@@ -85,5 +91,5 @@ def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
 
 
 def _scaled(t: Any) -> Any:
-    """Return E(t) = 2 exp(t² / 2) Phi(-t)."""
+    """Return E(t) = 2 exp(t² / 2) Phi(-t), where Phi is the normal distribution function."""
     return special().erfcx(t * math.sqrt(0.5))

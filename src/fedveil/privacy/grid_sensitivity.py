@@ -33,9 +33,9 @@ def grid_step(clip: float, dimension: int) -> float:
 
 
 def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LARGEST) -> Int64s:
-    """Round `vector` to the nearest whole steps, with entries beyond `limit` set to it.
+    """Return `vector` / `step`, rounded to whole numbers and limited to [-limit, limit].
 
-    `step` is a power of two, so that the division is exact.
+    `step` must be a power of two, so that the division is exact.
     """
     steps = np.clip(vector.astype(np.float64) / step, -limit, limit)
     whole: Int64s = np.rint(steps).astype(np.int64)
@@ -43,28 +43,33 @@ def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LAR
 
 
 def moved(clip: float, step: float, dimension: int) -> float:
-    """Return how far a contribution of norm `clip` moves the rounded sum, at most.
+    """Return how far, at most, one contribution of norm `clip` moves a sum that is then rounded.
 
-    clip + sqrt(dimension) * step, in the units of `clip`: each of the two sums is moved by at most
-    half a step per entry, and the limit moves none further apart. Two sums in which one
-    contribution is replaced lie at most twice that apart, and either lies at most that from the sum
-    without it, as `privacy.sampled_gaussian` requires.
+    The distance, in the units of `clip`, is clip + sqrt(dimension) * step: rounding moves the sums
+    with and without the contribution by at most half a step per entry, and limiting entries moves
+    no two sums apart. If one contribution is replaced, the two sums lie at most twice that apart,
+    and each at most that far from the sum without it, as `privacy.sampled_gaussian` requires.
     """
     return clip + math.sqrt(dimension) * step
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return the clip for contributions at which each moves the update by at most `clip` in all.
+    """Return the norm to clip contributions to so that each moves the update by at most `clip`.
 
-    `as_update` spends sqrt(dimension) steps. Adding up n terms in float64, in any order, is wrong
-    by at most n * 2^-53 times the sum of their magnitudes, so that two sums of up to 2^18
-    contributions are wrong by a share of the clip of at most 2 * 2^18 * 2^18 * 2^-53 = 2^-16. The
-    rest of the 2^-13 far exceeds the error of a norm or a factor computed in float64.
+    The result is a little below `clip`, since `as_update` rounds, which moves the update by up to
+    sqrt(dimension) steps, and since sums have errors, for which 2^-13 of the clip is left. Adding
+    up n terms in float64, in any order, is wrong by at most n * 2^-53 times the sum of their
+    magnitudes, so two sums of up to 2^18 contributions are wrong by at most 2 * 2^18 * 2^18 * 2^-53
+    = 2^-16 of the clip. The rest of the 2^-13 far exceeds the error of a norm or a factor computed
+    in float64.
     """
     return clip * (1 - _ADDING) - math.sqrt(dimension) * grid_step(clip, dimension)
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Convert a sum of contributions to a training update: on its grid, exactly."""
+    """Round a sum of clipped contributions to its grid, and return it as a training update.
+
+    float32 represents the result exactly.
+    """
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

@@ -40,12 +40,15 @@ _MOST_TOLD = 1 / 1000
 
 
 def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
-    """Return the best attacker's error rate at even odds: (1 - delta) / (1 + e^epsilon)."""
+    """Return the best attacker's error rate in telling two equally likely inputs apart.
+
+    It is (1 - delta) / (1 + e^epsilon).
+    """
     return (1 - delta) * math.exp(-epsilon) / (1 + math.exp(-epsilon))
 
 
 def promise(epsilon: float, delta: float = 0.0) -> Promise:
-    """Return the word for what (epsilon, delta) promises."""
+    """Return the word for the strength of the guarantee (epsilon, delta), such as "meaningful"."""
     if math.isinf(epsilon) or delta >= 1:
         return "none"
     wrong = attacker_wrong(epsilon, delta)
@@ -54,24 +57,30 @@ def promise(epsilon: float, delta: float = 0.0) -> Promise:
 
 
 def told(epsilon: float, delta: float = 0.0) -> str:
-    """Format an epsilon with its word, for a place that states delta elsewhere."""
+    """Format an epsilon with the word for its strength, such as "1.89 (meaningful)".
+
+    Use it where delta is stated elsewhere.
+    """
     return f"{format_epsilon(epsilon)} ({promise(epsilon, delta)})"
 
 
 class Figure(NamedTuple):
-    """(epsilon, delta)-differential privacy, printed with its word."""
+    """An (epsilon, delta) guarantee of differential privacy.
+
+    It is printed with a word for its strength.
+    """
 
     epsilon: float
     delta: float
 
     @property
     def promise(self) -> Promise:
-        """The word for this promise."""
+        """Return the word for this guarantee's strength."""
         return promise(self.epsilon, self.delta)
 
     @property
     def thin(self) -> bool:
-        """True if the promise is next to none, or none."""
+        """Return True if the word for this guarantee is "next to none" or "none"."""
         return self.promise in ("next to none", "none")
 
     def __str__(self) -> str:

@@ -12,11 +12,17 @@ from fedveil.base.lazy import special
 from fedveil.base.validate import integer
 from fedveil.privacy.finding import CONFIDENCE, Measured
 
+#: Below this number of scores of a kind, DeLong's variance is too often too small.
+_FEW = 10
+
 
 def share(
     name: str, hits: int, cases: int, *, guess: float = np.nan, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return `hits` of `cases` with the exact interval of Clopper and Pearson, never too narrow."""
+    """Return the metric `hits` / `cases`, with the exact interval of Clopper and Pearson.
+
+    The interval is never too narrow. `guess` is the value that guessing would reach.
+    """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
     inverse = special().betaincinv
@@ -32,11 +38,12 @@ def median(
     guess: float = np.nan,
     confidence: float = CONFIDENCE,
 ) -> Measured:
-    """Return the median with an interval of two order statistics, NaN if there are too few values.
+    """Return the median of `values` as a metric, with an interval between two of the values.
 
-    The number of n values below the median of their distribution is binomial (n, 1/2), for every
-    distribution: the k-th smallest and the k-th largest enclose it unless fewer than k lie on one
-    side.
+    The interval goes from the k-th smallest value to the k-th largest. It contains the true median
+    unless fewer than k values lie on one side of that; for every distribution, the number on one
+    side is binomial (n, 1/2). The interval is NaN if there are too few values. `guess` is the value
+    that guessing would reach.
     """
     ordered = np.sort(np.asarray(values, np.float64))
     n = integer("values", len(ordered), 1)
@@ -52,22 +59,25 @@ def median(
 def area(
     name: str, members: Float64s, others: Float64s, *, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return the area under the ROC curve: Pr[a member outscores another], ties counting half.
+    """Return the area under the ROC curve as a metric: Pr[a member's score exceeds an other's].
 
-    The interval is DeLong's (1988), on the scale of log-odds, so that it cannot leave [0, 1]. If
-    his variance is 0 (all members above all others, or all scores equal), the interval is the
-    exact one for the number of disjoint pairs. Without a pair nothing is known.
+    Ties count half. The interval is DeLong's (1988), on the scale of log-odds, so that it cannot
+    leave [0, 1]. DeLong's variance says little if it is 0 (all members above all others, or all
+    scores equal) or if there are fewer than 10 members or others. The interval is then the exact
+    one for as many cases as there are disjoint pairs. Without a pair it is [0, 1].
     """
     m, n = len(members), len(others)
     if not m or not n:
         return Measured(name, 0.5, 0.0, 1.0, 0.5, m + n)
     wins, losses = _outscored(members, others), _outscored(others, members)
     value = float(wins.mean())
-    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if min(m, n) > 1 else 0.0
+    pairs = min(m, n)
+    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if pairs >= _FEW else 0.0
     if not variance or not 0 < value < 1:
-        pairs = min(m, n)
-        exact = share(name, round(value * pairs), pairs, confidence=confidence)
-        return Measured(name, value, exact.low, exact.high, 0.5, m + n)
+        least, most = math.floor(value * pairs + 1e-9), math.ceil(value * pairs - 1e-9)
+        low = share(name, least, pairs, confidence=confidence).low
+        high = share(name, most, pairs, confidence=confidence).high
+        return Measured(name, value, low, high, 0.5, m + n)
     middle = math.log(value / (1 - value))
     reach = float(-special().ndtri((1 - confidence) / 2)) * math.sqrt(variance)
     reach /= value * (1 - value)
@@ -75,8 +85,20 @@ def area(
     return Measured(name, value, low, high, 0.5, m + n)
 
 
+def chance_of_ranks(members: Float64s, others: Float64s) -> float:
+    """Return the chance that scores which tell nothing rank all members as high as these.
+
+    If k of n others score no less than the lowest of m members, this is C(m + k, m) / C(m + n, m).
+    """
+    m, n = len(members), len(others)
+    if not m or not n:
+        return 1.0
+    k = int((others >= members.min()).sum())
+    return math.comb(m + k, m) / math.comb(m + n, m)
+
+
 def _outscored(scores: Float64s, others: Float64s) -> Float64s:
-    """Return for each score the share of the others below it, counting equal ones by half."""
+    """Return for each score the share of `others` that are below it. An equal one counts half."""
     ordered = np.sort(others)
     below = np.searchsorted(ordered, scores, "left")
     up_to = np.searchsorted(ordered, scores, "right")

@@ -46,18 +46,18 @@ class Spent(Protocol):
 
     @property
     def loss(self) -> PrivacyLoss:
-        """The loss that is spent."""
+        """Return the privacy loss of one release."""
 
     @property
     def count(self) -> int:
-        """The number of times."""
+        """Return the number of releases in one report."""
 
 
 Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """One epsilon with its delta, as printed, and a description of whom it is for."""
+    """One printed epsilon with its delta. `what` says whom or what it is for."""
 
     epsilon: float
     delta: float
@@ -65,7 +65,7 @@ class Line(NamedTuple):
 
     @property
     def figure(self) -> Figure:
-        """The epsilon and delta without the description."""
+        """Return the epsilon and delta, without the description."""
         return Figure(self.epsilon, self.delta)
 
     def __str__(self) -> str:
@@ -73,10 +73,10 @@ class Line(NamedTuple):
 
 
 class Ledger:
-    """The spending of every client of a run.
+    """Records the privacy loss of every client of a run.
 
-    With `adaptive`, losses may have been chosen in view of earlier rounds. Rounds then add up
-    plainly, which stays valid for every delta, and only the (epsilon, delta) statements are stored.
+    With `adaptive`, losses may have been chosen in view of earlier rounds. Their epsilons and
+    deltas then only add up, which is valid in that case too, and their releases are not stored.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -91,9 +91,9 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of that loss in `round`.
+        """Charge `client` for `count` releases of `loss` in `round`.
 
-        Rounds may come in any order.
+        Rounds may be recorded in any order.
         """
         self._record([(loss, count)], round, [client])
 
@@ -107,9 +107,10 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round` that spends all of `spendings`.
 
-        This closes the earlier rounds: nothing can be recorded for them any more, and only their
-        counts are stored. It is for an engine, whose rounds come in order. `ahead`: the round was
-        recorded before and will be again; the rounds before it stay open.
+        This closes all earlier rounds: nothing can be recorded for them any more, and only counts
+        of their charges are stored. So rounds must come in order. With `ahead`, earlier rounds stay
+        open: use it for a round that was started before and will be recorded again when it is
+        repeated.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -122,31 +123,30 @@ class Ledger:
         self._first_open = max(self._first_open, round)
 
     def note_in_clear(self, what: Iterable[str]) -> None:
-        """Record values that are sent in clear beside the reports. No epsilon here covers them."""
+        """Record the names of values that are sent unprotected. No epsilon here covers them."""
         self._in_clear.update(what)
 
     @property
     def in_clear(self) -> tuple[str, ...]:
-        """The values sent in clear, which have no finite epsilon."""
+        """Return the names of the values that are sent unprotected, without a finite epsilon."""
         return tuple(sorted(self._in_clear))
 
     @property
     def kinds(self) -> int:
-        """The number of distinct things that reports have spent."""
+        """Return the number of distinct combinations of charges that a client had in a round."""
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return one report's spending, in this ledger's form."""
+        """Return the charges of a report that spends `spendings`, as this ledger stores them."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
-        """Return the epsilon of that name at `delta`.
+        """Return one of the ledger's epsilons at `delta`: per "bit", "parameter", "round" or "run".
 
-        At delta = 0 it is the exact sum of pure losses.
-
-        "run" is the client that spent most, which is the most-drawn one if all rounds cost equally
-        much. "round" is the costliest round of any client. "parameter" and "bit" are the costliest
-        of their kind in one round. Infinite if nothing is promised at that delta.
+        "bit", "parameter" and "round" are for one bit, one parameter or all data of a client, in
+        the costliest round of any client. "run" is for all rounds of the client that spent most:
+        the most-drawn one if all rounds cost equally much. At delta = 0 the epsilon is the exact
+        sum of pure losses. It is infinite if nothing is promised at `delta`.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         match per:
@@ -157,9 +157,9 @@ class Ledger:
         raise InvalidValue(f"per = {per!r} is not one of {', '.join(get_args(Unit))}")
 
     def epsilon_every_round(self, delta: float = 0.0) -> float:
-        """Return the whole run's epsilon for a client that took part in every round so far.
+        """Return the run's epsilon at `delta` for a client that took part in every round so far.
 
-        If the clients of a round spent differently, it is charged for the costliest.
+        If the clients of a round spent differently, the costliest charge of that round counts.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         paid: Counter[int] = Counter()
@@ -175,7 +175,7 @@ class Ledger:
     def figures(self, delta: float) -> dict[str, Figure]:
         """Return the account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
 
-        Each epsilon comes with its delta: `delta`, or 0 if epsilon is no better at `delta`.
+        A figure states `delta`, or delta = 0 if its epsilon there is no larger.
         """
 
         def at(d: float) -> dict[str, float]:
@@ -198,7 +198,7 @@ class Ledger:
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
     ) -> dict[str, Figure]:
-        """Return the account as it would be after `record_many`. Records nothing."""
+        """Return the account (`figures`) that `record_many` would lead to. Records nothing."""
         trial = self.copy()
         trial.record_many(spendings, round=round, clients=clients)
         return trial.figures(delta)
@@ -225,7 +225,10 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members`. A client already charged in the round now has both charges."""
+        """Charge `members` in a round, whose clients `groups` lists by the kind of their charges.
+
+        A client that was already charged in the round then has both charges.
+        """
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -249,17 +252,17 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each distinct combination of kinds in a round, and the number of such rounds."""
+        """Return each distinct set of kinds that a round charged, and the number of such rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
 
     def _live(self) -> list[Kind]:
-        """Return every distinct kind that some client spent in some round."""
+        """Return every distinct kind: the charges that some client had in some round."""
         return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
 
     def _everything(self) -> Tally:
-        """Return the tally including the open rounds, cached between two records."""
+        """Return the tally of closed and open rounds. It is cached until the next record."""
         if self._counted is None:
             self._counted = self._tally.copy()
             for _, groups in sorted(self._open.items()):
@@ -280,9 +283,9 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """Restore the ledger from `to_state`, with equal results now and after further records.
+        """Return the ledger that `to_state` saved. Raises `InvalidValue` for an impossible state.
 
-        Refuses a state that no ledger produces.
+        The ledger gives equal results, now and after further records.
         """
         try:
             ledger = cls(adaptive=take(state, "adaptive", bool))
@@ -310,9 +313,9 @@ def project(
 ) -> dict[str, Figure | None]:
     """Return the account of a run before it starts, if every round's report spends `spendings`.
 
-    `run_every_round` is for a client that is drawn in every one of `rounds` rounds, and so a bound
-    for every client. `run_most_drawn` is None: the most-drawn client, and its number of rounds, are
-    unknown before. In an adaptive run later losses are unknown too: the account is valid if none is
+    `run_every_round` is for a client that is drawn in every one of `rounds` rounds, so it is an
+    upper bound for every client. `run_most_drawn` is None, since nobody knows in advance how often
+    the most-drawn client is drawn. In an adaptive run the account is valid only if no later loss is
     larger than the first.
     """
     ledger = Ledger(adaptive=adaptive)
@@ -322,7 +325,10 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return the spendings as (loss, count) pairs, with equal losses merged."""
+    """Return the spendings as (loss, count) pairs, with equal losses merged.
+
+    With `bare`, losses keep only their epsilon and delta, not their release.
+    """
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -341,7 +347,7 @@ def _merged(charges: Iterable[Charge]) -> Kind:
 
 
 def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
-    """Return the clients in order. Raises an error for duplicates and non-integers."""
+    """Return client numbers in order. Raises `InvalidValue` for duplicates and non-integers."""
     clients = clients if isinstance(clients, np.ndarray) else list(clients)
     array = np.asarray(clients)
     if array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
@@ -356,18 +362,18 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the epsilon of one client's report in one round."""
+    """Return the epsilon per bit, parameter or round of one client's charges in a round."""
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the charges to one bit, parameter or client: each list is one case.
+    """Return lists of charges: each is all that a bit, parameter or client may be charged at once.
 
-    A loss that is stated per something also holds for every part of it, and `part` is the better
-    statement if there is one. A change of one parameter shows in everything that is stated per
-    update, in all bits (they may all be its own), and in one of the parameters, rows, vectors or
-    examples that a report holds `count` of. A change of one bit shows only in that bit, or, if the
-    bits are not distinguished, in everything that a parameter shows in.
+    A loss stated for a unit also holds for every part of it, and `part` is the better statement if
+    there is one. A change of one parameter shows in everything that is stated per update, in all
+    bits (they may all be its own), and in one of the `count` parameters, rows, vectors or examples
+    in a report. A change of one bit shows only in that bit or, if bits are not distinguished, in
+    everything that a parameter shows in.
     """
     if per == "round":
         return [list(kind)]
@@ -381,7 +387,7 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
 
 
 def _narrowed(loss: PrivacyLoss, count: int, size: int) -> Charge:
-    """Return the charge of `count` releases of `loss` to a part of the given size."""
+    """Return the charge of `count` releases to a part whose `PrivacyLoss.size` is `size`."""
     among_many = _BIT < loss.size < _UPDATE
     while loss.part is not None and loss.part.size >= size:
         loss = loss.part

@@ -24,7 +24,7 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode every loss once, parts before wholes, and each kind as rows (loss, count)."""
+    """Encode each distinct loss once, after its part, and each kind as rows of (loss, count)."""
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -69,7 +69,7 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """Encode the closed rounds by their kinds, and the open ones with their clients."""
+    """Encode closed rounds as a count of each set of kinds, and open rounds with their clients."""
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
     return {
@@ -84,7 +84,10 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the rounds that `rounds_to_state` wrote, of a ledger with `kinds` kinds."""
+    """Decode the closed and open rounds that `rounds_to_state` wrote.
+
+    The ledger has `kinds` kinds, and no open round is before `first_open`.
+    """
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)
@@ -108,7 +111,10 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return the start and end of groups of these sizes, which have `whole` members together."""
+    """Return the start and end of each group. The field `name` of `state` holds the groups' sizes.
+
+    Raises `MessageInvalid` unless the sizes sum to `whole`.
+    """
     ends = [0]
     for size in take_array(state, name, np.int64, (None,)).tolist():
         ends.append(integer("end", ends[-1] + integer("size", size, 1), 1, whole))

@@ -33,13 +33,13 @@ class Gaussian:
 
 
 class Described(Protocol):
-    """A release with a loss distribution. Hashable, and equal if the distributions are.
+    """A release that has a loss distribution. Hashable, and equal if the distributions are.
 
-    A mechanism's own description computes its distribution only when it is composed.
+    The distribution is computed only when the release is composed.
     """
 
     def distribution(self) -> LossDistribution:
-        """Return the privacy-loss distribution, which dominates every pair of inputs."""
+        """Return a privacy-loss distribution that dominates that of every pair of inputs."""
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described
@@ -49,14 +49,15 @@ Release: TypeAlias = Gaussian | LossDistribution | Described
 class PrivacyLoss:
     """An (epsilon, delta) differential-privacy statement about one release.
 
-    For any two inputs that differ in one whole `per` (in all of it: replace-one), and any set of
-    outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite if
-    nothing is promised. Both are floats, never below the decimals they were given as.
+    For any two inputs that differ only in one `per`, which may be replaced by any other, and any
+    set of outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite
+    if nothing is promised. Both numbers are floats, never below the decimals that they were given
+    as.
 
-    `release` describes the release, if composing the bare statement many times would overstate the
-    cost. A statement that is more than its release promises is refused. `part` is the statement for
-    one smaller part of the input, if it is better than the one for the whole: one bit of a
-    parameter's code.
+    `release` describes the release itself, if composing only the statement many times would
+    overstate the cost. Raises `InvalidValue` if the statement promises more than its release does.
+    `part` is the statement for a smaller part of the input, if it is better than the one for the
+    whole: for example, one bit of a parameter's code.
     """
 
     epsilon: float
@@ -116,16 +117,19 @@ class PrivacyLoss:
 
     @property
     def size(self) -> int:
-        """The rank of `per`: bit 0, parameter 1, row, vector and example 2, update 3."""
+        """Return the rank of `per`: bit 0, parameter 1, row, vector and example 2, update 3."""
         return _SIZE[self.per]
 
     @property
     def pure(self) -> bool:
-        """True if the statement holds with delta = 0."""
+        """Return True if delta is 0."""
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return an equal loss with its release's distribution computed, ready to be stored."""
+        """Return this loss in a form that can be stored: releases become their loss distributions.
+
+        Gaussian releases stay as they are.
+        """
         part = None if self.part is None else self.part.resolved()
         release = self.release
         if release is not None and not isinstance(release, Gaussian):
@@ -133,13 +137,13 @@ class PrivacyLoss:
         return replace(self, release=release, part=part)
 
     def bare(self) -> PrivacyLoss:
-        """Return only the statement, without its release."""
+        """Return this loss with only its epsilon and delta, without its release."""
         part = None if self.part is None else self.part.bare()
         return replace(self, release=None, part=part)
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return the loss of a release by itself, without a statement to fall back on."""
+        """Return the loss of a release without a statement of its own: epsilon is infinite."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod
@@ -151,11 +155,12 @@ class PrivacyLoss:
         per: Per = "parameter",
         part: PrivacyLoss | None = None,
     ) -> PrivacyLoss:
-        """Return the loss of a mechanism from a table: row i is input i's output distribution.
+        """Return the loss of a mechanism whose output distribution for input i is row i of `laws`.
 
-        It composes by the table's own privacy-loss distribution. `epsilon` is the mechanism's known
-        pure bound. Without it, epsilon is the largest loss in the table, and delta the mass of what
-        one input can output and another cannot. See `LossDistribution.from_laws`.
+        It composes by the table's own privacy-loss distribution (`LossDistribution.from_laws`).
+        `epsilon` is the mechanism's known epsilon at delta = 0. Without it, epsilon is the largest
+        finite loss in the table, and delta the largest probability of outputs that one input can
+        produce and another cannot.
         """
         release = LossDistribution.from_laws(laws, epsilon)
         stated = release.largest if epsilon is None else float(epsilon)
@@ -181,11 +186,11 @@ def _ceiling(value: float, digits: int) -> Decimal:
 
 
 def as_written(value: SupportsFloat) -> Decimal:
-    """Return the shortest decimal that names a number: the intended value of a written 0.1."""
+    """Return the shortest decimal that identifies a float: 0.1 for a float that was written 0.1."""
     return Decimal(str(value))
 
 
 def rounded_up(value: Decimal) -> float:
-    """Return the least float that is not below `value`, read as the decimal it is written as."""
+    """Return the least float that, as the decimal it is printed as, is not below `value`."""
     nearest = float(value)
     return nearest if as_written(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -37,10 +37,10 @@ _VANISHED = 1e-290
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """A dominating privacy-loss distribution on the grid `step * (low + k)`.
+    """A distribution of privacy losses on a grid, which dominates a release.
 
-    `masses[k]` is the probability of the loss `step * (low + k)`, `infinite` that of an infinite
-    one. The constructors round towards more loss, never less.
+    `masses[k]` is the probability of the loss `step * (low + k)`, and `infinite` that of an
+    infinite loss. The constructors round losses up, never down.
     """
 
     step: float
@@ -74,32 +74,32 @@ class LossDistribution:
         )  # fmt: skip
 
     def distribution(self) -> LossDistribution:
-        """Return the object itself, as a lazily described release returns its distribution."""
+        """Return the object itself, so that it can be used like a release with a distribution."""
         return self
 
     @property
     def losses(self) -> Float64s:
-        """The grid, one loss for each mass."""
+        """Return the grid: the loss of each entry of `masses`."""
         return self.step * (self.low + np.arange(len(self.masses), dtype=np.float64))
 
     @property
     def largest(self) -> float:
-        """The largest finite loss that has any mass."""
+        """Return the largest finite loss with a positive probability, or 0 if there is none."""
         return float(self.losses[np.flatnonzero(self.masses)[-1]]) if self.masses.any() else 0.0
 
     def delta(self, epsilon: float) -> float:
-        """Return the privacy curve: the least delta that holds at `epsilon`."""
+        """Return the least delta that holds at `epsilon`: the value of the privacy curve."""
         above = self.losses - epsilon
         excess = self.masses[above > 0] @ -np.expm1(-above[above > 0])
         return min(1.0, float(excess) + self.infinite)
 
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
-        """Return the distribution whose curve joins the points (e^eps, delta) of a privacy curve.
+        """Return the distribution whose privacy curve joins given points (e^eps, delta) by lines.
 
-        `deltas[k]` is the curve, or a bound above it, at `eps = step * (low + k)`. A privacy curve
-        is convex in e^eps and so lies below the chords. Above the last point, the last delta
-        becomes infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
+        `deltas[k]` is a privacy curve, or a bound above it, at `eps = step * (low + k)`. A privacy
+        curve is convex in e^eps, so it lies below these lines. The last delta becomes the
+        probability of an infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
         """
         curve = np.asarray(deltas, np.float64)
         step = positive("step", step)
@@ -116,14 +116,14 @@ class LossDistribution:
 
     @classmethod
     def from_laws(cls, laws: npt.ArrayLike, epsilon: float | None = None) -> LossDistribution:
-        """Return the distribution that dominates every ordered pair of a table's rows.
+        """Return a distribution that dominates every ordered pair of rows of the table `laws`.
 
-        Row i of `laws` is the output distribution of input i, with entries correct to a relative
-        1e-12. All pairs are compared, and the pointwise largest of their curves is taken: no pair
-        is assumed to be the worst. A mixture of inputs (random rounding before the mechanism) is
+        Row i is the output distribution of input i, with entries correct to a relative 1e-12. All
+        pairs are compared, and the pointwise largest of their privacy curves is taken: no pair is
+        assumed to be the worst. A mixture of inputs (random rounding before the mechanism) is
         covered too, since the curves are jointly convex. If the mechanism is known to be
-        `epsilon`-differentially private, an output that is impossible for only one input can only
-        have vanished in floating point, and its loss is `epsilon`, not infinite.
+        `epsilon`-differentially private, an output that only one of two inputs can produce must
+        have underflowed for the other, and its loss is `epsilon`. Otherwise its loss is infinite.
         """
         table = _table(laws)
         largest, deviation = _extent(table)
@@ -164,7 +164,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss of any pair, and about the largest RMS loss of a pair."""
+    """Return the largest finite loss of any two rows, and roughly their largest RMS loss."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

@@ -39,9 +39,9 @@ _UNIT_ROUNDOFF = 2.0**-53
 
 @dataclass(frozen=True)
 class Tilted:
-    """Tilted masses `weights[k]` of the losses `origin + step * k`.
+    """A tilted distribution of losses: `weights[k]` is the tilted mass of `origin + step * k`.
 
-    Further mass `slack` is unplaced.
+    `slack` is a bound on the tilted mass that is missing from the weights.
     """
 
     origin: float
@@ -51,13 +51,13 @@ class Tilted:
 
     @property
     def losses(self) -> Float64s:
-        """The loss of each weight."""
+        """Return the loss of each entry of `weights`."""
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 
     def log_moment(self, order: float) -> float:
         """Return the log of the sum of weight * e^(order * loss), or a little more.
 
-        Runs of 16 neighbours count as one, at the end where the exponential is larger.
+        Each run of 16 neighbours counts as one weight, at the end where the exponential is larger.
         """
         logarithms, lowest, highest = self._runs
         exponents = logarithms + order * (highest if order > 0 else lowest)
@@ -66,7 +66,7 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """The logarithm of each run's weight, and its lowest and its highest loss."""
+        """Return, for each run of neighbouring weights, the log of their sum and the end losses."""
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))
@@ -76,14 +76,14 @@ class Tilted:
         return np.log(weights[some]), lowest[some], highest[some]
 
     def variance(self) -> float:
-        """Return the variance of the tilted loss."""
+        """Return the variance of the loss under the tilted weights."""
         mass = float(self.weights.sum())
         losses = self.losses
         mean = float((self.weights * losses).sum()) / mass
         return float((self.weights * (losses - mean) ** 2).sum()) / mass
 
     def trimmed(self) -> Tilted:
-        """Drop the outermost weights, whose mass becomes slack."""
+        """Return the distribution without its outermost weights, whose mass is added to `slack`."""
         kept = np.flatnonzero(np.cumsum(self.weights) > TAIL)
         kept_back = np.flatnonzero(np.cumsum(self.weights[::-1]) > TAIL)
         first, last = int(kept[0]), len(self.weights) - int(kept_back[0])
@@ -91,10 +91,11 @@ class Tilted:
         return Tilted(self.origin + first * self.step, self.step, weights, self.slack + 2 * TAIL)
 
     def on_grid(self, step: float, tilt: float) -> Tilted:
-        """Move the weights to a grid with a different step.
+        """Return the distribution on a grid with a different step. Raises `TooSteep` if too coarse.
 
-        An outcome between two grid points becomes two outcomes on them that preserve its mass under
-        both inputs. Merging them again gives the original distribution, so no curve is lowered.
+        `tilt` is the tilt of the weights. An outcome between two grid points becomes two outcomes
+        on them that preserve its mass under both inputs. Merging the two gives the original
+        distribution, so no privacy curve is lowered.
         """
         if tilt * step > _STEEPEST:
             raise TooSteep
@@ -113,14 +114,17 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised if the tilt changes too much within one step of the grid. A smaller tilt is needed."""
+    """Raised if the tilt changes a weight too much within one step of the grid."""
 
 
 Part: TypeAlias = tuple[Tilted, int]
 
 
 def add(parts: Sequence[Part], tilt: float) -> Tilted:
-    """Return the distribution of the sum of `count` independent copies of each part."""
+    """Return the tilted distribution of a sum of independent losses.
+
+    A part is a distribution and the number of its copies in the sum. All are tilted by `tilt`.
+    """
     parts = [(part.trimmed(), count) for part, count in parts]
     low, high = _window(parts)
     finest = max((high - low) / _POINTS, 1e-13 * max(abs(low), abs(high)), 1e-300)
@@ -149,10 +153,10 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 
 
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
-    """Return parts whose sum is `count` copies of `block(0)`.
+    """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
 
-    `block(k)` is the sum of BLOCK copies of `block(k - 1)`. Its width, and its grid's step, grow
-    with the square root of its copies, so that any number of copies takes equally few points.
+    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. Its width and its grid's step grow
+    with the square root of the number of copies, so it takes equally few points for any number.
     """
     parts, level = [], 0
     while count:
@@ -164,9 +168,9 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval that the sum leaves on either side with tilted mass at most TAIL.
+    """Return the ends of an interval that contains the sum of `parts`, up to a small tilted mass.
 
-    By Chernoff's bound.
+    By Chernoff's bound, the mass beyond either end is at most TAIL.
     """
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
@@ -184,10 +188,10 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest of the bounds at these orders, each of which is valid.
+    """Return the lowest value of `bound` at `orders`. The value at any order is a valid bound.
 
-    The search starts where a Gaussian has the lowest and goes down: a moment's logarithm is convex,
-    so that after a higher bound no lower one follows.
+    The search starts at the order that is best for a Gaussian, and goes on in either direction
+    until the value rises: a moment's logarithm is convex, so no lower one follows.
     """
     first = _FACTORS.index(1.0)
     best = bound(orders[first])

@@ -25,7 +25,7 @@ _FARTHEST = 1e6
 
 @dataclass
 class MeasuredNoise:
-    """The noise in releases of `entries` entries each, added up release by release."""
+    """Sums of squares of the noise measured in a run's releases of `entries` entries each."""
 
     entries: int
     releases: int = 0
@@ -34,33 +34,38 @@ class MeasuredNoise:
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """Add one release, by the sum of its squared differences from its noiseless value."""
+        """Add a release. `squares` is its sum of squared differences from its noiseless value."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)
 
     def state(self) -> Message:
-        """Return the fields for a checkpoint."""
+        """Return the fields that `restore` loads from a checkpoint."""
         fewest = self.fewest if self.releases else 0.0
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Load the fields of an untrusted `state`."""
+        """Load the fields that `MeasuredNoise.state` returned, from an untrusted checkpoint."""
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
         self.fewest = fewest if self.releases else math.inf
 
     def lower_bound(self, moved: float, rounds: int, *, delta: float, error: float) -> float:
-        """Return a lower bound on epsilon at `delta`, given the noise.
+        """Return a lower bound on the epsilon at `delta` of a client in `rounds` rounds.
 
-        It is above that of a client in `rounds` rounds with probability at most `error`. Half of
-        the error is for the noise of all releases together, half for the least noised of them.
+        `moved` is how far replacing the client moves a release. The bound is above the true epsilon
+        with probability at most `error`: one half of that is for the noise of all releases
+        together, the other half for the release with the least noise.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return the same as a distance in standard deviations; 0 if nothing was released."""
+        """Return a lower bound on how far replacing a client moves all releases of `rounds` rounds.
+
+        Its unit is the standard deviation of the noise. It is 0 if nothing was released. The
+        arguments are those of `lower_bound`.
+        """
         if not self.releases:
             return 0.0
         within("error", error, 0, 1, open_low=True, open_high=True)
@@ -69,20 +74,34 @@ class MeasuredNoise:
         distances = (moved * math.sqrt(rounds), self.sigma(error / 2)), (moved, of_one)
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
+    def distance_of_least(self, moved: float, *, error: float) -> float:
+        """Return the distance that the least noised release shows.
+
+        Unlike those of `distance`, the releases need not be independent.
+        """
+        if not self.releases:
+            return 0.0
+        within("error", error, 0, 1, open_low=True, open_high=True)
+        return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
+
     def sigma(self, error: float) -> float:
-        """Return the largest sigma that the noise of all releases does not refute."""
+        """Return the largest standard deviation that the noise of all releases does not refute.
+
+        The true one is larger with probability at most `error`.
+        """
         return _most(self.squares, self.releases * self.entries, error)
 
 
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return how far apart `rounds` releases put a client's two updates, and how uncertain it is.
+    """Return a lower bound on how far `rounds` releases move if a client's update is replaced.
 
-    `moves`: how far a release was found to lie on the side of each client's update, on average
-    over the rounds, in the units of `noise`. Nothing is assumed of how far it should. The distance
-    is too large with probability at most `error`, half of it for the mean of the moves (Student)
-    and half for the noise. The second number is what the mean's uncertainty took from it.
+    Its unit is the standard deviation of the noise. `moves` says, for each client, how far a
+    release lies in the direction of its update, on average over the rounds, in the units of
+    `noise`. Nothing is assumed about how far it should. The bound is too large with probability at
+    most `error`, half of it for the mean of the moves (Student) and half for the noise. The second
+    number returned is how much the mean's uncertainty has lowered the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -95,7 +114,11 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return the largest sigma that these squares do not refute."""
+    """Return the largest standard deviation of noise that a sum of its squares does not refute.
+
+    `squares` is the sum over `entries` entries. The true one is larger with probability at most
+    `error`.
+    """
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

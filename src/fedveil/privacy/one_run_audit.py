@@ -41,7 +41,7 @@ _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
-    """Return how many of the `guesses` scores farthest from 0 are above it, and below.
+    """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
     The scores must be likelier positive if the canary is in, and symmetric about 0.
     """
@@ -51,14 +51,20 @@ def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
 
 
 def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) -> int:
-    """Count the right guesses: the highest scores are guessed in, the lowest out."""
+    """Return how many guesses are right if the `highest` highest scores are guessed to be in.
+
+    The `lowest` lowest are guessed to be out. `included` holds the canaries' coins.
+    """
     order = np.argsort(-scores, kind="stable")
     above, below = order[:highest], order[len(order) - lowest :]
     return int(included[above].sum()) + int((~included[below]).sum())
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of `right` or more right guesses, by the theorem above."""
+    """Return an upper bound on the probability of at least `right` right guesses.
+
+    It holds for every (epsilon, delta)-private run, by the theorem at the top of this module.
+    """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
     exact = float(tail(right - 1, guesses, chance)) if right else 1.0
@@ -72,9 +78,10 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 def lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the largest epsilon that the right guesses refute at `delta`, or 0 if none.
+    """Return the largest epsilon at `delta` that the right guesses refute, or 0 if there is none.
 
-    It is above a run's epsilon with probability at most 1 - confidence.
+    Of the coins of all canaries, `guesses` were guessed and `right` of the guesses were right. The
+    result is above the run's epsilon with probability at most 1 - confidence.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     return _largest(lambda eps: p_value(canaries, guesses, right, eps, delta) <= error)
@@ -83,12 +90,12 @@ def lower_bound(
 def gaussian_lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the better bound of a Gaussian run, from a test of its whole curve.
+    """Return a tighter version of `lower_bound` that is valid for a run with Gaussian noise only.
 
-    The refuted hypothesis is that replacing a canary is at least as hard to distinguish as N(0, 1)
-    from N(mu, 1), where mu is that of (epsilon, delta) (Mahloujifar, Melis and Chaudhuri, 2024). A
-    run that is (epsilon, delta)-private by noise other than Gaussian may be refuted although it is
-    private.
+    The hypothesis that is tested is that replacing a canary is at least as hard to detect as
+    telling N(0, 1) from N(mu, 1), where mu is the distance at which these are exactly (epsilon,
+    delta)-private (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private
+    by other noise may be refuted although it is private.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
@@ -99,10 +106,12 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the bound from guessing all coins, if the canaries' outcomes are independent.
+    """Return a lower bound on epsilon from guessing all coins of independent canaries.
 
-    A guess is then right with probability at most (e^epsilon + delta) / (1 + e^epsilon), or, in a
-    Gaussian run, Phi(mu / 2), each by itself. Clopper and Pearson bound that probability.
+    `right` of the guesses were right. Each is right with probability at most (e^epsilon + delta) /
+    (1 + e^epsilon) or, in a run with Gaussian noise, Phi(mu / 2), where mu is that of
+    `gaussian_lower_bound` and Phi the normal distribution function. Clopper and Pearson bound that
+    probability.
     """
     error = _checked(canaries, canaries, right, delta, confidence)
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
@@ -114,12 +123,12 @@ def independent_lower_bound(
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """Result of testing a claim by the scores of one run.
+    """Result of testing a claim about one run by its canaries' scores.
 
-    `bound`: epsilon is at least that, whatever else holds. `alone`: the same if canaries tell
-    nothing of each other. Both hold at once at `confidence`. `reachable`: what `bound` could have
-    been at most, every guess being right. `unseen` and `unseen_alone`: the true epsilon up to which
-    either would probably not have refuted the claim, infinite where it never can.
+    `bound` is a lower bound on epsilon in any case, `alone` one if the canaries' outcomes are
+    independent. Both hold at once at `confidence`. `reachable` is what `bound` would be if every
+    guess were right. `unseen` and `unseen_alone` are the true epsilons up to which `bound` and
+    `alone` would probably not have refuted the claim; they are infinite if they never can.
     """
 
     claim: Figure
@@ -136,7 +145,7 @@ class OneRunAudit:
 
     @property
     def refuted(self) -> bool:
-        """True if one of the two bounds is above the claim."""
+        """Return True if one of the two lower bounds on epsilon is above the claim."""
         return max(self.bound, self.alone) > self.claim.epsilon
 
     def __str__(self) -> str:
@@ -155,10 +164,11 @@ def audit_run(
     gaussian: bool = False,
     confidence: float = CONFIDENCE,
 ) -> OneRunAudit:
-    """Audit one run by its canaries' scores: positive if a canary seems to be in.
+    """Test a claim about one run by its canaries' scores.
 
-    `included`: their coins. `gaussian`: whether the claim is that of Gaussian noise. If not, only
-    the claim's epsilon and delta are assumed.
+    A score is positive if the canary seems to be in. `included` holds the canaries' coins.
+    `gaussian` says that the claim is one of Gaussian noise; otherwise only its epsilon and delta
+    are assumed.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -192,7 +202,10 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """The bound from all coins guessed, how many were right, and what it does not see."""
+    """Result of guessing all coins: a lower bound on epsilon and the number of right guesses.
+
+    `unseen` is the true epsilon up to which the bound would probably not have refuted the claim.
+    """
 
     bound: float
     right: int
@@ -202,7 +215,10 @@ class Alone(NamedTuple):
 def alone(
     scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
 ) -> Alone:
-    """Guess all coins by their scores, for canaries that tell nothing of each other."""
+    """Guess all coins by their scores, and bound epsilon if canaries' outcomes are independent.
+
+    The arguments are those of `audit_run`.
+    """
     m, delta = len(scores), claim.delta
 
     def bound(right: int) -> float:
@@ -223,7 +239,11 @@ def alone(
 def _unseen(
     refutes: Callable[[int], bool], guesses: int, share: Callable[[float], float], claim: Figure
 ) -> float:
-    """Return the epsilon at which enough right guesses are expected for the claim to be refuted."""
+    """Return the true epsilon above which the claim would probably be refuted; infinite if never.
+
+    `refutes` says whether a number of right guesses refutes the claim. `share` gives the expected
+    share of right guesses at an epsilon.
+    """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
     low, high = -1, guesses
@@ -235,11 +255,12 @@ def _unseen(
 
 @functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
-    """Return how many coins to guess, fixed before the run, to show most of an exact claim.
+    """Return how many coins to guess for the largest lower bound, if the claim is exact.
 
-    Gaussian noise of the claim's curve makes a canary's log-likelihood ratio N(mu² / 2, mu²) if it
-    is in. The plan assumes one standard deviation fewer right guesses than expected. If no Gaussian
-    noise has the claim, all coins are guessed.
+    The number is fixed before the run. Under Gaussian noise with exactly the claimed (epsilon,
+    delta), a canary's log-likelihood ratio is N(mu² / 2, mu²) if it is in, where mu is the claim's
+    `distance_of_epsilon`. The plan assumes one standard deviation fewer right guesses than
+    expected. If no Gaussian noise has the claim, all coins are guessed.
     """
     if not (0 < claim.delta < 1 and 0 < claim.epsilon < _MOST):
         return canaries
@@ -258,9 +279,9 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def _expected_share(mu: float, share: float) -> float:
-    """Return the share of right ones among the surest guesses, under N(±mu² / 2, mu²).
+    """Return the expected share of right guesses if only the surest `share` of canaries is guessed.
 
-    The guesses are the share `share` of all.
+    A canary's score is N(mu² / 2, mu²) if it is in, and N(-mu² / 2, mu²) if it is out.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -275,7 +296,12 @@ def _expected_share(mu: float, share: float) -> float:
 
 
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
-    """Run the source's algorithm 3: do `right` of `guesses` contradict a Gaussian of `mu`?"""
+    """Return True if the guesses refute that a run is as private as Gaussian noise at `mu`.
+
+    `mu` is the distance of two means in standard deviations. There are m canaries; `right` of
+    `guesses` guesses were right. A true hypothesis is refuted with probability at most `error`
+    (Mahloujifar, Melis and Chaudhuri, 2024, algorithm 3).
+    """
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m
     for i in range(right - 1, -1, -1):
@@ -287,22 +313,31 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the number of standard deviations at which a Gaussian is (epsilon, delta)-private."""
+    """Return the distance, in sigma, at which Gaussian noise is (epsilon, delta)-private.
+
+    It is the distance of the means of its output distributions for two inputs.
+    """
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 
 def distance_of_epsilon(figure: Figure) -> float:
-    """Return the distance at which Gaussian noise has this epsilon, at a delta above 0."""
+    """Return the distance of two means at which Gaussian noise has exactly this (epsilon, delta).
+
+    The unit is the standard deviation. `figure.delta` must be above 0.
+    """
     return _mu(figure.epsilon, figure.delta)
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
-    """Return the epsilon of distinguishing N(0, 1) from N(mu, 1) at `delta`, rounded down."""
+    """Return the epsilon at `delta` with which N(0, 1) is distinguished from N(mu, 1).
+
+    It is rounded down. mu is the distance of two means in standard deviations.
+    """
     return _largest(lambda eps: _mu(eps, delta) <= mu)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """Return the largest refuted epsilon, from below to the last bits, or 0."""
+    """Return the largest epsilon for which `refuted` is True, rounded down, or 0 if none is."""
     low, high = 0.0, 1.0
     if not refuted(low):
         return 0.0
@@ -317,7 +352,7 @@ def _largest(refuted: Callable[[float], bool]) -> float:
 
 
 def _checked(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """Check the arguments, and return the allowed error probability."""
+    """Check the arguments of a lower bound, and return the error probability, 1 - `confidence`."""
     integer("canaries", canaries, 1)
     integer("guesses", guesses, 0, canaries)
     integer("right", right, 0, guesses)

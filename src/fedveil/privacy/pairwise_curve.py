@@ -17,7 +17,11 @@ _BATCH = 1 << 20
 
 
 def ordered_pairs(table: Float64s) -> Pairs:
-    """Return both orders of every two rows, but only one of two pairs that mirror each other."""
+    """Return all ordered pairs of different rows, as pairs of row indices.
+
+    If the table equals itself with rows and columns reversed, only one of two pairs that mirror
+    each other is returned: their privacy curves are equal.
+    """
     count = len(table)
     i, j = np.triu_indices(count, 1)
     if np.array_equal(table, table[::-1, ::-1]):
@@ -28,10 +32,11 @@ def ordered_pairs(table: Float64s) -> Pairs:
 def largest_curve(
     table: Float64s, pairs: Pairs, largest: float, high: int, error: float, *, infinite: bool
 ) -> Float64s:
-    """Return the pointwise largest delta(k * largest / high), k = -high..high, over pairs of rows.
+    """Return the pointwise largest privacy curve over `pairs` of rows.
 
-    `error` is added to every loss. None is above `largest`, except that an output that the second
-    row cannot produce has infinite loss, if that is allowed.
+    Entry k + high is delta at epsilon = k * largest / high, for k = -high..high. `error` is added
+    to every loss. No finite loss is above `largest`. With `infinite`, an output that only the first
+    row of a pair can produce has infinite loss; otherwise its loss is `largest`.
     """
     step = largest / high
     logs = np.full(table.shape, NEVER)
@@ -78,11 +83,11 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Raise `curve` to the curve of every pair.
+    """Raise `curve` until it is nowhere below the privacy curve of any of `pairs`.
 
-    An output between two grid points is split into two outputs on them that preserve its mass under
-    both rows. Merging the two gives the original distribution, so that the split pair loses no
-    less.
+    An output whose loss lies between two grid points is split into two outputs on them that
+    preserve its mass under both rows. Merging the two gives the original distribution, so the split
+    pair loses no less.
     """
     high = len(growth) // 2
     step = largest / high

@@ -69,10 +69,11 @@ _RATIO_WIDTH = 1e-4
 
 @dataclass(frozen=True)
 class SampledGaussian:
-    """Gaussian noise on a batch that takes every example with probability `rate`.
+    """Gaussian noise on the sum of a batch that takes every example with probability `rate`.
 
-    `ratio` is sigma over 2c, the distance of two examples' contributions, as in `Gaussian`, which
-    this equals at rate 1. The loss is that of replacing one example (see the module).
+    `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an example's
+    contribution. It is the ratio of a `Gaussian`, which this equals at rate 1. The loss is that of
+    replacing one example.
     """
 
     ratio: float
@@ -83,18 +84,20 @@ class SampledGaussian:
         within("rate", self.rate, 0, 1, open_low=True)
 
     def distribution(self) -> LossDistribution:
-        """Return the privacy-loss distribution, which dominates every pair of inputs."""
+        """Return a privacy-loss distribution that dominates that of every pair of inputs."""
         return _distribution(self.ratio, self.rate)
 
     def delta(self, epsilon: float) -> float:
-        """Return the privacy curve of one release at `epsilon`, or a little more."""
+        """Return an upper bound on the delta of one release at `epsilon`, close to its value."""
         return float(_curve(0.5 / self.ratio, self.rate, np.array([epsilon]))[0])
 
 
 def sampled_release(ratio: float, rate: float) -> Release:
-    """Return the release of such a sum, without the gain of sampling if almost nothing is promised.
+    """Return the release of a sum with Gaussian noise over a batch sampled at `rate`.
 
-    A plain `Gaussian` loses no less (joint convexity), and exactly as much if every example is
+    `ratio` is that of `SampledGaussian`. If it is outside the range that `SampledGaussian` can
+    compute, the result is a plain `Gaussian`, which ignores the gain of sampling. By joint
+    convexity it never loses less than the sampled one, and exactly as much if every example is
     taken.
     """
     if rate == 1 or not _LEAST_RATIO <= ratio <= _MOST_RATIO:
@@ -105,11 +108,12 @@ def sampled_release(ratio: float, rate: float) -> Release:
 def sampled_loss(
     epsilon: float, delta: float, ratio: float, rate: float, per: Per = "example"
 ) -> PrivacyLoss:
-    """Return the loss for one example, from noise that is (epsilon, delta)-private if it is taken.
+    """Return the loss for one example of a batch sampled at `rate`.
 
-    Its own statement is (ln(1 + q (e^epsilon - 1)), q delta): at that epsilon the curve is q times
-    one of N(u) against a mixture of N(v) and N(0) at e^epsilon, in which neither lies further than
-    2c from u.
+    The noise is (epsilon, delta)-private for an example that is surely taken; `ratio` is that of
+    `SampledGaussian`. With q = rate, the loss states (ln(1 + q (e^epsilon - 1)), q delta). At that
+    epsilon the curve is q times a curve at e^epsilon, that of N(u) against a mixture of N(v) and
+    N(0). Neither v nor 0 lies further than 2c from u, where u and v are the two contributions.
     """
     release = sampled_release(ratio, rate)
     if isinstance(release, Gaussian):
@@ -123,9 +127,10 @@ def sampled_loss(
 
 
 def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float:
-    """Return the least ratio, to a ten-thousandth, at which `rounds` rounds cost (epsilon, delta).
+    """Return the least noise ratio at which `rounds` rounds cost at most (epsilon, delta) together.
 
-    Raises `InvalidValue` if no ratio does.
+    The ratio is that of `SampledGaussian`. The result is too large by at most a ten-thousandth.
+    Raises `InvalidValue` if no ratio suffices.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)
@@ -162,7 +167,11 @@ def _distribution(ratio: float, rate: float) -> LossDistribution:
 
 
 def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
-    """Return ln P(x) / Q(x), x in units of sigma along the line between the two contributions."""
+    """Return the loss ln P(x) / Q(x) of each output x, for the worst P and Q of this module.
+
+    `shift` is the norm c of a contribution in units of sigma. x is measured in units of sigma along
+    the line between the two contributions.
+    """
     taken = math.log(rate) - shift**2 / 2
     left = math.log1p(-rate) if rate < 1 else -math.inf
     gain: Float64s = np.logaddexp(left, taken + shift * outputs)
@@ -170,11 +179,11 @@ def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
 
 
 def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
-    """Return delta at each epsilon, plus a bound on the rounding error.
+    """Return an upper bound on delta at each epsilon: delta plus a bound on the rounding error.
 
-    The best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, where m is the shift and
-    h = epsilon / 2: there the loss is epsilon. A wrong digit of it changes delta in the second
-    order.
+    `shift` is the norm c of a contribution in units of sigma. With m = shift, q = rate and h =
+    epsilon / 2, the best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m: at that
+    point the loss is epsilon. A wrong digit of it changes delta only in the second order.
     """
     epsilon = np.abs(epsilons)
     half = epsilon / 2
@@ -198,7 +207,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
 
 
 def _term(factor: Float64s | float, *exponents: Float64s) -> tuple[Float64s, Float64s]:
-    """Return factor * e^(sum of exponents), and a bound on its error."""
+    """Return factor * e^(sum of exponents), and a bound on its rounding error."""
     value = factor * np.exp(sum(exponents, np.zeros(1)))
     size = sum((np.abs(exponent) for exponent in exponents), np.ones(1))
     return value, _TERM_ERROR * size * value

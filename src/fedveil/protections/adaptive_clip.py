@@ -68,10 +68,10 @@ class Clipping:
     """The clip of a protection: fixed for the run, or moving with a quantile of the clients' norms.
 
     With a fixed clip, the mechanism's vectors are the updates, and no message mentions the clip.
-    With a moving clip (`QuantileClip`), the mechanism's vectors are joint vectors of norm `norm`
-    with `length` entries: an update and its clip bit. The moving clip is the protection's state. A
-    client takes it from the message that asks for its report (`words`) and accepts any value within
-    the bounds of a clip.
+    With a moving clip (`QuantileClip`), each of the mechanism's vectors is an update followed by
+    its clip bit, with `length` entries and at most the norm `norm`. The moving clip is the
+    protection's state. A client takes it from the message that asks for its report (`words`), and
+    accepts any value within the bounds of a clip.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": self.moving.first}
 
     def words(self, state: State) -> Message:
-        """Return the clip from `state`, checked, as the fields of a message to the clients."""
+        """Check the clip in `state` and return it as the fields of a message to the clients."""
         if self.moving is None:
             return {}
         only_fields(state, "clip")
@@ -110,17 +110,22 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`. `told`: an untrusted message with the clip."""
+        """Return the mechanism's input for `update` under the clip in `told`, an untrusted
+        message.
+        """
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the update that is contained in the mechanism's output `mean`."""
+        """Extract the mean update from the mechanism's output `mean` under the clip in `state`."""
         return self._parted(mean, state)[0]
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate of a round that opened with `state`, including the next state."""
+        """Return the aggregate of `reports` reports in a round that opened with `state`.
+
+        `mean` is the mechanism's output. The aggregate includes the state of the next round.
+        """
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 
@@ -142,9 +147,9 @@ class Clipped(Protection):
         return self.clipping.initial_state()
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` if no round can leave this clip."""
+        """Raise `ValueError` if no round can end with the clip in `state`."""
         self.clipping.words(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return the round's clip if it moves."""
+        """Return the clip for the round's record if it moves, otherwise nothing."""
         return self.clipping.shown(state)

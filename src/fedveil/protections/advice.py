@@ -1,4 +1,4 @@
-"""A protection's word on a job: what must hold, what is advised, and what to try next."""
+"""Types of a protection's rules and advice about a job: the cohort, and what to try next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Cohort:
-    """The number of clients, and of those in a round. None: not known."""
+    """The number of all clients, and of the clients in a round. None means unknown."""
 
     clients: int | None
     per_round: int | None
@@ -21,7 +21,7 @@ Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
 class Stronger(NamedTuple):
-    """The protection to try after a run without any guarantee: its name, the advice, and why."""
+    """Advice after a run without any guarantee: the protection to try, a sentence, and a reason."""
 
     protection: str
     advice: str

@@ -1,4 +1,4 @@
-"""A client's answer to the request for its report: under a private protection, it always answers.
+"""The client's answer to the request for a report. A client under a guarantee always answers.
 
 A server chooses the weights from which a client trains. It can choose them so that the training of
 one particular client overflows or raises. A missing report would then reveal something that no
@@ -21,7 +21,8 @@ from fedveil.protections.base import ClientRound, Protection, Update
 class Reply(NamedTuple):
     """A client's answer: its half of the round, the message, and why the update was not used.
 
-    `unusable` is None if the message is about the client's own update.
+    `unusable` is None if the message reports the client's own update. Otherwise the message reports
+    an update of zero.
     """
 
     half: ClientRound
@@ -35,11 +36,11 @@ def answer_trained(
     message: Message,
     train: Callable[[], tuple[Update, int]],
 ) -> Reply:
-    """Return the answer to the message that asks for the report.
+    """Return the answer to `message`, which asks for the report.
 
-    `train` returns the update and the number of its examples. `half` returns the client's half of
-    the round for that number of examples, in its state before this answer. A half that has raised
-    is never asked again.
+    `train` returns the update and the client's number of examples. `half` takes a number of
+    examples and returns a client half for it, in its state before this answer. It is called again
+    if a half raises an error, because such a half must not be used further.
 
     If the protection guarantees nothing, any error that prevents a report is raised. If it
     guarantees something, an error is raised only if the message alone causes it, that is, if an
@@ -60,7 +61,10 @@ def answer_trained(
 
 
 def reason(unusable: BaseException) -> str:
-    """Return why an update could not be used: a sentence, or a foreign exception and its type."""
+    """Return one sentence that says why an update could not be used.
+
+    An exception that is not fedveil's own is quoted with its type.
+    """
     if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"

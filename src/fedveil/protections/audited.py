@@ -22,15 +22,15 @@ class Outcome(Protocol):
 
     @property
     def reports(self) -> int:
-        """The number of reports in it."""
+        """The number of reports in the update."""
 
     @property
     def released(self) -> Int64s | None:
-        """The sum before it was decoded, if it was saved."""
+        """The sum before it was decoded to the update. None if it was not saved."""
 
 
 class Audited(ABC):
-    """A protection as an audit sees it. The defaults suit one that releases plain updates."""
+    """A protection as an audit sees it. The defaults suit one that releases unperturbed updates."""
 
     #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False
@@ -42,14 +42,14 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return which other settings an audit needs, or None if this protection can be audited.
+        """Return which other settings would allow an audit, or None if these settings do.
 
         An audit needs reports that are private on their own.
         """
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the random choices of a report whose true values `Reading.truths` contains."""
+        """Describe the random choices in a report, in the order of `Reading.truths`."""
         return ()
 
     def domain(self, round: int) -> Domain:
@@ -57,5 +57,5 @@ class Audited(ABC):
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the publicly visible part of a round's sum, noise included, in `domain`."""
+        """Return the round's sum as the public sees it: with its noise, as a vector in `domain`."""
         return aggregate.reports * aggregate.update.astype(np.float64)

@@ -34,6 +34,7 @@ from fedveil.protections.robust_sum import Combining
 from fedveil.rounds.loop import ServerHalf
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
+from fedveil.settings.settings import Settings as Settings  # for classes of your own
 
 #: A client's new weights minus the old, flat, in the order of the model's layout.
 Update: TypeAlias = npt.NDArray[np.float32]
@@ -49,7 +50,7 @@ TIMING = "the time that a client takes to answer (answer_after_s is not set)"
 
 @dataclass(frozen=True)
 class Spending:
-    """A privacy loss and the number of times that a single report spends it."""
+    """A privacy loss, and how many times a single report incurs it."""
 
     loss: PrivacyLoss
     count: int = 1
@@ -59,17 +60,16 @@ class Spending:
 class JobContext:
     """The part of a job that a protection needs.
 
-    `job`: a digest of the whole job, equal for all participants.
-    `simulated`: in a simulation, keys that outlive a round are derived from `seed`. Otherwise
-    `roster` has every client's public key, and `identity` is this client's own private key.
-    `seeded`: the server's noise is derived from `seed` too, like the job's reports.
-    `delta`: the delta at which the run's epsilon is stated.
-    `masks`: secure aggregation masks the vectors. If False, a simulation adds them unmasked.
-    `unit`: whose data is protected. With "example", one example changes an update by at most the
-    protection's `norm_clip`, and it is in a round with probability `sampling_rate`.
-    `combining`: the combination of reports on the server.
-    `poisson`: cohorts are secret, and `clients_per_round` is their expected size, or the number of
-    all clients if there is a `turn_rate`.
+    `job`: a digest of the whole job, equal for all participants. `simulated`: True in a simulation,
+    which derives keys that outlive a round from `seed`. In a deployment, `roster` has every
+    client's public key, and `identity` is this client's own private key. `seeded`: True if the
+    server's noise is derived from `seed`, like the job's reports. `delta`: the delta at which the
+    run's epsilon is stated. `masks`: True if secure aggregation masks the vectors. If False, a
+    simulation adds them unmasked. `unit`: the unit whose data is protected. With "example", one
+    example changes an update by at most the protection's `norm_clip`, and it is in a round with
+    probability `sampling_rate`. `combining`: the way in which the server combines reports.
+    `poisson`: True if cohorts are secret. `clients_per_round` is then their expected size, or the
+    number of all clients if each takes part with probability `turn_rate`.
     """
 
     weighting: Weighting
@@ -93,8 +93,11 @@ class JobContext:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """A round as the server half knows it. `model`: the global weights, read-only. `origin`: a
-    digest of everything that clients train from, if that is more than `model`."""
+    """A round as the server half knows it.
+
+    `model`: the global weights, read-only. `origin`: a digest of everything from which clients
+    train, if that is more than `model`.
+    """
 
     cohort: Sequence[ClientId]
     round: int
@@ -105,8 +108,11 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """A round as the client half knows it. `model`: the global weights. `examples`: the number of
-    the client's own. `origin`: the digest of `RoundContext`, from the data that it received."""
+    """A round as the client half knows it.
+
+    `model`: the global weights. `examples`: the number of the client's own examples. `origin`: the
+    digest as in `RoundContext`, computed from the data that this client received.
+    """
 
     client: ClientId
     round: int
@@ -119,7 +125,12 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The outcome of a round. `released` is the sum before decoding, if an audit asked for it."""
+    """The outcome of a round.
+
+    `update` is the combined update of `reports` clients, and `state` the protection's state for the
+    next round. `released` is the sum before it was decoded to the update, or None if no audit asked
+    for it.
+    """
 
     update: npt.NDArray[np.float64]
     reports: int
@@ -137,30 +148,33 @@ class ServerRound(ServerHalf, Protocol):
         """Add the running sums of another server half of this round, which covers other clients."""
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate. Raises `RoundVoid` if the round has none."""
+        """Return the aggregate. Raises `RoundVoid` if the round produced none."""
 
 
 class ClientRound(Protocol):
     """The client's half of one round."""
 
     def wants_update(self, message: Message) -> bool:
-        """Return True if the answer to `message` needs the update. The engine then trains first."""
+        """Return True if the answer to `message` needs the client's update. The engine trains
+        first.
+        """
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the answer to `message`. Raises `ClientWithheld` if the client gives none.
 
-        An engine calls this through `answer_trained` for the answer that depends on the update.
+        `update` is the client's update, or None if `wants_update` is False. An engine must make the
+        answer that depends on the update through `answer_trained`.
         """
 
     def keep(self) -> State:
-        """Return the state from which another half of this client's round can continue.
+        """Return the state from which a new half of the same client can continue this round.
 
         An engine saves it if it handles every message in a new process. The state is secret and
-        must be restored only once. It is empty if this half answers no further message.
+        must be restored only once. It is empty if this half will answer no further message.
         """
 
     def take_up(self, kept: State) -> None:
-        """Restore the state that an earlier half returned from `keep`."""
+        """Restore `kept`, the state that an earlier half returned from `keep`."""
 
 
 #: The phase of a protection in which clients send a single report.
@@ -168,7 +182,8 @@ REPORT = "report"
 
 
 class Protection(Description):
-    """A protection, made once from the job: its losses, and its two halves of a round.
+    """A protection, made once for a job: states its privacy losses and makes both halves of a
+    round.
 
     A class of your own is derived from this one; a job chooses it with `protection:
     package.module:Name` (docs/own-protection.md).
@@ -194,7 +209,8 @@ class Protection(Description):
     def adaptive(self) -> bool:
         """True if the cost of a round depends on the outcome of earlier rounds.
 
-        The ledger then adds pure losses, which stays valid, instead of composing distributions.
+        The ledger then adds up the rounds' pure losses instead of composing their distributions.
+        Only the addition is valid for costs that were chosen adaptively.
         """
         return self.adapts(self.settings)
 
@@ -202,38 +218,45 @@ class Protection(Description):
     def always_reports(self) -> bool:
         """True if an invited client sends a report regardless of its update.
 
-        It does if reports are perturbed or cost a finite epsilon, which covers no missing report.
+        This is the case if reports are perturbed or have a finite epsilon: no epsilon covers what a
+        missing report would reveal.
         """
         return self.perturbs or self.most_of_a_report()[0] < math.inf
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases that occur under these parameters."""
+        """The phases that a round has under these settings, in order."""
         return self.phases
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds that a server waits in each phase. None: as long as its engine does."""
+        """Seconds that a server waits in each phase. None: the engine's own limit applies."""
         window = self.window(self.settings)
         return None if window is None else window[1]
 
     @property
     def least_clients(self) -> int:
-        """The smallest number of clients with which a round is not void."""
+        """The smallest number of clients with which a round can have an aggregate."""
         return 1
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return bounds on epsilon and delta of any single report in a run, by plain addition."""
+        """Return upper bounds on the epsilon and the delta of any single report in a run.
+
+        Each adds up the report's losses.
+        """
         spent = self.spending(self.initial_state())
         epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)
 
     def initial_state(self) -> State:
-        """Return the state before the first round. It is empty if rounds carry no state over."""
+        """Return the protection's state before the first round.
+
+        Empty if no state is carried over.
+        """
         return {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` if no round can leave this state: a checkpoint may hold anything.
+        """Raise `ValueError` if no round can end with `state`, which may come from any checkpoint.
 
         By default, check that the fields of the initial state are present and have their types.
         """
@@ -242,23 +265,30 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return the figures of this state for a round's record, by names of your choice."""
+        """Return numbers about `state` for the round's record, each under a name of your choice."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
-        """Return the state after a round with `state` and report losses `cost` but no aggregate."""
+        """Return the next state after an interrupted round that has no aggregate.
+
+        The round opened with `state`, and its reports cost `cost`: each loss with its count.
+        """
         return state
 
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the cost to a client of each report in a round that opens with `state`."""
+        """Return the losses that each report costs its client if a round opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return each report's cost after `reports` of them were summed: at most `spending`."""
+        """Return the losses that each report has cost its client, now that `reports` of them were
+        summed.
+
+        They never exceed those of `spending` for the same `state`.
+        """
         return self.spending(state)
 
     def longest_report(self) -> int:
-        """Return the largest size in bytes of the answer that depends on the update."""
+        """Return the largest size in bytes of a client's answer that contains its update."""
         model = np.broadcast_to(np.float32(0), (self.dimension,))
         cohort = range(self.context.clients_per_round)
         context = RoundContext(cohort, 1, model, self.initial_state())

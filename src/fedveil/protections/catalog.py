@@ -45,11 +45,11 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map every phase name that a fault plan may use to the phase of `position` that it stands for.
+    """Map every phase name that a fault plan may use to a phase of the protection `position`.
 
     One plan serves every protection. Another protection's phases, up to and including the one in
-    which it trains, stand for the phase in which `position` trains. Its later phases stand for
-    None.
+    which its clients train, map to the phase in which clients train under `position`. Its later
+    phases map to None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

@@ -71,7 +71,10 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     )
 
     def ratio(self, delta: float, rounds: int) -> float:
-        """Return the noise of a round as a multiple of the sensitivity."""
+        """Return the standard deviation of a round's noise as a multiple of the sensitivity.
+
+        If a target epsilon is set, the noise is chosen to meet it at `delta` over `rounds` rounds.
+        """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)
         return _MULTIPLIER if self.noise_multiplier is None else self.noise_multiplier
@@ -85,21 +88,23 @@ def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
 
 
 class CentralGaussian(Clipped):
-    """Every client sends its clipped update unprotected; the aggregate is the mean of a noised sum.
+    """Every client sends its clipped update without noise. The aggregate is the mean of a noised
+    sum.
 
-    Clients count equally. A report consists of whole multiples of a step, and the server checks
-    that it is no longer than the clip in exact arithmetic. So the sum is exact, and a client that
-    lies cannot weaken the guarantee of the others.
+    Clients count equally. A report consists of whole multiples of a step, and the server checks in
+    exact arithmetic that its norm is at most the clip. So the sum is exact, and a client that lies
+    cannot weaken the guarantee of the others.
 
     Privacy: the guarantee of `CentralNoise` for a client's whole update in one round, replace-one,
-    against everyone who sees only the mean and its results. It guarantees nothing against the
-    server, nor against anyone who reads a report in transit: both see the clipped update. With
-    secret cohorts (`JobContext.poisson`) a round's result is the noised sum over a constant, or
-    noise alone if nobody reported. The draw amplifies the guarantee of this law against everyone
-    who only receives the models.
+    against everyone who sees only the mean and what is computed from it. It guarantees nothing
+    against the server, nor against anyone who reads a report in transit: both see the clipped
+    update. With secret cohorts (`JobContext.poisson`) a round releases the noised sum divided by a
+    constant, or noise alone if nobody reported. The secret draw amplifies this guarantee against
+    everyone who receives only the models.
 
     With `clip_quantile`, updates are in units of a moving clip, and each carries a bit that says
-    whether it was shortened (`QuantileClip`). Both are released together, as one release.
+    whether it was shortened (`QuantileClip`). Update and bit are released together and cost one
+    release.
     """
 
     name = block = "central_gaussian"
@@ -130,13 +135,15 @@ class CentralGaussian(Clipped):
 
     @classmethod
     def for_rounds(cls, settings: CentralGaussianSettings) -> str | None:
-        """Return the target epsilon if one is set."""
+        """Return the name of the target epsilon's key if it is set, otherwise None."""
         target = settings.target_epsilon
         return None if target is None else f"target_epsilon = {target:g}"
 
     @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
-        """Return why an app cannot have a target epsilon: its number of rounds is unknown."""
+        """Return why an app, whose number of rounds is unknown, cannot use these settings, or
+        None.
+        """
         if settings.target_epsilon is None:
             return None
         return (
@@ -146,7 +153,7 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield the noised sum as a case, with an update of the clipping norm."""
+        """Yield an audit case: a noised sum that contains one update of the clipping norm."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([1.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
@@ -161,7 +168,7 @@ class CentralGaussian(Clipped):
         yield Case("an update and whether it was shortened", released, at_clip, beyond, both.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return one release of the sum."""
+        """Return the loss of one release of the noised sum."""
         return [Spending(self.noise.loss)]
 
     def server_round(self, context: RoundContext) -> CentralGaussianServerRound:
@@ -171,7 +178,7 @@ class CentralGaussian(Clipped):
         return CentralGaussianClientRound(self, context)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the clipped update, which the server reads."""
+        """Return the client's exact clipped update, as the server reads it."""
         multiples, clip, told = self.read(report), self.clipping, context.state
         estimate = clip.parted(multiples.astype(np.float64) * self.noise.step, told)
 
@@ -182,13 +189,13 @@ class CentralGaussian(Clipped):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noised sum. With secret cohorts the mean is over the expected number."""
+        """Return the noised sum: the mean times the number of reports that it was divided by."""
         job = self.context
         summed = job.clients_per_round if job.poisson else aggregate.reports
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """Return the clipped update, in steps, from an untrusted report. Checks it completely."""
+        """Check an untrusted report completely and return its clipped update, in whole steps."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")
@@ -199,7 +206,7 @@ class CentralGaussian(Clipped):
 
 
 class CentralGaussianServerRound(OneReportRound):
-    """The running sum of clipped updates in steps: exact, and independent of the reports' order."""
+    """Adds up clipped updates in whole steps: an exact sum, independent of the reports' order."""
 
     sums = ("_sum",)
 
@@ -226,10 +233,10 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Return the mean of the sum, to which noise is added once.
+        """Add noise to the sum once and return the mean.
 
-        With secret cohorts the number of reports is a secret, so the sum is divided by the expected
-        one.
+        With secret cohorts the actual number of reports is secret, so the sum is divided by the
+        expected number.
         """
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
@@ -240,7 +247,7 @@ class CentralGaussianServerRound(OneReportRound):
 
 
 class CentralGaussianClientRound(OneReportClient):
-    """Sends the clipped update. Refuses an update that is not finite."""
+    """Sends the clipped update. Withholds the report if an entry of the update is not finite."""
 
     def __init__(self, protection: CentralGaussian, context: ClientContext) -> None:
         super().__init__(context)

@@ -15,11 +15,11 @@ class CostKey:
     """The parameter that `fedveil budget --target-epsilon` solves for.
 
     `parameter`: its path below the protection's block, with dots between blocks. `falls`: True if a
-    larger value costs less, False if a smaller one does. `start`: where the search starts if the
-    parameter is null. `instead`: parameters that set the same thing in another way and must be null
-    beside it. `total`: the parameter that ends an adaptive run before it costs more than this
-    value. Without `total`, an adaptive run has nothing to solve for, since the cost of later rounds
-    is unknown in advance.
+    larger value costs less, False if a smaller value costs less. `start`: the value at which the
+    search starts if the parameter is null. `instead`: alternative parameters for the same quantity,
+    which must be null. `total`: the parameter whose value is the most that an adaptive run may
+    cost: the run ends before it costs more. Without `total`, an adaptive run cannot be solved,
+    since the cost of later rounds is unknown in advance.
     """
 
     parameter: str
@@ -36,12 +36,16 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the parameters to set, given `settings`, so that the parameter becomes `value`."""
+        """Yield the keys to change in `settings`, with new values, to set the parameter to
+        `value`.
+        """
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return the settings with these changes."""
+        """Return a copy of `settings` with the parameter set to `value` and its alternatives
+        null.
+        """
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")
@@ -53,6 +57,6 @@ class CostKey:
         return changed
 
     def rounded(self, value: float, digits: int) -> float:
-        """Return `value` rounded to `digits` digits, in the direction that does not cost more."""
+        """Round `value` to `digits` significant digits, in the direction that costs less."""
         way = ROUND_CEILING if self.falls else ROUND_FLOOR
         return float(Context(prec=digits, rounding=way).create_decimal(as_written(value)))

@@ -1,7 +1,7 @@
-"""A protection's description of itself: names, rules, advice, and what its settings imply.
+"""A protection's description: its names, rules and advice, and what its settings imply.
 
 Everything here belongs to the class. Commands, rules of a job, MindSpore's names, Flower apps and
-pages read it without making the protection.
+pages read it without creating a protection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Whose: TypeAlias = Literal["client", "example"]
 
 
 class Description(Audited):
-    """The part of a protection that its class alone decides. Each entry has a default."""
+    """The part of a protection that its class alone determines. Every member has a default."""
 
     #: The name by which a job chooses it; a class of your own is named by its module and class.
     name: ClassVar[str] = ""
@@ -59,17 +59,20 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key and the seconds of its own deadline for each phase, or None."""
+        """Return the settings key of the protection's own phase deadline, and its value in seconds.
+
+        Returns None if the protection has no deadline of its own.
+        """
         return None
 
     @classmethod
     def adapts(cls, settings: Any) -> bool:
-        """Return True if a protection with these parameters is adaptive."""
+        """Return True if a protection with these settings is adaptive (`Protection.adaptive`)."""
         return False
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the parameter that ties a round's noise to the number of rounds, or None."""
+        """Return the key that ties a round's noise to the run's number of rounds, or None."""
         return None
 
     @classmethod
@@ -83,23 +86,26 @@ class Description(Audited):
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Return the units for which it can state its losses with these parameters."""
+        """Return the units, client or example, for which the protection can state its losses."""
         return ("client",)
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:
-        """Return True if its loss relies on noise that the server adds."""
+        """Return True if the protection's guarantee relies on noise that the server adds."""
         return False
 
     @classmethod
     def against(cls, settings: Any) -> str:
-        """Name those against whom its guarantee holds."""
+        """Name the attackers against whom the guarantee holds."""
         trusted = cls.rests_on_server(settings)
         return "everyone except the server" if trusted else "everyone, including the server"
 
     @classmethod
     def noised(cls, settings: Any) -> bool:
-        """Return True if clients or server noise the aggregate. Clients then count equally."""
+        """Return True if clients or server add noise to the aggregate.
+
+        Clients then count equally.
+        """
         return cls.perturbs or cls.rests_on_server(settings)
 
     @classmethod
@@ -116,14 +122,15 @@ class Description(Audited):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why `asked` is weaker than `demanded`, beyond the losses of a report, or None.
+        """Return why the settings `asked` protect less than the settings `demanded`, or None.
 
-        A client compares a server's offer for `clients` clients with its own demand, which may be
-        stated for another number, `expected`.
+        The losses of a report are compared elsewhere. `asked` is a server's offer for `clients`
+        clients. `demanded` is a client's own demand, which may be stated for another number of
+        clients, `expected`.
         """
         return None
 
     @staticmethod
     def audit_cases(eps: float) -> Iterable[Case]:
-        """Yield audit cases for the mechanisms that it relies on, with losses of about `eps`."""
+        """Yield audit cases for the protection's mechanisms, each with a loss of about `eps`."""
         return ()

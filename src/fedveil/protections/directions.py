@@ -1,6 +1,7 @@
-"""Declares the direction in which each setting weakens a protection, so that a pin can be enforced.
+"""Declares in which direction each setting weakens a protection, so that a pin can be enforced.
 
-Every settings class lists its own fields in `WEAKENS`:
+A pin is a client's own demand on the settings. Every settings class lists its own fields in
+`WEAKENS`:
 
     loss        its effect is in the loss of a report, which a pin compares anyway
     larger      a value larger than the pin's is weaker
@@ -8,7 +9,7 @@ Every settings class lists its own fields in `WEAKENS`:
     own         the protection's own `weaker` compares it
     none        no guarantee relies on it
 
-A setting that is not listed, which a class of one's own may have, must be as the pin demands.
+A setting that is not listed, for example in a class of a user's own, must equal the pin's.
 """
 
 from __future__ import annotations

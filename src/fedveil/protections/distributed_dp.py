@@ -104,7 +104,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
 
     @property
     def target(self) -> float:
-        """The epsilon of a run if no multiplier is given."""
+        """The target epsilon of the whole run, which applies if no noise multiplier is set."""
         return _TARGET if self.target_epsilon is None else self.target_epsilon
 
     def least_survivors(self, clients: int) -> int:
@@ -113,7 +113,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 
     def dishonest(self, clients: int) -> int:
-        """Return how many of `clients` clients may add no noise of their own."""
+        """Return how many of `clients` clients are assumed to add no noise."""
         sharing = self.sharing_clients(clients)
         return math.floor((1 - _as_written(self.assume_honest)) * sharing)
 
@@ -123,7 +123,7 @@ def _as_written(share: float) -> Fraction:
 
 
 def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
-    """Return the loss of the sum of `shares` shares of noise."""
+    """Return the privacy loss of a sum whose noise is the sum of `shares` clients' shares."""
     ratio = noise.ratio(shares)
     return PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
 
@@ -146,37 +146,37 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
 class DistributedDP(Clipped, SecureSum):
     """The server sees only the sum of the clients' vectors, including their shares of noise.
 
-    A client's vector is its clipped update, as `DistributedGaussian.share` states, rotated by signs
-    that are derived from the job's seed and the round. A client that cannot use its update sends
-    its share of noise around zero. Clients count equally.
+    A client's vector is its clipped update with noise, as `DistributedGaussian.share` states,
+    rotated by signs that are derived from the job's seed and the round. A client that cannot use
+    its update sends its share of noise around zero. Clients count equally.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier holds
-    for the fewest survivors that a sum may have, less the share 1 - assume_honest of the cohort.
-    After the round, ratio follows from the actual number of survivors. The guarantee relies on
-    secure aggregation; without `active_security`, it relies on a server that follows the protocol.
-    The members of a sum are public, so no sampling amplifies the guarantee.
+    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier. This
+    holds for the fewest survivors that a sum may have, of whom a share 1 - assume_honest of the
+    cohort adds no noise. After the round, ratio follows from the actual number of survivors. The
+    guarantee relies on secure aggregation; without `active_security`, it relies on a server that
+    follows the protocol. The members of a sum are public, so no sampling amplifies the guarantee.
 
     Clients that draw their own turns are the exception (`JobContext.turn_rate` q below 1). Each
-    adds its update with probability q, drawn in secret, and otherwise its share of noise around
-    zero. The guarantee is then `SampledGaussian(ratio, q)`, against the server too. Every client
-    trains in every round and answers alike, so that its answer time does not reveal its turn. The
-    mean divides by the expected q * survivors.
+    client adds its update with probability q, drawn in secret, and otherwise its share of noise
+    around zero. The guarantee is then `SampledGaussian(ratio, q)`, against the server too. Every
+    client trains in every round and answers alike, so that its answer time does not reveal its
+    turn. The mean divides by the expected q * survivors.
 
     Under `privacy.unit: example` the update is a client's sum over its secretly sampled batch, to
-    which each example adds a norm of at most `clip` (`DistributedSum`). The guarantee is then for
-    one example, amplified by that sampling (`SampledGaussian`). The amplification also holds
-    against the server, since only the client knows which examples were drawn.
+    which each example adds a vector of norm at most `clip` (`DistributedSum`). The guarantee is
+    then for one example, amplified by that sampling (`SampledGaussian`). The amplification also
+    holds against the server, since only the client knows which examples were drawn.
 
     With `clip_quantile` the update is in units of a moving clip, followed by a bit that says
-    whether it was shortened (`QuantileClip`). The same `Gaussian(ratio)` holds for both together,
-    whatever clip a client receives.
+    whether it was shortened (`QuantileClip`). The same `Gaussian(ratio)` holds for update and bit
+    together, whatever clip a client receives.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
-    learning with secure aggregation, 2021. It uses their discrete Gaussian rather than Skellam
-    noise, which adds up exactly. The sum of shares of variance 16 or more is a discrete Gaussian to
-    within e^±η, η = 1e-61, so its statement is the Gaussian's own and composes exactly. The sampler
-    is the one that the other protections use.
+    learning with secure aggregation, 2021. This protection uses their discrete Gaussian rather than
+    Skellam noise, which adds up exactly. The sum of shares of variance 16 or more is a discrete
+    Gaussian to within e^±η, η = 1e-61, so the sum satisfies the Gaussian's own guarantee and
+    composes exactly. The sampler is the one that the other protections use.
     """
 
     name = block = "distributed_dp"
@@ -226,7 +226,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the target epsilon, unless a multiplier replaces it."""
+        """Return the target epsilon's key, or None if a noise multiplier is set instead."""
         if settings.noise_multiplier is not None:
             return None
         return f"target_epsilon = {settings.target:g}"
@@ -239,21 +239,24 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Return both units, or only the client with a moving clip."""
+        """Return the units client and example, or only the client if the clip moves."""
         return ("client",) if settings.clip_quantile is not None else ("client", "example")
 
     def words(self, state: State) -> Message:
-        """Return the clip if it moves."""
+        """Return the clip as a message's fields if it moves, otherwise nothing."""
         return self.clipping.words(state)
 
     @property
     def least_survivors(self) -> int:
-        """The smallest number of survivors whose noise is enough."""
+        """The smallest number of survivors whose shares of noise suffice for the guarantee."""
         return self._least
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why an app needs a multiplier: its number of rounds is unknown."""
+        """Return why an app cannot use these settings, or None.
+
+        An app needs a noise multiplier, because its number of rounds is unknown.
+        """
         assert isinstance(settings, DistributedDPSettings)
         if settings.noise_multiplier is None:
             return (
@@ -263,11 +266,11 @@ class DistributedDP(Clipped, SecureSum):
         return super().unfit_for_apps(settings)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of a sum with the fewest survivors."""
+        """Return the loss of a sum with the fewest survivors that a round may have."""
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the loss of a sum of `reports` survivors."""
+        """Return the loss of a sum over `reports` survivors."""
         shares, context = reports - self._dishonest, self.context
         loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example" or self._rate < 1:
@@ -278,7 +281,9 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield sums of four shares that try one update, under a fixed clip and a moving one."""
+        """Yield audit cases: sums of four shares with one update, under a fixed and a moving
+        clip.
+        """
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -301,7 +306,7 @@ class DistributedDP(Clipped, SecureSum):
         yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
 
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's share of the sum."""
+        """Return the vector, noise included, that the client contributes to the secure sum."""
         try:
             joint, signs = self.clipping.joint(update, told), self.signs(context.round)
             if not self._takes_its_turn(context):
@@ -318,7 +323,10 @@ class DistributedDP(Clipped, SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update with its noise, over the survivors whose turn is expected."""
+        """Return the mean update, noise included.
+
+        The sum `total` is divided by the expected number of survivors that added their update.
+        """
         if self.noise.wrapped(total):
             raise ImpossibleSum(
                 f"an entry of the sum of {survivors} clients exceeds the range of clipped "
@@ -327,7 +335,7 @@ class DistributedDP(Clipped, SecureSum):
         return self.noise.mean(total, survivors, self.signs(round)) / self.context.turn_rate
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
-        """Return the mean update, and the next clip if it moves."""
+        """Return the aggregate: the mean update, and the next clip if the clip moves."""
         return self.clipping.aggregate(mean, survivors, state)
 
     def signs(self, round: int) -> Int8s | None:
@@ -355,7 +363,7 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the server's sum in units of updates. With a moving clip, return it decoded."""
+        """Return the server's sum in units of updates. If the clip moves, return it decoded."""
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)
         return aggregate.released.astype(np.float64) * self.noise.step

@@ -77,18 +77,20 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class DPEncrypt(Protection):
-    """Every client sends its clipped update plus Gaussian noise; the aggregate is their mean.
+    """Every client sends its clipped update plus Gaussian noise. The aggregate is the mean of
+    these.
 
     The source sends old weights + noised update. The server knows the old weights, so this is
-    equivalent. Clients count equally: the number of a client's examples is not protected, and
-    therefore not sent.
+    equivalent. Clients count equally: a client's number of examples is not protected, and therefore
+    not sent.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
-    everyone who reads the report, as `GaussianMechanism` states; infinite for continuous noise.
+    everyone who reads the report, as `GaussianMechanism` states. With continuous noise (a
+    floating-point Gaussian) the stated epsilon is infinite.
 
-    Under `privacy.unit: example` the update is an unclipped sum of clipped contributions. Then
-    (dp_eps, dp_delta) holds for one example that is certainly in the round's batch. The report
-    costs less, because the example may not be drawn, as `GaussianSum` states.
+    Under `privacy.unit: example` the update is a sum of clipped contributions and is not clipped
+    itself. Then (dp_eps, dp_delta) holds for one example that is certainly in the round's batch.
+    The stated cost of a report is smaller, because the example may not be drawn (`GaussianSum`).
     """
 
     name = block = "dp_encrypt"
@@ -120,12 +122,12 @@ class DPEncrypt(Protection):
 
     @classmethod
     def units(cls, settings: DPEncryptSettings) -> Sequence[Whose]:
-        """Return both units if the noise is discrete, else only the client."""
+        """Return the units client and example if the noise is discrete, otherwise only client."""
         return ("client", "example") if settings.noise == "discrete" else ("client",)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield the Gaussian mechanism on opposite updates, and on opposite examples of a batch."""
+        """Yield two audit cases of Gaussian noise: opposite updates, and opposite examples."""
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case("gaussian, an update", gaussian.privatize, update, -update, gaussian.loss)
         summed = GaussianSum(2 * eps, 1e-3, 1.0, dimension=2, rate=0.5)
@@ -136,7 +138,7 @@ class DPEncrypt(Protection):
         yield Case("gaussian, an example", of_batch, update, -update, summed.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return one release of the whole update."""
+        """Return the loss of one release of the whole noised update."""
         return [Spending(self._loss)]
 
     def server_round(self, context: RoundContext) -> DPEncryptServerRound:
@@ -146,10 +148,10 @@ class DPEncrypt(Protection):
         return DPEncryptClientRound(context, self._form)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the noised update, and its law around any clipped one.
+        """Return the noised update, and its likelihood given any clipped update.
 
-        The law ignores that a value beyond the limit is written as the limit: this happens to fewer
-        than one value in 10^22.
+        The likelihood ignores that a value beyond the report's limit is written as the limit. This
+        happens to fewer than one value in 10^22.
         """
         output = self._form.read(report).astype(np.float64) * self._form.step
 
@@ -160,7 +162,7 @@ class DPEncrypt(Protection):
 
 
 class DPEncryptServerRound(OneReportRound):
-    """The running exact sum of the reports, in units of their steps."""
+    """Adds up the reports exactly, in units of their steps."""
 
     sums = ("_sum",)
 
@@ -192,7 +194,7 @@ class DPEncryptServerRound(OneReportRound):
 
 
 class DPEncryptClientRound(OneReportClient):
-    """Sends the noised update. Refuses an update that is not finite."""
+    """Sends the noised update. Withholds the report if an entry of the update is not finite."""
 
     def __init__(self, context: ClientContext, form: _Form) -> None:
         super().__init__(context)
@@ -207,19 +209,19 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """The encoding of a report's values, and the kind of sum in which a server adds them."""
+    """The encoding of a report's values, and the type of sum in which the server adds them up."""
 
     fields: tuple[str, ...]
     step: float
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
-        """Return the fields of the report on `update`."""
+        """Return the report's fields: `update` with noise drawn from `entropy`, encoded."""
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of an empty report. Every report has this length."""
+        """Return the fields of a report without content. It has the length of every report."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return the values of an untrusted report in steps. Checks it completely."""
+        """Check an untrusted report completely and return its values, in whole steps."""
 
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""
@@ -228,9 +230,9 @@ class _Form(Protocol):
 class _GridForm(GridReport):
     """Reports as whole multiples of the grid's step.
 
-    `limit` is the largest entry without noise plus ten sigma. A value beyond it is written as the
-    limit. This is post-processing, so the guarantee does not change. It happens to fewer than one
-    value in 10^22.
+    `limit` is the largest entry of an update plus ten standard deviations of the noise. A value
+    beyond the limit is written as the limit. This is post-processing, so the guarantee does not
+    change. It happens to fewer than one value in 10^22.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class _GridForm(GridReport):
 
 
 class _FloatForm:
-    """Reports as the update itself, in float32."""
+    """Reports as the noised update in float32."""
 
     fields: tuple[str, ...] = ("update",)
     step = 1.0

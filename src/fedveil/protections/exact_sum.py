@@ -29,8 +29,8 @@ _SIGNLESS = np.uint32(0x7FFFFFFF)
 class ExactSum:
     """A running sum of `weight * vector` terms over float32 vectors of one length.
 
-    Terms of ordinary size are added up in `_near`, one integer per entry, in units of 2^-44. That
-    sum moves to `_far` before it could overflow. Larger terms are added to `_far` directly.
+    `_near` holds the sum of ordinary terms, one integer per entry, in units of 2^-44. Its content
+    moves to `_far` before it could overflow. Larger terms are added to `_far` directly.
     """
 
     def __init__(self, length: int) -> None:
@@ -40,7 +40,7 @@ class ExactSum:
         self._far: _WideSum | None = None
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        """Add one term. Raises ValueError, and adds nothing, if an entry is NaN or too large."""
+        """Add a term. Raises ValueError, and adds nothing, if an entry is NaN or too large."""
         self._claim(1)
         if self._near_terms == _NEAR_TERMS:
             self._move_away()
@@ -65,7 +65,7 @@ class ExactSum:
         self.terms += other.terms
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum as float64, in the same memory. Call it only once, after the last term."""
+        """Return the sum as float64, in the sum's own memory. Call it once, after the last term."""
         if self._far is None:
             value = into_floats(self._near)
             value *= 2.0**-PLACES
@@ -89,7 +89,10 @@ class ExactSum:
 
 
 class _WideSum:
-    """A sum as whole parts plus places in 0..2^44 - 1, so that every sum has exactly one form."""
+    """A sum stored as integer parts and fractional parts in 0..2^44 - 1, in units of 2^-44.
+
+    Every sum has exactly one such form.
+    """
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)
@@ -118,9 +121,10 @@ class _WideSum:
 
 
 def largest_magnitude(vector: npt.NDArray[np.float32]) -> float:
-    """Return the largest magnitude of a contiguous vector, or NaN if an entry is NaN.
+    """Return the largest magnitude in a contiguous vector, or NaN if an entry is NaN.
 
-    Without its sign, a larger float has a larger bit pattern, and NaN has the largest.
+    Bit patterns without the sign are compared: larger magnitudes have larger patterns, and NaN has
+    the largest.
     """
     pattern = _largest_pattern(vector.view(np.uint32))
     return float(np.array(pattern, np.uint32).view(np.float32))
@@ -140,7 +144,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return a float32's bit pattern. Larger non-negative values have larger patterns."""
+    """Return the bit pattern of `value` as a float32. If `value` >= 0, it grows with `value`."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
@@ -157,9 +161,10 @@ def _add_below_numpy(
 def _add_below(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` and return True, or add nothing if an entry's pattern reaches `limit`.
+    """Add `factor * vector` to `units` and return True, if no entry's pattern reaches `limit`.
 
-    Each block of entries is checked and then added, while it is in the cache.
+    Otherwise add nothing and return False. Each block of entries is checked and then added, while
+    it is in the cache.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

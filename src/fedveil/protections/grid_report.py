@@ -14,9 +14,9 @@ from fedveil.errors import MessageInvalid
 
 
 class GridReport:
-    """Multiples of `step` in -limit..limit, each in the smallest number of bits that fits them.
+    """Encodes multiples of `step` in -limit..limit, each in the smallest number of bits that fits.
 
-    All reports have equal length. `kind` is the integer type in which a reader receives them.
+    All reports have equal length. `kind` is the integer type that `read` returns.
     """
 
     fields: tuple[str, ...] = ("multiples", "step")
@@ -32,15 +32,15 @@ class GridReport:
         self._kind = kind
 
     def written(self, multiples: Int64s) -> dict[str, Value]:
-        """Return the fields of a report."""
+        """Return the fields of a report with these multiples of the step."""
         return {"multiples": pack(multiples, -self.limit, self.width), "step": self.step}
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of an empty report. Every report has this length."""
+        """Return the fields of a report without content. It has the length of every report."""
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return the multiples of an untrusted report. Checks it completely."""
+        """Check an untrusted report completely and return its multiples of the step."""
         if take(message, "step", float) != self.step:
             raise MessageInvalid("field step is not the step of this job's grid")
         packed = take_array(message, "multiples", "uint8", (self._size,))

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 class Dialect:
     """A protection's description in a MindSpore Federated server's configuration file.
 
-    `theirs`: True if MindSpore Federated has this protection. Others may be written in its form
-    too. `aliases`: its other names of parameters. `one_server`: why only one server is possible, or
-    "". `uploads_as_they_are`: True if its server turns the compression of uploads off by itself.
-    `refused`: related MindSpore Federated protections, and why they are not supported.
+    `theirs`: True if MindSpore Federated has this protection. Other protections may be written in
+    the same form. `aliases`: other names of its parameters. `one_server`: why only one server is
+    possible, or "". `uploads_as_they_are`: True if MindSpore Federated turns off the compression of
+    uploads under this protection. `refused`: related MindSpore Federated protections, and why they
+    are not supported.
     """
 
     theirs: bool = True

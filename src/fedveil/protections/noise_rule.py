@@ -1,4 +1,4 @@
-"""Rules that protections with Gaussian noise in a sum share."""
+"""Rules that all protections with Gaussian noise in a sum share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.protections.base import JobContext
 
 
 class NoiseSettings(Protocol):
-    """Parameters that set the noise, either as a multiplier or as the cost of a run."""
+    """Settings that determine the noise: a multiplier, or a target epsilon of the whole run."""
 
     @property
     def noise_multiplier(self) -> float | None: ...
@@ -31,7 +31,10 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the job leaves the sum without a sensitivity or an epsilon."""
+    """Raise `InvalidValue` if the job gives the sum no finite sensitivity or no epsilon.
+
+    `name` is the protection's name in the message.
+    """
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

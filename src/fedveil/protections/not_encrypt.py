@@ -48,7 +48,7 @@ class NotEncryptSettings(Settings):
 
 
 class NotEncrypt(Protection):
-    """Every client sends its update unprotected; the aggregate is their weighted mean.
+    """Every client sends its update unprotected. The aggregate is the weighted mean of the updates.
 
     Privacy: none. Everyone who reads a report reads the update exactly (epsilon is infinite).
     """
@@ -65,7 +65,7 @@ class NotEncrypt(Protection):
 
     @classmethod
     def units(cls, settings: NotEncryptSettings) -> Sequence[Whose]:
-        """Return both units: neither is protected."""
+        """Return both units, client and example. Neither is protected, so either may be chosen."""
         return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:
@@ -84,12 +84,15 @@ class NotEncrypt(Protection):
 
     @property
     def largest_weight(self) -> int | None:
-        """The largest weight of a client under weighting by size. None if clients count equally."""
+        """The largest weight that a client may have. None if clients count equally."""
         return self.settings.max_examples if self.context.weighting == "by_size" else None
 
 
 class NotEncryptServerRound(OneReportRound):
-    """Running exact sums of `weight * update` and of weights: `examples`, or 1 if all are equal."""
+    """Adds up `weight * update` and the weights exactly.
+
+    A client's weight is its number of examples, or 1 if clients count equally.
+    """
 
     sums = ("_sum", "_total")
 
@@ -136,7 +139,7 @@ class NotEncryptServerRound(OneReportRound):
 
 
 class NotEncryptClientRound(OneReportClient):
-    """Sends the update, and the number of its examples if the server weights by size."""
+    """Sends the update, and the client's number of examples if the server weights by size."""
 
     def __init__(self, context: ClientContext, largest_weight: int | None) -> None:
         super().__init__(context)

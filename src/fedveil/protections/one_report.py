@@ -14,11 +14,11 @@ from fedveil.protections.phased import PhasedRound
 
 
 class OneReportRound(PhasedRound):
-    """A server half in which every client sends one report, with the checks that all need.
+    """A server half in which every client sends one report. Makes the checks that all of them need.
 
-    Halves of one round may be opened in several places, each with the reports of other clients, and
-    then merged. The merged bytes do not depend on the division of the clients. Pickling includes
-    only the attributes that `merge` reads.
+    A round may have several halves in different places, each with the reports of other clients,
+    which are merged at the end. The merged bytes do not depend on the division of the clients.
+    Pickling includes only the attributes that `merge` reads.
     """
 
     mergeable = True
@@ -26,13 +26,13 @@ class OneReportRound(PhasedRound):
     sums: ClassVar[tuple[str, ...]]
 
     def opening(self) -> Message:
-        """Return the round's number. A protection that sends more adds its own fields."""
+        """Return the round's number. A subclass that sends more adds its own fields."""
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
-        """Add the other half's sums and clients to this one.
+        """Add the sums and clients of `other` to this half.
 
-        Raises `ValueError` if a client was counted by both halves, if they belong to different
+        Raises `ValueError` if a client is counted in both halves, if the halves belong to different
         rounds or types, or if one of them has already returned its aggregate.
         """
         if self._told is not None or other._told is not None:
@@ -48,14 +48,14 @@ class OneReportRound(PhasedRound):
         self._asked = self._invited
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the running sums and the clients whose reports they include."""
+        """Return the running sums, and the clients whose reports the sums include."""
         context = RoundContext((), self._context.round, np.empty(0, np.float32))
         names = ("_invited", "_asked", "_answered", "phase", *self.sums)
         return {"_context": context, **{name: vars(self)[name] for name in names}}
 
     @abstractmethod
     def _merge_sums(self, other: Any) -> None:
-        """Add the running sums of `other`, which has this same type."""
+        """Add the running sums of `other`, a half of the same type."""
 
 
 class OneReportClient(ABC):
@@ -83,4 +83,4 @@ class OneReportClient(ABC):
 
     @abstractmethod
     def _report(self, opening: Message, update: Update) -> Message:
-        """Return the report. Raises `ClientWithheld` if the client sends none."""
+        """Return the report of `update`. Raises `ClientWithheld` if the client sends none."""

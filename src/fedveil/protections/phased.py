@@ -1,4 +1,4 @@
-"""Server and client halves for protections with several phases. A client answers each once."""
+"""Server and client halves for protections with several phases, each answered once by a client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PhasedRound(ABC):
 
     @property
     def longest(self) -> int:
-        """The largest size in bytes of an honest answer in this phase."""
+        """The largest size in bytes of an honest client's answer in the current phase."""
         return self.room + self.room_an_entry * len(self._context.model)
 
     def receive(self, client: ClientId, message: Message) -> None:
@@ -71,7 +71,7 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate, computed once. It may use the memory of the sums."""
+        """Return the aggregate, which is computed once. The computation may overwrite the sums."""
         if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
         if self._told is None:
@@ -80,27 +80,30 @@ class PhasedRound(ABC):
 
     @property
     def reports(self) -> int:
-        """The number of clients that answered."""
+        """The number of clients that answered the current phase."""
         return len(self._answered)
 
     def _words(self, **fields: Value) -> Message:
-        """Return a message of the current phase."""
+        """Return a message of the current phase with these fields."""
         return {"round": self._context.round, "phase": self.phase or "", **fields}
 
     @abstractmethod
     def _fold(self, client: ClientId, message: Message) -> None:
-        """Check the phase's own fields completely, then add them to the running sums.
+        """Check the phase's own fields of `message` completely, then add them to the running sums.
 
         Raises `MessageInvalid`, and changes nothing, if a field is wrong.
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return this phase's messages to all or some of the clients that `answered` the last."""
+        """Return the current phase's messages, to all or some of `answered`.
+
+        `answered` are the clients that answered the previous phase.
+        """
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """Return the aggregate. At least one client has answered the last phase."""
+        """Return the aggregate. Called only if at least one client has answered the last phase."""
 
 
 class PhasedClient(ABC):
@@ -135,7 +138,7 @@ class PhasedClient(ABC):
 
     @abstractmethod
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
-        """Return the fields of the answer. `update` is given only in the phase that trains.
+        """Return the fields of the answer. `update` is None except in the phase that trains.
 
         Raises `ClientWithheld` if the client does not answer.
         """

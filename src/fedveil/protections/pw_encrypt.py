@@ -1,8 +1,8 @@
 """pw_encrypt: secure aggregation with pairwise masks that survives dropouts.
 
 The server learns the weighted mean of the survivors' updates (`SecureSum` states what else stays
-hidden). Nothing is guaranteed about the mean itself unless the server adds noise to it. Then the
-guarantee of `CentralNoise` holds against everyone but the server.
+hidden). The mean itself has no guarantee unless the server adds noise to it. Then the guarantee of
+`CentralNoise` holds against everyone but the server.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PWEncryptSettings(SecureSumSettings):
     )
 
     def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
-        """Return the server's noise for a sum of vectors with this `step`, or None for no noise."""
+        """Return the server's noise for sums in multiples of `step`, or None without noise."""
         if self.central_eps is None:
             return None
         delta, clip = self.central_delta, self.central_norm_clip
@@ -118,15 +118,15 @@ class PWEncrypt(SecureSum):
     """The aggregate is the exact weighted mean of the survivors' quantised updates.
 
     A client's vector holds its weight (its number of examples, or 1) times the quantised update,
-    followed by the weight itself. The ring has the fewest bits in which the sum of a whole cohort
-    with the largest weights cannot wrap.
+    followed by the weight itself. The sum is taken modulo 2^bits, with the fewest bits for which
+    the sum of a whole cohort with the largest weights cannot wrap.
 
     Privacy: only that of the sum, which is not differential privacy (epsilon is infinite). With
     `central_eps`, clients clip their updates to a norm and count equally, and the server adds noise
     to the sum before anyone reads it. This guarantees (central_eps, central_delta) for a client's
-    whole update in one round, replace-one, against everyone who sees only the mean and its results.
-    It holds while the server follows the protocol and every client clips. No sampling of clients
-    amplifies it.
+    whole update in one round, replace-one, against everyone who sees only the mean and what is
+    computed from it. It holds while the server follows the protocol and every client clips. No
+    sampling of clients amplifies it.
     """
 
     name = block = "pw_encrypt"
@@ -166,17 +166,17 @@ class PWEncrypt(SecureSum):
 
     @classmethod
     def rests_on_server(cls, settings: PWEncryptSettings) -> bool:
-        """Return True with central noise, which the server adds."""
+        """Return True if there is central noise, which the server adds."""
         return settings.central_eps is not None
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return an infinite loss for the bare sum, or the loss of the central noise."""
+        """Return the loss of the central noise, or an infinite loss without noise."""
         bare = PrivacyLoss(math.inf, per="update")
         return [Spending(bare if self.central is None else self.central.loss)]
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield central noise on a sum as a case, with an update of the clipping norm."""
+        """Yield an audit case: a sum with central noise and one update of the clipping norm."""
         central = CentralNoise(eps, 1e-3, clip=1.0, step=2.0**-16, dimension=2)
         update = np.array([1.0, 0.0])
         yield Case("central noise, an update", central.noised, update, -update, central.loss)
@@ -211,7 +211,7 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, with central noise if it is on. Entries lie within the clip."""
+        """Return the weighted mean, with any central noise. Its entries lie within the clip."""
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
             raise ImpossibleSum(f"the weights of {survivors} clients cannot have the sum {weight}")
@@ -227,10 +227,11 @@ class PWEncrypt(SecureSum):
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int
     ) -> npt.NDArray[np.int64]:
-        """Return the noised sum. Nothing else about the sum is released, not even a refusal.
+        """Return the sum `total` with central noise. Nothing else about it is released, not even an
+        error.
 
-        A lying client may have moved the sum to the edge of the ring. The noise covers that edge as
-        well.
+        A lying client may have moved the sum to the limit at which it wraps. The noise covers that
+        case as well.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

@@ -1,4 +1,4 @@
-"""An adversary's best reading of one client's report, as an object.
+"""The information that an attacker can read from one client's report.
 
 An attack on reports receives only readings, so it works against any protection, including a user's
 own.
@@ -16,17 +16,17 @@ from fedveil.base.arrays import Float32s, Float64s, Int8s
 
 @dataclass(frozen=True)
 class Reading:
-    """One report as an adversary reads it.
+    """One report as an attacker reads it.
 
-    `estimate` is the update as estimated from this report alone. `weight` is the relative value of
-    each entry: proportional to the inverse variance of its noise, or 0 if the report says nothing
-    about the entry. `scaled` is True if the estimate has the update's size, False if it has only
-    the direction. `log_likelihood` is ln Pr[this report | update], up to a constant that is equal
-    for all updates; None if the protection does not state it.
+    `estimate` is the update as estimated from this report alone. `weight` is the reliability of
+    each entry of `estimate`: proportional to the inverse variance of its noise, or 0 if the report
+    says nothing about the entry. `scaled` is True if the estimate has the update's size, False if
+    it has only the direction. `log_likelihood` maps an update to ln Pr[this report | update], up to
+    a constant that is equal for all updates; None if the protection does not state it.
 
-    `truths(update)` says which random choices in the report of a client with the known `update`
-    were true. For each of `Protection.choices` it returns an array of 1 (true), 0 (false) or -1
-    (unknown).
+    `truths` maps the update that a client really had to the outcome of each random choice in its
+    report: for each of `Protection.choices`, an array of 1 (the report tells the truth), 0 (it does
+    not) or -1 (unknown).
     """
 
     estimate: Float64s
@@ -62,8 +62,8 @@ class Domain:
     """The vector space in which a round's sum is released, before anyone decodes it.
 
     `encode` maps an update into it and preserves the norm. `decode` is the transpose of `encode`.
-    It may return more entries than an update has: no update reaches those. `moves` is True if every
-    round has its own domain.
+    It may return more entries than an update has. The additional entries do not depend on any
+    update. `moves` is True if every round has its own domain.
     """
 
     length: int
@@ -73,5 +73,5 @@ class Domain:
 
     @classmethod
     def plain(cls, dimension: int) -> Domain:
-        """Return the domain of updates themselves."""
+        """Return the domain in which an update of `dimension` entries is released unchanged."""
         return cls(dimension, lambda update: update, lambda released: released)

@@ -1,12 +1,12 @@
 """Combinations of reports other than their sum, for a server that sees single reports.
 
     median        the median of the reports' values, entry by entry
-    trimmed_mean  their mean, entry by entry, without a share of the largest and of the smallest
-    norm_bound    their mean, each shortened to an L2 norm if it is longer
+    trimmed_mean  the mean, entry by entry, without a share of the largest and smallest values
+    norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
 
-All are functions of the reports' content and cost no privacy. A few lying clients can move the
-first two by no more than the spread of the others (Yin et al., 2018), and the third by no more than
-the bound. Nothing depends on the order of the reports.
+All are functions of the reports alone and cost no privacy. A few lying clients can move the median
+and the trimmed mean by no more than the spread of the other reports (Yin et al., 2018), and the
+bounded mean by no more than the bound. Nothing depends on the order of the reports.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _ENTRIES = 1 << 20
 
 
 class Sum(Protocol):
-    """A running sum of reports."""
+    """A running sum of reports, or an object used in its place."""
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None: ...
     def merge(self, other: Any) -> None: ...
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum, in its own memory if possible. Call it only once, after the last term."""
+        """Return the sum, possibly in the sum's own memory. Call it once, after the last report."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return the sum to use in place of `plain`, an empty sum."""
+        """Return the sum that the job's choice needs, built on `plain`, an empty ordinary sum."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -54,7 +54,7 @@ class Combining:
 
 
 class BoundedSum:
-    """A sum whose terms are shortened before they are added."""
+    """A sum whose terms are shortened to the norm bound before they are added."""
 
     def __init__(self, plain: Sum, bound: float) -> None:
         self._plain, self._bound = plain, bound
@@ -73,10 +73,11 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number times the mean of the values in the middle.
+    """Stores all reports. Its value is their number times the mean of the middle values of each
+    entry.
 
-    `cut` is the share that is left out at each end, entry by entry, rounded up to whole reports. It
-    leaves out all but the middle one or two at most.
+    `cut` is the share of the values that is left out at each end, rounded up to whole reports. The
+    middle one or two values of an entry always remain.
     """
 
     def __init__(self, cut: float) -> None:

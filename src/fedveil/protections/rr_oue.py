@@ -53,13 +53,13 @@ _encoding = lru_cache(maxsize=8)(UnaryEncoding)
 
 @lru_cache(maxsize=8)
 def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
-    """Return the loss of a whole report as a decimal number, never rounded down."""
+    """Return the loss (epsilon) of a whole report as a decimal number, never rounded down."""
     with localcontext(prec=60, rounding=ROUND_UP):
         return as_written(encoding.loss_per_parameter.epsilon) * dimension
 
 
 class Unary(Protection):
-    """Every client sends perturbed codes of its weights or update; the server estimates the mean.
+    """Every client sends perturbed codes of its weights or update. The server estimates their mean.
 
     The report and its privacy are those of `UnaryEncoding` with the value range `clip`: a report of
     d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is unbiased
@@ -67,11 +67,11 @@ class Unary(Protection):
 
     With `adaptive`, every round opens with its own epsilon (source 002, algorithm 2), computed from
     the weights before and after the last aggregate, regardless of the server optimiser. A client
-    refuses an epsilon below the job's and, if `total_eps` is set, one that exceeds it alone. It
-    cannot check more, so outside simulation adaptive needs total_eps.
+    refuses an epsilon below the job's, and one at which a single report exceeds `total_eps`. It
+    cannot check more, so outside simulation `adaptive` needs `total_eps`.
 
     `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses,
-    which also holds for adaptively chosen ones.
+    which is valid for adaptively chosen ones too.
 
     With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 bytes
     of randomness. The server draws the sum of their reports from its exact distribution.
@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why bits are weaker than sums (bits reveal more than their sum), or None."""
+        """Return why `asked`, which reports bits, is weaker than `demanded`, only sums; or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -123,7 +123,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield both forms of a parameter's report as cases."""
+        """Yield audit cases of one parameter's report in its two forms, sum and bits."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-1.0]), np.array([1.0])
@@ -131,26 +131,26 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return the total if there is one: a later round's epsilon may reach it."""
+        """Return the bounds: `total_eps` if adaptive rounds may reach it."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
 
     def encoding(self, eps: float) -> UnaryEncoding:
-        """Return the mechanism of a round with the epsilon `eps`."""
+        """Return the mechanism of a round whose epsilon is `eps`."""
         job = self.settings
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return the loss of a whole report as a decimal number, never rounded down."""
+        """Return a whole report's loss (epsilon) at `eps` as a decimal, never rounded down."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
-        """Return the first round's epsilon, and 0 as the loss so far of a client in every round."""
+        """Return the first round's epsilon, and 0 as the loss so far."""
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
-        """Raise `MessageInvalid` unless the job can have this `eps`, `spent` and `stop`."""
+        """Raise `MessageInvalid` if no round of this job can end with the fields of `state`."""
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
@@ -162,7 +162,7 @@ class Unary(Protection):
             take(state, "stop", str)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of one parameter, times the number of parameters."""
+        """Return the loss of one parameter's code, counted once for each parameter."""
         loss = self.encoding(take(state, "eps", float)).loss_per_parameter
         return [Spending(loss, self.context.dimension)]
 
@@ -181,7 +181,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """Return the loss of a client in every round, once a round with this state is over."""
+        """Return the total loss of a client in every round, up to a round opened with `state`."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
@@ -196,15 +196,15 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return the values that a client clips and codes: its new weights, or the update."""
+        """Return the values that a client clips and codes: its new weights or its update."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the server's estimate of every entry, and the law of its code or code's sum.
+        """Return the estimate of every entry from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, return the exact states. Sums above 127 cells have no
-        likelihood.
+        With `fidelity: aggregate`, return the exact states. A report of sums with more than 127
+        cells has no likelihood.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -221,13 +221,13 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Return the choices of a parameter's code: none if epsilon moves or reports are exact."""
+        """Describe a report's random choices. Empty if epsilon changes or reports are exact."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
-    """The server half of both fidelities: opening, estimate and the next round's epsilon."""
+    """The server half for either `fidelity`: makes opening, estimate and next epsilon."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -246,7 +246,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return Σ S of every parameter over the reports so far."""
+        """Return each parameter's sum of S (see `UnaryEncoding`) over the reports so far."""
 
     @property
     def longest(self) -> int:
@@ -255,7 +255,7 @@ class _ServerRound(OneReportRound):
         return encoded_bytes({"round": self._context.round, **blank})
 
     def _read(self, message: Message, name: str, read: Callable[[Uint8s], T]) -> T:
-        """Apply `read` to a field's packed numbers. Raises `MessageInvalid` if it fails."""
+        """Unpack the report's field `name` with `read`. Raises `MessageInvalid` if that fails."""
         packed = take_array(message, name, "uint8", (None,))
         try:
             return read(packed)
@@ -283,7 +283,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Running sums of the reports' S, per parameter."""
+    """Adds up S for each parameter: the sum of the states whose bit in the report's code is 1."""
 
     sums = ("_running",)
 
@@ -305,8 +305,8 @@ class UnaryServerRound(_ServerRound):
 class UnaryCohortRound(_ServerRound):
     """Counts the clients' exact states, and draws the sum of their reports when all have arrived.
 
-    The key of the draw is the exclusive or of one token from each client's own randomness.
-    So a seeded run repeats the draw in any order of arrival."""
+    The draw's key is the exclusive or of the clients' tokens, whatever their order of arrival.
+    """
 
     sums = ("_cohort", "_key")
     packed = "states"
@@ -366,7 +366,7 @@ class UnaryClientRound(OneReportClient):
         return {"round": self._context.round, "report": report}
 
     def _accept(self, opening: Message) -> float:
-        """Return an untrusted opening's epsilon. Raises `ClientWithheld` if it is invalid."""
+        """Return the epsilon in an untrusted opening. Raises `ClientWithheld` if it is invalid."""
         try:
             only_fields(opening, "round", "eps")
             round, eps = take(opening, "round", int), take(opening, "eps", float)
@@ -389,12 +389,12 @@ class UnaryClientRound(OneReportClient):
 
 
 class RR(Unary):
-    """Randomised response on every bit of the code."""
+    """rr: randomised response on every bit of the code."""
 
     name = kind = "rr"
 
 
 class OUE(Unary):
-    """Optimised unary encoding: a one stays a one with probability 1/2."""
+    """oue: optimised unary encoding, in which a 1 of the code stays 1 with probability 1/2."""
 
     name = kind = "oue"

@@ -1,4 +1,4 @@
-"""Secure aggregation as a protection: the halves of a round, for any kind of sum.
+"""Secure aggregation as a protection: both halves of a round, for any kind of sum.
 
 A server that follows the protocol learns the sum of the survivors' vectors, and nothing else about
 any of them (`fedveil.secagg`). With `active_security` this also holds for a server that lies, under
@@ -45,13 +45,13 @@ from fedveil.secagg.terms import Terms
 
 
 class ImpossibleSum(ValueError):
-    """A sum that honest clients cannot have."""
+    """Raised for a sum that honest clients cannot produce."""
 
 
 class SecureSum(Protection):
     """A protection whose server sees the clients' integer vectors only as a sum.
 
-    Two sums of one round that differ by a client reveal its vector, so a round releases only one.
+    A round releases one sum only: two sums that differ by one client would reveal its vector.
     """
 
     settings: SecureSumSettings
@@ -78,9 +78,9 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's vector. Raises `ClientWithheld` if it has none to add.
+        """Return the client's vector. Raises `ClientWithheld` if the client has none to add.
 
-        `told` is the untrusted message that the server makes with `words`.
+        `told` is the untrusted message that the server made with `words`.
         """
 
     @abstractmethod
@@ -89,42 +89,42 @@ class SecureSum(Protection):
     ) -> npt.NDArray[np.float64]:
         """Return the mean update of `survivors` clients from their sum. May overwrite `total`.
 
-        Raises `ImpossibleSum` if honest clients cannot have it: nobody sees whose part is wrong.
+        Raises `ImpossibleSum` if honest clients cannot produce this sum.
         """
 
     def words(self, state: State) -> Message:
-        """Return the fields that go with a request for vectors. Their names never change."""
+        """Return the fields that are sent with a request for vectors. Their names never change."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
-        """Return the aggregate with this mean, for a round that opened with `state`."""
+        """Return the aggregate with the update `mean`, for a round that opened with `state`."""
         return Aggregate(mean, survivors)
 
     @property
     def least_survivors(self) -> int:
-        """The smallest number of clients' vectors in a released sum."""
+        """The smallest number of clients whose vectors a released sum may contain."""
         return 1
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases that occur: consistency only with active security, and one without masks."""
+        """The phases that occur: one without masks, and consistency only with active security."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
 
     @classmethod
     def against(cls, settings: SecureSumSettings) -> str:
-        """Name the server that it withstands, or the trust in a server that adds noise."""
+        """Describe the server against whom the guarantee holds, or who is trusted to add noise."""
         return super().against(settings) if cls.rests_on_server(settings) else settings.server
 
     @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
-        """Return `cipher_time_window`, which is in milliseconds, in seconds."""
+        """Return the key `cipher_time_window`, given in milliseconds, and its value in seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property
     def least_clients(self) -> int:
-        """With fewer clients no secret can be reconstructed, or the sum must not be released."""
+        """The least number of clients that can reconstruct secrets and release their sum."""
         return max(self.settings.threshold(self.context.clients_per_round), self.least_survivors)
 
     @classmethod
@@ -171,7 +171,7 @@ class SecureSum(Protection):
     def outcome(
         self, total: npt.NDArray[np.int64], survivors: int, context: RoundContext
     ) -> Aggregate:
-        """Return a sum's aggregate. Raises `RoundVoid` if honest clients cannot have the sum."""
+        """Return the aggregate of a sum. Raises `RoundVoid` if honest clients cannot produce it."""
         try:
             released = total.copy() if self.audited else None
             mean = self.mean(total, survivors, context.round)
@@ -181,11 +181,11 @@ class SecureSum(Protection):
             raise RoundVoid("unmask", survivors, needed, str(impossible)) from None
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return an empty reading: a masked vector is uniform, whatever it masks."""
+        """Return a reading that reveals nothing: a masked vector is uniform for every update."""
         return Reading.nothing(self.dimension)
 
     def terms(self, round: int) -> Terms:
-        """Return the terms on which clients and server agree before the round."""
+        """Return the terms of secure aggregation, known to all before the round."""
         settings = self.settings
         sharing = settings.sharing_clients(self.context.clients_per_round)
         return Terms(
@@ -202,7 +202,7 @@ class SecureSum(Protection):
         )
 
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
-        """Return a digest of all that vectors are made from, including the server's words."""
+        """Return a digest of all that vectors are made from, including the server's `words`."""
         origin = self._model_digest(context)
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
@@ -217,11 +217,11 @@ class SecureSum(Protection):
         return kept[2]
 
     def graph_entropy(self, round: int) -> Entropy:
-        """Return the randomness from which the server draws the sparse graph."""
+        """Return the randomness from which the server draws the sparse masking graph."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """Return a client's signing key: its own, or in simulation one derived from the seed."""
+        """Return a client's signing key: its own, or in a simulation one derived from the seed."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:
@@ -238,7 +238,7 @@ class SecureSum(Protection):
 
 
 class MaskedServerRound:
-    """Carries the messages of `fedveil.secagg.Server` and computes the mean from its sum."""
+    """Carries the messages of `fedveil.secagg.Server` and computes the mean from its secure sum."""
 
     mergeable = False
 
@@ -273,7 +273,7 @@ class MaskedServerRound:
         self._server.receive(client, message)
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase. Raises `RoundVoid` if too few clients answered it."""
+        """Close the phase and start the next. Raises `RoundVoid` if too few clients answered."""
         try:
             messages = self._server.advance()
         except RoundVoid as void:
@@ -291,7 +291,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """Return the survivors' mean. Raises `RoundVoid` if honest clients cannot have the sum."""
+        """Return the survivors' mean. Raises `RoundVoid` if honest clients cannot have this sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:
@@ -301,7 +301,7 @@ class MaskedServerRound:
 
 
 class MaskedClientRound:
-    """Makes the vector when the masked phase asks for it. `fedveil.secagg.Client` does the rest."""
+    """Makes the client's vector when it is asked for. `fedveil.secagg.Client` does the rest."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
@@ -314,7 +314,7 @@ class MaskedClientRound:
         )
 
     def wants_update(self, message: Message) -> bool:
-        """Return True in the masked phase, whose answer contains the update."""
+        """Return True in the phase of masked vectors, in which the answer contains the update."""
         return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
@@ -348,7 +348,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """Adds vectors without masks: in simulation, the same sum for a fraction of the work."""
+    """Adds up vectors without masks, in simulation: an equal sum for a fraction of the work."""
 
     sums = ("_total",)
 

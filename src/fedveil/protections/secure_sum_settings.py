@@ -65,19 +65,20 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets, ceil(ratio * clients).
+        """Return the largest number of clients that share secrets: ceil(share_secrets_ratio *
+        clients).
 
-        The ratio is taken as the decimal number that was written, so that 0.07 of 100 clients is 7.
+        The ratio is taken as the decimal number in the job file, so that 0.07 of 100 clients is 7.
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
-        """Return the number of clients in a round of `clients` that reconstruct a secret.
+        """Return how many clients can reconstruct a secret in a round of `clients` clients.
 
-        By default this is floor(2 s / 3) + 1 of the s clients that share a secret. A server that
-        lies and colludes with a third of them then cannot unmask the others
-        (docs/secure-aggregation.md). It is at most s - 1, so that one may drop out, and at least 2,
-        since the sum of one is no secret.
+        The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret. A
+        server that lies and colludes with a third of them then cannot unmask the others
+        (docs/secure-aggregation.md). The threshold is at most s - 1, so that one client may drop
+        out, and at least 2, since the sum of one vector is no secret.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -91,14 +92,15 @@ class SecureSumSettings(Settings):
         return max(2, min(2 * among // 3 + 1, among - 1))
 
     def _complete(self, sharing: int) -> bool:
-        """Return True if the graph of `sharing` clients is complete for every threshold."""
+        """Return True if `sharing` clients form a complete graph, whatever the threshold."""
         asked = self.neighbours == "complete" or self.active_security
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
     def graph_degree(self, clients: int) -> int | None:
-        """Return each client's number of neighbours among `clients`. None: the complete graph.
+        """Return each client's number of neighbours in the masking graph of `clients` clients.
 
-        Raises `InvalidValue` if there are more clients than can share secrets.
+        Returns None for the complete graph. Raises `InvalidValue` if there are more clients than
+        can share secrets.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
@@ -109,7 +111,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many of a round's clients share a client's secrets, including itself."""
+        """Return how many of a round's clients hold shares of one client's secrets, itself too."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
@@ -194,11 +196,12 @@ def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 def shared_weaker(
     asked: SecureSumSettings, demanded: SecureSumSettings, clients: int, expected: int | None
 ) -> str | None:
-    """Return why `asked` shares secrets less safely than `demanded`, or None.
+    """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    It needs at least the demanded threshold, at least the demanded number of neighbours, and at
-    least the demanded ratio of threshold to neighbourhood. If no number of clients was `expected`,
-    the threshold must be more than half of the neighbourhood instead.
+    In a round of `clients` clients, `asked` needs at least as many neighbours as `demanded`, and at
+    least the threshold and the ratio of threshold to neighbourhood that `demanded` has in a round
+    of `expected` clients. If `expected` is None, the threshold must instead be more than half of
+    the neighbourhood.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

@@ -84,13 +84,14 @@ class SignDSSettings(Settings):
 
 
 class SignDSProtection(Protection):
-    """Every client reports the selected dimensions, their sign and one bit about its magnitude.
+    """Every client reports the selected dimensions, their sign and one bit about its update's
+    magnitude.
 
-    In each dimension, the aggregate of n reports is lr_global / n times the number of +1 minus the
-    number of -1. With `magnitude: estimated`, lr_global is 2 * r_est * n, and this round's bits
-    move r_est before it is used. If bits come with fewer than 5% of the reports, lr_global is
-    `sign_global_lr` and r_est does not change. With `magnitude: fixed`, lr_global is
-    `sign_global_lr` and no bit is sent. Clients count equally.
+    In each dimension, the aggregate of n reports is (lr_global / n) * (reports of +1 - reports of
+    -1). With `magnitude: estimated`, lr_global is 2 * r_est * n. r_est is the server's estimate of
+    the clients' magnitude, and this round's bits move it before it is used. If bits come with fewer
+    than 5% of the reports, lr_global is `sign_global_lr` and r_est does not change. With
+    `magnitude: fixed`, lr_global is `sign_global_lr` and no bit is sent. Clients count equally.
 
     Privacy: sign_eps per update for dimensions and sign, and sign_mag_eps for the bit. Both are
     pure, replace-one, and both are counted. Source: 000.
@@ -111,18 +112,23 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the source's first, growing estimate, or nothing if the step is fixed."""
+        """Return the source's initial magnitude estimate and its phase.
+
+        Empty if the step is fixed.
+        """
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless the state has just the estimator's fields, in their domain."""
+        """Raise `ValueError` unless the state has exactly the estimator's fields with valid
+        values.
+        """
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield the selection from opposite updates, and the response to a bit."""
+        """Yield two audit cases: the selection from opposite updates, and the response to a bit."""
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])
         yield Case("randomised response, a bit", response.perturb, *bits, response.loss)
@@ -131,7 +137,7 @@ class SignDSProtection(Protection):
         yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the selection's loss, and the bit's loss if one is sent."""
+        """Return the loss of the selection with its sign, and of the bit if one is sent."""
         selection = Spending(self.mechanism.loss)
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 
@@ -142,7 +148,7 @@ class SignDSProtection(Protection):
         return SignDSClientRound(context, self)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the direction of the selected dimensions, and nothing about the others."""
+        """Return the direction in the selected dimensions. The others have weight 0."""
         estimate = super().reading(context, report).estimate
         sign, bit = take(report, "sign", int), report.get("bit")
         code, dim_out = take(report, "indices", bytes), self.mechanism.plan(self.dimension).dim_out
@@ -168,7 +174,7 @@ class SignDSProtection(Protection):
         return Reading(estimate, weight, scaled=False, log_likelihood=log_likelihood, truths=truths)
 
     def choices(self) -> Sequence[Choice]:
-        """Return the favoured selection, the sign (a fair coin), and the bit if one is sent."""
+        """Describe a report's random choices: selection, sign, and the bit if one is sent."""
         chance = self.mechanism.chance_of_favoured(self.dimension)
         found = [
             Choice("a favoured selection", self.mechanism.eps, chance, 1),
@@ -180,7 +186,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Running integer sums: signs in each dimension, bits, and bits that are 1."""
+    """Adds up the signs in each dimension, the bits sent, and the bits that are 1."""
 
     sums = ("_signs", "_bits", "_ones")
 
@@ -193,7 +199,7 @@ class SignDSServerRound(OneReportRound):
         self._ones = 0
 
     def opening(self) -> Message:
-        """Return the round's number, and the estimate to which a client compares its magnitude."""
+        """Return the round's number, and the estimate to which clients compare their magnitude."""
         opening = super().opening()
         if not self._protection.estimated:
             return opening
@@ -238,7 +244,7 @@ class SignDSServerRound(OneReportRound):
 
 
 class SignDSClientRound(OneReportClient):
-    """Selects dimensions of the update and perturbs the bit about its magnitude."""
+    """Selects dimensions of the update, and perturbs the bit about the update's magnitude."""
 
     def __init__(self, context: ClientContext, protection: SignDSProtection) -> None:
         super().__init__(context)
@@ -274,7 +280,7 @@ def _warn_of_small_set(sign_k: float, dimension: int) -> None:
 
 
 def _told_estimator(opening: Message) -> MagnitudeEstimator:
-    """Return the part of the server's estimator that a client needs, from an untrusted opening."""
+    """Return the server's estimator as far as a client needs it, from an untrusted opening."""
     return MagnitudeEstimator(take(opening, "estimate", float), phase=take(opening, "phase", str))
 
 

@@ -60,7 +60,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return which setting an audit needs to read reports, or None."""
+    """Return the setting to change so that an audit can read reports, or None if it can already."""
     if settings.fidelity == "per_client":
         return None
     return (

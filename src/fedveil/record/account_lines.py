@@ -15,7 +15,10 @@ ACCOUNTS = "accounts.jsonl"
 
 
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:
-    """Write the file again, and each line as an event. Writes no file without lines."""
+    """Replace the file of accounts in `folder`, and log each line.
+
+    Without lines, removes the file.
+    """
     for line in lines:
         event(str(line))
     text = "".join(json.dumps(strict(line._asdict()), allow_nan=False) + "\n" for line in lines)
@@ -26,7 +29,10 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Read the lines in a run's folder. Raises errors that `intact` explains."""
+    """Return the accounts saved in a run's folder, `path`. Call it within `intact`.
+
+    That context manager explains its errors.
+    """
     file = path / ACCOUNTS
     if not file.exists():
         return []

@@ -17,7 +17,10 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a line, unless it exists. Drops a line that a killed process left incomplete."""
+    """Append a finding to the folder's file, unless it is there already.
+
+    A last line that a killed process left incomplete is removed.
+    """
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
@@ -28,14 +31,14 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding for a program: its fields, and what follows from them."""
+    """Return a finding as plain data: its fields, the claims it refutes, and what it misses."""
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Read the findings in a run's folder. Returns none if nothing was tried."""
+    """Return the findings in a run's folder, `path`. The list is empty if no attack was run."""
     file = path / FINDINGS
     if not file.exists():
         return []
@@ -52,5 +55,5 @@ def _finding(line: str, file: Path) -> Finding:
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert the names of non-finite numbers back to floats."""
+    """Convert the texts "inf", "-inf" and "nan" among the fields back to floats."""
     return {name: revived(value) for name, value in fields.items()}

@@ -15,12 +15,18 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Describe the start of a run that has completed `done` rounds or steps."""
+    """Return text for a log: "began", or "went on after" the number of completed units.
+
+    `unit` is "round" or "step", and `done` the number completed.
+    """
     return f"went on after {unit} {done}" if done else "began"
 
 
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
-    """Log the first events of a process, whose preparation `began` at that time."""
+    """Log a process's versions, the seconds since `began` that it took to prepare, and `lines`.
+
+    `event` logs a line. `what` says what the process runs.
+    """
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
         f"NumPy {np.__version__}, torch {torch.__version__}, {platform.machine()}; "
@@ -34,9 +40,10 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """Add a note on how to resume to errors that end a run early, unless the note is empty.
+    """Add the text of `note` to errors that end a run early, unless it is empty.
 
-    A model that has raised would raise again, so it gets no note.
+    The note says how to resume. `ends` is the type of these errors. A model that has raised would
+    raise again, so its error gets no note.
     """
     try:
         yield

@@ -16,33 +16,41 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Return a record's metrics except the loss, each with the direction in which it is better."""
+    """Return a record's metrics except the loss: each name with the direction that is better."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return the metric that decides how good a model is: the first, or else the loss."""
+    """Return the metric that decides how good a model is, and the direction that is better.
+
+    It is the first of the record's metrics, or the loss if there are none.
+    """
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the deciding metric, the loss, and the others."""
+    """Return the names of a record's metrics: the deciding one, the loss, and the others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the best value. NaN counts only if there is nothing else."""
+    """Return the best of the figures, which is NaN only if all are."""
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 
 
 def word(name: str) -> str:
-    """Return a metric's name in a sentence or a column."""
+    """Return a metric's name as it is printed in a sentence or a column."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
 def title(name: str) -> str:
-    """Return a metric's name in a heading."""
+    """Return a metric's name as it is printed in a heading."""
     return _WORDS.get(name, word(name).capitalize())
+
+
+def digits(value: float) -> str:
+    """Format a metric for readers. A diverged model's has no value."""
+    return "undefined" if math.isnan(value) else f"{value:.4f}"

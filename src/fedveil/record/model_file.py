@@ -17,7 +17,10 @@ from fedveil.record.run_folder import MODEL, RunFolder, explained
 
 
 def write_model(folder: RunFolder, model: nn.Module) -> None:
-    """Write every tensor of the state dict once, without a copy. Tied names are in the metadata."""
+    """Write every tensor of the model's state dict once, without a copy.
+
+    Names that share a tensor with another name are listed in the file's metadata.
+    """
     tied, target = tied_names(model), folder.path / MODEL
     tensors = {
         name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
@@ -34,7 +37,10 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
 
 
 def read_model(path: Path, model: nn.Module) -> None:
-    """Load into `model` the tensors of a file that `write_model` made from a similar one."""
+    """Load into `model` the tensors of a file that `write_model` wrote for a similar model.
+
+    Raises `ModelInvalid` if the file cannot be read or does not fit.
+    """
     try:
         check_regular(path, MOST_STREAMED_BYTES)
         tensors = safetensors.torch.load_file(path)

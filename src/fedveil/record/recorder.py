@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,12 +25,20 @@ Record = dict[str, Any]
 LOST = ("rejected", "withheld", "failed")
 #: Counts by reason of reports in the aggregate without a usable update, if the run knows them.
 UNUSABLE = "unusable"
+_NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
+_LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
+#: The keys of every record of a federated run, in their order.
+NEEDED = (
+    *("round", "void", "unit", "randomness", "in_clear", "rests_on_server"),
+    *LOST, UNUSABLE, *_NUMBERS,
+    *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
+)  # fmt: skip
 
 
 class Recorder:
     """Appends to a run folder's metrics and events, and to TensorBoard if requested.
 
-    A record is on disk when `record` returns, or, without `durable`, when `sync` does.
+    With `durable`, a record is on disk when `record` returns; otherwise, when `sync` does.
     """
 
     def __init__(
@@ -59,16 +67,16 @@ class Recorder:
 
     @property
     def metrics_bytes(self) -> int:
-        """The number of written bytes of metrics, which a checkpoint confirms."""
+        """Return the number of bytes of metrics written so far, for a checkpoint."""
         return self._metrics.tell()
 
     @property
     def metrics_digest(self) -> str:
-        """The digest of those bytes, for a checkpoint."""
+        """Return the SHA-256 digest of the metrics written so far, for a checkpoint."""
         return self._digest.hexdigest()
 
     def record(self, record: Record) -> None:
-        """Append a round's line of strict JSON."""
+        """Append a round's record to the metrics, as a line of strict JSON."""
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)
@@ -82,18 +90,18 @@ class Recorder:
                     self._board.add_scalar(name, value, record["round"])
 
     def sync(self) -> None:
-        """Wait until all records are on disk."""
+        """Wait until all records written so far are on disk."""
         with explained(self._folder.path):
             os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
-        """Append a line of text with the time; other lines in it, and commands, are escaped."""
+        """Append a line of text with the time. Line breaks and control characters are replaced."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
             _append(self._events, f"{stamp} {escaped('; '.join(text.splitlines()))}\n")
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the files of metrics and events, and TensorBoard's."""
         self._metrics.close()
         self._events.close()
         if self._board is not None:
@@ -102,7 +110,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Metrics:
-    """A folder's metrics: the number of bytes, their digest, and the records in them."""
+    """The metrics in a run's folder: their number of bytes, their digest, and the records."""
 
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -110,7 +118,10 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the beginning that a checkpoint confirms. Refuses one that was changed since."""
+        """Read the metrics that a checkpoint covers: the first `size` bytes of the file.
+
+        Raises an error if their digest is not `digest`: they were changed since.
+        """
         path = folder.path / METRICS
         if size == 0:
             return cls()
@@ -131,16 +142,39 @@ def _append(file: IO[bytes], text: str) -> None:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of a run's folder, non-finite figures as floats again."""
+    """Return the records in a run's folder, with non-finite numbers as floats."""
     return _records(read_text(path / METRICS, MOST_LINES_BYTES))
 
 
-def read_whole_lines(text: str, path: Path) -> list[Record]:
-    """Parse the metrics of `path`, without an incomplete last line."""
-    try:
-        return _records(text[: text.rfind("\n") + 1])
-    except MALFORMED as error:
-        raise RunFolderError(f"{path} holds a line that is no record: {error}") from None
+def read_whole_lines(
+    text: str, path: Path, resume: str, needed: Collection[str] = ()
+) -> list[Record]:
+    """Parse the metrics of `path`, without an incomplete last line.
+
+    Raises RunFolderError for a line that is no record, or lacks one of the keys `needed`. The
+    sentence names the command `resume`.
+    """
+    records = list[Record]()
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        try:
+            record = _record(read_line(line))
+        except MALFORMED as error:
+            raise RunFolderError(_incomplete(path, number, _why(error), resume)) from None
+        if missing := [key for key in needed if key not in record]:
+            raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", resume))
+        records.append(record)
+    return records
+
+
+def _why(error: Exception) -> str:
+    return "it breaks off" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
+    return (
+        f"{path}, line {line}: incomplete record ({why}). The run was probably cut off; resume it "
+        f"with: {resume}"
+    )
 
 
 def _records(text: str) -> list[Record]:
@@ -148,7 +182,7 @@ def _records(text: str) -> list[Record]:
 
 
 def read_line(line: str) -> Any:
-    """Return what a line of JSON holds; raises ValueError for half of a character in it."""
+    """Return the value in a line of JSON. Raises ValueError if it contains a lone surrogate."""
     found = json.loads(line)
     if "\\u" in line:
         json.dumps(found, ensure_ascii=False).encode()
@@ -162,7 +196,7 @@ def _record(line: Any) -> Record:
 
 
 def strict(value: Any) -> Any:
-    """Convert a value for strict JSON: non-finite numbers become their names."""
+    """Return `value` for strict JSON: non-finite numbers become the text "inf", "-inf" or "nan"."""
     if isinstance(value, Mapping):
         return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -173,7 +207,7 @@ def strict(value: Any) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """Convert the names that `strict` gave numbers back to floats, at any depth."""
+    """Convert the texts that `strict` made of non-finite numbers back to floats, at any depth."""
     if isinstance(value, Mapping):
         return {key: revived(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -182,7 +216,10 @@ def revived(value: Any) -> Any:
 
 
 def find_board() -> Any:
-    """Return TensorBoard's writer. Raises an error that says what to install if it is missing."""
+    """Return TensorBoard's writer class.
+
+    Raises an error that says what to install if it is missing.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

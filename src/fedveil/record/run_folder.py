@@ -29,7 +29,7 @@ _LOCK = ".lock"
 
 
 class RunFolder:
-    """The folder of one run, locked while it is open."""
+    """The folder of one run. It is locked against other processes until `close`."""
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path = path
@@ -39,10 +39,10 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create a folder, or use an empty one. Refuses a folder with any content.
+        """Create a folder, or use an empty one. Raises `RunFolderError` if it has any content.
 
-        Without a path, creates one under runs/ named after the run and the time. `command` is the
-        command that resumes a run, if any.
+        Without a path, the folder is created under runs/ and named after `name` and the time.
+        `command` is the command that resumes a run, for the error's text.
         """
         if path is None:
             path = _new_path(name)
@@ -50,32 +50,29 @@ class RunFolder:
         make_folder(path)
         with explained(path):
             lock = _take_lock(path)
-            # A run that was killed in its first instant leaves a lock and a part of a file.
-            none = (_LOCK, TRACEBACK)
-            if any(e.name not in none and e.suffix != PARTIAL for e in path.iterdir()):
+            try:
+                _refuse_content(path, command)
+            except RunFolderError:
                 lock.close()
-                others = ""
-                if command and (path / JOB).exists():
-                    others = f", or go on with that run by `{command} --resume {path}`"
-                raise RunFolderError(f"{path} is not empty: name another folder{others}")
+                raise
             return cls(path, lock)
 
     @classmethod
     def of_many(cls, path: Path) -> RunFolder:
-        """Open a folder of runs' folders, created if missing."""
+        """Open a folder that contains the folders of several runs. It is created if missing."""
         make_folder(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open the folder of an earlier run."""
+        """Open the folder of an earlier run. Raises `RunFolderError` if `path` is none."""
         job_of(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return a subfolder under this one's lock. Only this one must be closed."""
+        """Return a subfolder that shares the lock of this folder. Close only this folder."""
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
@@ -86,7 +83,7 @@ class RunFolder:
         self._lock.close()
 
     def write_atomically(self, name: str, data: Pieces) -> None:
-        """Replace a file atomically: readers see either the old bytes or the new."""
+        """Replace a file atomically: a reader sees either the old bytes or the new."""
         target = self.path / name
         with explained(self.path):
             if target.parent != self.path:
@@ -99,8 +96,33 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
 
+def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
+    """Raise RunFolderError if a new run cannot be written to `path`. Writes nothing.
+
+    `command` resumes a run that is there, if any.
+    """
+    if path is None:
+        return
+    file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
+    if file is not None:
+        raise RunFolderError(f"{path} cannot be written: {file} is a file, not a folder")
+    _refuse_content(path, command)
+
+
+def _refuse_content(path: Path, command: str | None) -> None:
+    """Raise RunFolderError if a folder has any content. `command` resumes a run in it."""
+    # A run that was killed in its first instant leaves a lock and a part of a file.
+    none = (_LOCK, TRACEBACK)
+    held = path.iterdir() if path.is_dir() else ()
+    if any(e.name not in none and e.suffix != PARTIAL for e in held):
+        others = ""
+        if command and (path / JOB).exists():
+            others = f", or resume that run with `{command} --resume {path}`"
+        raise RunFolderError(f"{path} is not empty: name another folder{others}")
+
+
 def in_use(path: Path) -> bool:
-    """Return True if a process of this machine is writing in a run's folder."""
+    """Return True if a process on this machine is writing in the run's folder `path`."""
     try:
         with opened(path / _LOCK, MOST_STREAMED_BYTES) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -112,12 +134,18 @@ def in_use(path: Path) -> bool:
 
 
 def job_of(path: Path) -> Path:
-    """Return the job file of a run's folder. Raises `RunFolderError` if it is none."""
+    """Return the job file in a run's folder.
+
+    Raises `RunFolderError` if `path` is no run's folder.
+    """
     return held_in(path, JOB, "a run's folder")
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return the file that shows that a folder is `what`. Raises `RunFolderError` without it."""
+    """Return the file `name` in the folder `path`. Raises `RunFolderError` if there is none.
+
+    The error says that the folder is not `what`, such as "a run's folder".
+    """
     if (path / name).is_file():
         return path / name
     if not path.exists():
@@ -132,7 +160,7 @@ def held_in(path: Path, name: str, what: str) -> Path:
 
 
 def _new_path(name: str) -> Path:
-    """Create a new folder under runs/."""
+    """Create a new folder under runs/, named after `name` and the time, and return its path."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     path, number = Path("runs", f"{name}-{stamp}"), 1
     while True:
@@ -157,7 +185,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn system errors, such as a full disk or a forbidden folder, into one sentence."""
+    """Turn system errors, such as a full disk, into a `RunFolderError` of one sentence."""
     try:
         yield
     except OSError as error:
@@ -168,7 +196,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the current files are complete."""
+    """Delay Ctrl-C until the block ends, so that the files in it are complete."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

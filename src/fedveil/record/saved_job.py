@@ -18,19 +18,22 @@ _BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
 class AnyJob(Protocol):
-    """A job of any kind."""
+    """A job of any kind, as far as saving and resuming it need."""
 
     def to_yaml(self) -> str: ...
 
     def changes(self, before: Self) -> Sequence[str]:
-        """Return the settings that differ from those of `before`, one text per key."""
+        """Return the settings in which this job differs from `before`, as one text per key."""
 
 
 J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Save a job, and the folders of the modules that it names as `module:function`."""
+    """Save a job, and the folders of the user's own modules.
+
+    `names` are the job's names of the form `module:function`.
+    """
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
@@ -38,7 +41,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Save the folders of the modules that are named as `module:function`."""
+    """Save the folders of the user's own modules, which `names` gives as `module:function`."""
     roots = dict.fromkeys(root for name in names for root in _import_root(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
@@ -46,8 +49,8 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
     """Open the folder of an earlier run, and load its job. `stack` closes the folder.
 
-    Refuses a job file that was edited. The user's own modules are also searched for in the folders
-    where they were found before, after all others.
+    Raises `RunFolderError` if the job file was edited. The user's own modules are also searched
+    for, in last place, in the folders that they were in when the run started.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
@@ -74,15 +77,15 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
 
 
 def look_beside(job: Path) -> None:
-    """Search for the user's own modules beside a job's file, and in its run's saved folders."""
+    """Also search for the user's own modules beside a job file and in its run's saved folders."""
     sys.path.append(str(job.parent.resolve()))
     look_where_a_run_looked(job.parent)
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Search for the user's own modules in a run's saved folders, after all others.
+    """Also search for the user's own modules, in last place, in the folders that a run saved.
 
-    Returns True if the run saved them.
+    Returns True if the run in `path` saved any list of folders.
     """
     imports = path / IMPORTS
     if not imports.exists():

@@ -15,12 +15,12 @@ _DIGEST_BYTES = 32
 
 
 def sealed(message: Message) -> bytes:
-    """Return the encoded message and its digest."""
+    """Return the encoded message followed by its SHA-256 digest."""
     return b"".join(sealed_parts(message))
 
 
 def sealed_parts(message: Message) -> list[bytes | memoryview]:
-    """Return the sealed message in pieces for a file, without copying large ones."""
+    """Return the encoded message and its digest in pieces, without copying large ones."""
     parts, digest = encoded_parts(message), hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -28,7 +28,7 @@ def sealed_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
-    """Return the message that was sealed. Raises `MessageInvalid` if any bit has changed."""
+    """Return the message that `sealed` encoded. Raises `MessageInvalid` if any bit has changed."""
     data, digest = memoryview(raw)[:-_DIGEST_BYTES], bytes(raw[-_DIGEST_BYTES:])
     if hashlib.sha256(data).digest() != digest:
         raise MessageInvalid("its digest does not match")
@@ -37,7 +37,7 @@ def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
 
 @contextmanager
 def intact(*paths: Path) -> Iterator[None]:
-    """Turn every error in reading and decoding files into one sentence."""
+    """Turn every error in reading and decoding the files `paths` into a `RunFolderError`."""
     which = " or ".join(map(str, paths))
     try:
         yield

@@ -18,12 +18,12 @@ _MOST = 1 << 20
 
 
 class Attempts:
-    """The rounds started since the last checkpoint, in order, and the cost of a report of each.
+    """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
-    A repeated round may have a different cost than before: both are recorded before a report is
-    requested. A checkpoint's own ledger covers everything before it.
+    A repeated round may cost something else than before: both costs are recorded, each before a
+    report is requested. The checkpoint's own ledger covers everything before it.
 
-    A run that `has_begun` rounds has the file, and is refused without it.
+    If the run has begun rounds (`has_begun`), the file must exist; otherwise an error is raised.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
@@ -40,7 +40,7 @@ class Attempts:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
     def begin(self, round: int, cost: Kind) -> None:
-        """Record that `round` starts, and the cost of one of its reports."""
+        """Record on disk that `round` starts, and the cost of one of its reports."""
         self.begun.append((round, cost))
         kinds = list(dict.fromkeys(kind for _, kind in self.begun))
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
@@ -49,12 +49,12 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """Clear the record: a checkpoint after `round` covers all of it."""
+        """Clear the record, since the checkpoint after `round` covers all rounds in it."""
         self._done, self.begun = round, []
 
 
 def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
-    """Decode the round of the last checkpoint, and the rounds started since."""
+    """Return the round of the last checkpoint, and the rounds started since with their costs."""
     since = take(fields, "since", int)
     rounds = take_array(fields, "rounds", np.int64, (None,))
     kinds = take_array(fields, "kinds", np.int64, rounds.shape)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ServerHalf(Protocol):
-    """The server's half of a round, as the loop sees it."""
+    """The server's half of a round: sends the clients messages and receives their answers."""
 
     #: The current phase, or None if the half accepts no more answers.
     @property
@@ -42,43 +42,49 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check an answer and add it. Raises `ReportRejected`, without any change, if invalid."""
+        """Check a client's answer and add it. If it is invalid, raises `ReportRejected`.
+
+        A rejected answer changes nothing.
+        """
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase. Returns the next phase's messages, or None after the last phase."""
+        """Close the phase, and return the next phase's messages, or None after the last phase."""
 
 
 class MergeableHalf(ServerHalf, Protocol):
-    """A server half whose running sums can be added to those of another half."""
+    """A server half whose running sums can be added to those of another server half."""
 
     def merge(self, other: Any) -> None:
-        """Add the running sums of another half of the same round with different clients."""
+        """Add the running sums of `other`: another server half of the round, for other clients."""
 
 
 class Carrier(ABC):
     """Carries messages to clients and brings their answers back.
 
-    A client without an answer has dropped out, but its report may have been sent.
+    A client whose answer is missing has dropped out, but its report may have been sent.
     """
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they arrive. Each is valid until the next one is requested."""
+        """Send `messages` and yield the answers as they arrive.
+
+        An answer is valid until the next one is requested.
+        """
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Like `ask`, for a mergeable half: reports may be folded where they are made.
+        """Like `ask`, for a server half that can be merged: reports may be added up elsewhere.
 
-        After the last answer `server` contains all of them. A carrier that delivers the reports
-        here does not override this method.
+        After the last answer, `server` contains all reports. The default brings every report to
+        this process. Override it only in a carrier that adds up reports where they are made.
         """
         return self.ask(phase, messages)
 
 
 @dataclass
 class Outcome:
-    """Result of a round. `void` is the reason why it ended before its last phase, if it did."""
+    """Result of a round. If the round failed to give a result, `void` says why."""
 
     void: RoundVoid | None = None
     bytes_up: int = 0
@@ -101,7 +107,7 @@ class Outcome:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """Return the value of `call` for a complete round, or None if it is or becomes void."""
+        """Return the value of `call`, or None if the round is void or `call` raises `RoundVoid`."""
         if self.void is not None:
             return None
         try:
@@ -111,7 +117,7 @@ class Outcome:
             return None
 
     def timed(self, call: Callable[[], T]) -> T:
-        """Return the value of `call` and add its time to the server's."""
+        """Return the value of `call`, and add its duration to the server's aggregation time."""
         began = time.perf_counter()
         try:
             return call()
@@ -126,15 +132,16 @@ def drive(
     trains: str,
     charge: Callable[[Collection[ClientId]], None] = lambda asked: None,
 ) -> Outcome:
-    """Drive one round to its end, starting with its first messages.
+    """Run one round to its end, and return its outcome. `opening` holds the first messages.
 
     Clients whose report is refused or withheld, whose training raises, or that do not answer are
-    counted and left out. In the phase `trains` the clients are asked for their reports. Each is
-    charged unless it is certain that no report left it, because it says so or was never reached.
-    Messages of other phases reveal nothing about an update.
+    counted and left out. In the phase `trains` the clients are asked for their reports. Each of
+    them is charged unless it is certain that no report left it: because it says so, or was never
+    reached. Messages of other phases reveal nothing about an update.
 
-    `charge` is called with these clients before the first of them is asked. That charge stands if
-    the round never ends here. When it ends, `charged` holds the clients to charge.
+    `charge` is called with all these clients before the first of them is asked. That charge stands
+    if the process dies before the round ends. If the round ends, `Outcome.charged` holds the
+    clients to charge.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
@@ -151,7 +158,7 @@ def drive(
 
 
 class _Phase:
-    """One phase: sends its messages and counts the answers."""
+    """One phase of a round: sends its messages to the clients and counts their answers."""
 
     def __init__(
         self,
@@ -227,7 +234,10 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Return why the server half refused a message, or None if it accepted it."""
+        """Give a client's encoded message to the server half, and return its reason for refusing.
+
+        Returns None if the server half accepted the message.
+        """
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
@@ -242,7 +252,10 @@ def _is_mergeable(server: ServerHalf) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the bytes sent to all clients. A message shared by all clients is encoded once."""
+    """Return the number of bytes sent to all clients together.
+
+    A message that several clients receive is encoded once, but counted for each.
+    """
     sizes: dict[int, int] = {}
     for message in messages.values():
         if id(message) not in sizes:

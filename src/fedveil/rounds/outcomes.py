@@ -17,7 +17,7 @@ _LONGEST_REASON = 200
 class Effort:
     """Cost of an answer, as far as the engine can measure it.
 
-    Clients that train together report their time and warnings with the first of them.
+    If clients train together, the first of them reports the time and warnings of all.
     """
 
     training_s: float = 0.0
@@ -32,7 +32,7 @@ class Effort:
 
 @dataclass
 class Answer:
-    """One client's answer."""
+    """One client's answer to a message."""
 
     client: ClientId
     effort: Effort = field(default_factory=Effort, kw_only=True)
@@ -40,24 +40,21 @@ class Answer:
 
 @dataclass
 class Report(Answer):
-    """An encoded message. Valid until the next answer is requested."""
+    """A client's encoded message. Its data is valid until the next answer is requested."""
 
     data: bytes | memoryview
 
 
 @dataclass
 class Folded(Answer):
-    """A message that was folded where it was made. Holds its length in bytes."""
+    """A message that was added up where it was made. `size` is its length in bytes."""
 
     size: int
 
 
 @dataclass
 class Refused(Answer):
-    """A message that left the client but was refused by every server half.
-
-    Holds its length in bytes.
-    """
+    """A message that left the client but was refused. `size` is its length in bytes."""
 
     size: int
     reason: str
@@ -65,27 +62,28 @@ class Refused(Answer):
 
 @dataclass
 class Withheld(Answer):
-    """The client declines to send a report."""
+    """An answer in which the client declines to send a report."""
 
     reason: str
 
 
 @dataclass
 class Failed(Answer):
-    """The client cannot report because its training failed."""
+    """An answer in which the client says that its training failed, so that it has no report."""
 
     reason: str
 
 
 @dataclass
 class Unreached(Answer):
-    """The message did not reach the client."""
+    """Stands for a missing answer: the message did not reach the client."""
 
 
 def short(reason: str) -> str:
     """Return text from an untrusted client in a form that is safe for a log and a record.
 
-    At most 200 characters on one line. Text with unprintable characters is escaped as a whole.
+    The result is one line of at most 200 characters. A text with unprintable characters is escaped
+    as a whole.
     """
     text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
     text = text if text.isprintable() else repr(text)
@@ -98,7 +96,10 @@ def check_sender(
     asked: Collection[ClientId],
     answered: Collection[ClientId],
 ) -> None:
-    """Raise `ReportRejected` unless the client was asked in this phase and has not answered yet."""
+    """Raise `ReportRejected` unless the client was asked in this phase and has not answered yet.
+
+    `invited` are the clients of the round, `asked` and `answered` those of this phase.
+    """
     if client not in invited:
         raise ReportRejected(client, "unknown sender")
     if client not in asked:

@@ -23,17 +23,18 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
 
 class Client:
-    """A client that answers each message of a round once, in order, and trusts none of them.
+    """The client's half of a round: answers each message once, in order, and trusts none of them.
 
     It sends only this: public keys; sealed shares; its vector plus masks, which are uniform in the
     ring for anyone who lacks `threshold` shares of its seed or its pairwise keys; and one share for
     each client of its neighbourhood, either of the seed or of the key, never of both. A message
     that could extract more, or that is not the next one, raises `ClientWithheld` and ends the round
-    for this client. It answers nothing after that.
+    for this client, which then answers nothing more.
 
-    Under active security it discloses shares only if `threshold` survivors have signed the same
-    survivors, senders, origin, keys and terms as itself. Its own keys, drawn for this attempt at
-    the round, are among them. The caller must make sure that only one vector of a round is sent.
+    Under active security it discloses shares only if `threshold` survivors have signed exactly what
+    it has signed itself: the same survivors, senders, origin, keys and terms. Its own keys, drawn
+    for this attempt at the round, are among them. The caller must make sure that only one vector of
+    a round is sent.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """Answer the server's message. The masked phase sends `vector`, and may overwrite it.
+        """Return the answer to the server's message. The masked phase sends `vector`.
 
-        `origin`: a digest of what the vector was made from, which must be equal for all clients.
+        It may overwrite `vector`. `origin` is a digest of what the vector was made from, which must
+        be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -82,9 +84,9 @@ class Client:
     def keep(self) -> Message:
         """Return the secret state that another process needs to answer the next message.
 
-        Returns an empty message if this client answers nothing more. Two clients resumed from one
-        state could be asked for both kinds of share of one peer, so its store must give it out only
-        once.
+        The message is empty if this client answers nothing more. Two clients resumed from one state
+        could be asked for both kinds of share of one peer, so whoever stores the state must give it
+        out only once.
         """
         if self._state.phase is None:
             return {}
@@ -105,7 +107,10 @@ class Client:
         return kept
 
     def take_up(self, kept: Message) -> None:
-        """Resume from the state that `keep` returned for this client, under unchanged terms."""
+        """Resume from the state that `keep` returned for this client.
+
+        The round's terms must not change.
+        """
         if take(kept, "context", bytes) != self.terms.context:
             raise ClientWithheld("the round's terms are others than at its beginning")
         self._view = take(kept, "view", bytes)
@@ -120,7 +125,7 @@ class Client:
         self._state.resume(take(kept, "next", str))
 
     def _expected(self, message: Message) -> Phase:
-        """Return the phase of a message. Raises an error unless it is the next phase."""
+        """Return the phase of the server's message. Raises an error unless it is the next phase."""
         phase: Phase = take(message, "phase", str)
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")
@@ -153,7 +158,10 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Deal shares of the seed and of the mask key to the neighbourhood."""
+        """Deal shares of this client's seed and mask key to its neighbourhood.
+
+        Returns the answer.
+        """
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]
@@ -181,7 +189,10 @@ class Client:
         return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Check and save the neighbourhood's mask keys and their view. Returns its cipher keys."""
+        """Check what the message shows of the neighbourhood, and save its mask keys and the digest.
+
+        Returns each member's cipher key.
+        """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
         mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)
@@ -220,7 +231,10 @@ class Client:
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
     def _masked(self, message: Message, vector: Array | None, origin: bytes) -> dict[str, Value]:
-        """Open the shares that were dealt to this client, and mask the vector."""
+        """Open the shares that were dealt to this client, and mask its vector.
+
+        Returns the answer.
+        """
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
@@ -231,9 +245,9 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Open and save the shares that were sealed for this client.
+        """Open and save the shares that were sealed for this client, given by dealer.
 
-        Returns dealers of invalid boxes.
+        Returns the dealers whose shares cannot be opened.
         """
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
@@ -251,12 +265,15 @@ class Client:
         return pack(lanes, 0, ring.bits)
 
     def _pair_seed(self, peer: int) -> bytes:
-        """Derive the seed of the mask between this client and `peer`."""
+        """Return the seed of the mask that this client and `peer` share."""
         shared = self._mask.agree(public_key(self._mask_keys[peer]))
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Sign the list of survivors, and everything else that this client was shown."""
+        """Sign the list of survivors and everything else that this client was shown.
+
+        Returns the answer.
+        """
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -279,8 +296,9 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Return one share of each client: a survivor's seed share, or a dropped client's key
-        share.
+        """Return the answer that discloses one share of each dealer.
+
+        It is a share of a survivor's seed, or of a dropped client's mask key.
         """
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
@@ -299,7 +317,7 @@ class Client:
         return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
-        """Check that at least `threshold` survivors signed what this client signed.
+        """Raise an error unless at least `threshold` survivors signed what this client signed.
 
         The signed text covers this client's keys of this attempt at the round. Signatures of
         another attempt therefore do not count.

@@ -21,11 +21,12 @@ from fedveil.secagg.terms import Terms
 
 
 class Disclosure:
-    """The shares of one round, seen from the server.
+    """The server's record of a round's shares: who dealt them to whom, and which were disclosed.
 
-    A dealer deals one share of each of its two secrets to every member of its neighbourhood, itself
-    included. The members are the holders; a holder's place in the neighbourhood is the share's
-    point. Once the survivors are decided, each holder discloses one share of each dealer.
+    A client that deals shares is a dealer: each member of its neighbourhood, itself included, gets
+    one share of each of its two secrets. The members are its holders; a holder's place in the
+    neighbourhood is the share's point. Once the survivors are decided, each holder discloses one
+    share of each dealer.
     """
 
     def __init__(self, graph: MaskingGraph, terms: Terms) -> None:
@@ -46,18 +47,22 @@ class Disclosure:
         self._dealers: dict[int, list[int]] = {}
 
     def deal(self, dealer: int, tags: bytes) -> None:
-        """Record the tags of the shares that a dealer dealt."""
+        """Record that a client dealt shares, and the shares' tags."""
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the holder's place, from 0, in the neighbourhood of each of its dealers."""
+        """Return the holder's place, from 0, among the holders of each of its dealers.
+
+        A dealer is a client that dealt it shares.
+        """
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Return the clients that dealt shares to this holder, in order, once all have dealt.
+        """Return the clients that dealt shares to this holder, in order.
 
-        The graph is symmetric.
+        Call it once all have dealt. They are its neighbours and itself, since the graph is
+        symmetric.
         """
         number = self._graph.numbers[holder]
         if number not in self._dealers:
@@ -66,23 +71,26 @@ class Disclosure:
         return self._dealers[number]
 
     def deals_to(self, holder: int, dealers: Sequence[int]) -> bool:
-        """Return True if all `dealers` dealt shares to the holder. It counts as its own dealer."""
+        """Return True if all `dealers` dealt shares to the holder, which is also its own dealer."""
         places = self._places[self._graph.numbers[holder]]
         return all(dealer in places and dealer in self._tags for dealer in dealers)
 
     def refuse(self, holder: int, dealers: list[int]) -> None:
-        """Record that this holder has no shares of these dealers, given in order."""
+        """Record that this holder has no valid shares from these dealers, which are in order."""
         if dealers:
             self._refused[holder] = dealers
         for dealer in dealers:
             self._without.setdefault(dealer, set()).add(holder)
 
     def decide(self, survivors: Collection[int]) -> None:
-        """Set who is in the sum. Survivors' seeds and the other clients' keys are disclosed."""
+        """Record which clients are in the sum.
+
+        Of the others, keys will be disclosed instead of seeds.
+        """
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the smallest number, over all dealers, of answering holders with its shares."""
+        """Return how many of `answered` hold shares of the dealer that has the fewest holders."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -95,13 +103,16 @@ class Disclosure:
         return fewest
 
     def asked_of(self, holder: int) -> list[int]:
-        """Return the dealers whose shares this holder discloses, in order."""
+        """Return the dealers whose shares this holder must disclose, in order."""
         refused = frozenset(self._refused.get(holder, ()))
         dealers = self.dealers_to(holder)
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Store the shares that a holder discloses. Refuses all of them if one is not as dealt."""
+        """Store the shares that a holder discloses. Raises `MessageInvalid` if one is not as dealt.
+
+        It then stores none of them.
+        """
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
@@ -113,9 +124,9 @@ class Disclosure:
         self._shares[holder] = shamir.decode_shares(shares)
 
     def join(self) -> dict[int, Secret]:
-        """Reconstruct every dealer's disclosed secret.
+        """Reconstruct the secret of every dealer that was disclosed: its seed or its mask key.
 
-        Raises `RoundVoid` if shares match no secret.
+        Raises `RoundVoid` if a dealer's shares match no secret.
         """
         dealers = sorted(self._tags)
         shape = (len(dealers), self._threshold)
@@ -141,7 +152,7 @@ class Disclosure:
         return secrets
 
     def spoilt(self, dealer: int) -> NoReturn:
-        """End the round because this dealer's shares do not match its secret."""
+        """Raise `RoundVoid`, because this dealer's shares do not match its secret."""
         raise RoundVoid(
             "unmask",
             0,
@@ -150,7 +161,10 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """Return the first `threshold` holders that have disclosed the dealer's shares."""
+        """Return the first `threshold` clients that have disclosed a share of this dealer.
+
+        `chosen` caches the clients of each neighbourhood that have disclosed shares.
+        """
         number = self._graph.numbers[dealer]
         if number not in chosen:
             chosen[number] = [m for m in self._graph.members[number] if m in self._shares]
@@ -160,7 +174,10 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of the dealer's share among those that the holder has disclosed."""
+        """Return the position of the dealer's share among the shares that the holder has disclosed.
+
+        `index` caches the dealers' positions in each neighbourhood.
+        """
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

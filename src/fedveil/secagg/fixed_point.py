@@ -19,7 +19,10 @@ _PART = 1 << 16
 
 
 class FixedPoint:
-    """Whole numbers in -largest .. largest, largest = 2^(bits-1) - 1, for reals up to `clip`."""
+    """Encodes reals in [-clip, clip] as whole numbers in -largest .. largest, for an exact sum.
+
+    largest = 2^(bits-1) - 1.
+    """
 
     def __init__(self, clip: float, bits: int) -> None:
         self.clip = positive("clip", clip)
@@ -28,11 +31,14 @@ class FixedPoint:
         self.step = self.clip / self.largest
 
     def clips(self, vector: Array) -> bool:
-        """Return True if the vector has entries beyond clip."""
+        """Return True if the vector has entries of magnitude above `clip`."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Clip, scale and randomly round each entry, into `out` if given."""
+        """Return the vector as whole numbers: clipped, scaled and randomly rounded.
+
+        They are written to `out` if it is given.
+        """
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
@@ -41,7 +47,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """Convert a sum of whole numbers to its real vector, in the sum's own memory."""
+        """Convert a sum of whole numbers to the real vector that it encodes, in place."""
         real = into_floats(total)
         real *= self.step
         return real
@@ -58,7 +64,10 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Clip, scale and round up with the entry's fraction as probability, using one word each."""
+    """Write each entry to `out`: clipped, scaled, and rounded up with its fraction as probability.
+
+    `words` holds a random word per entry.
+    """
     scale = largest / clip
     for i in range(len(part)):
         scaled = min(max(np.float64(part[i]), -clip), clip) * scale

@@ -50,13 +50,14 @@ def run_round(
     bits: int = 16,
     entropy: Entropy | None = None,
 ) -> SecureSum:
-    """Play one round among the clients that have a vector.
+    """Play one round in memory among the clients that have a vector, and return their sum.
 
-    A client in `drop[phase]` is silent from that phase on. `threshold` is a number in 1..n for n
-    clients, or in 1..neighbours + 1 in the sparse graph. Real vectors are clipped to `clip`
-    (default: the largest magnitude among them) and quantised to `bits` bits per entry. Integer
-    vectors are summed unchanged. `entropy` defaults to the operating system's. Raises `RoundVoid`
-    if too few clients are left.
+    A client in `drop[phase]` is silent from that phase on. `threshold` is the number of shares that
+    reconstruct a secret: 1..n for n clients, or 1..neighbours + 1 if each client has that many
+    `neighbours` in a sparse graph. Real vectors are clipped to `clip` (default: the largest
+    magnitude among them) and quantised to `bits` bits per entry. Integer vectors are summed
+    unchanged. `entropy` defaults to the operating system's. Raises `RoundVoid` if too few clients
+    are left.
     """
     entropy = Secure() if entropy is None else entropy
     integer("threshold", threshold, 1, len(vectors) if neighbours is None else neighbours + 1)
@@ -94,7 +95,7 @@ def run_round(
 
 @dataclass
 class _InMemory(Carrier):
-    """Transport between the two halves of a round that encodes and decodes every message."""
+    """Carries messages between the server and clients in one process, encoded as on the wire."""
 
     clients: Mapping[int, Client]
     numbers: Vectors
@@ -104,7 +105,7 @@ class _InMemory(Carrier):
     down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers, without the clients that have dropped out."""
+        """Yield the clients' answers. Clients that have dropped out give none."""
         self.gone.update(self.silent.get(phase, ()))
         self.up[phase] = self.down[phase] = 0
         last: Message | None = None
@@ -139,8 +140,9 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return the vectors as whole numbers, their largest magnitude, and the decoder of their
-    sum.
+    """Return the vectors as whole numbers, their largest magnitude, and the decoder of their sum.
+
+    The decoder is None for integer vectors.
     """
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:

@@ -32,7 +32,7 @@ _ENDS = struct.Struct("<qq").pack
 
 @cache
 def _probe() -> X25519PrivateKey:
-    """Return a private key that detects public keys of low order."""
+    """Return a private key with which public keys of low order are detected."""
     # Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
     # Cached, since the first key loads OpenSSL, which commands that only read a job do not need.
     return X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
@@ -50,11 +50,14 @@ class KeyPair:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> KeyPair:
-        """Draw a new pair."""
+        """Draw a new key pair."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def agree(self, public: X25519PublicKey) -> bytes:
-        """Return the shared secret of X25519. Raises `InvalidValue` for a key of low order."""
+        """Return the secret that X25519 gives this key pair and the owner of `public`.
+
+        Raises `InvalidValue` for a key of low order.
+        """
         try:
             return self._private.exchange(public)
         except ValueError:
@@ -70,7 +73,7 @@ def public_key(raw: bytes) -> X25519PublicKey:
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Return True if agreement with this public key gives zero for every private key."""
+    """Return True if agreement with this public key gives zero whatever the private key is."""
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -79,31 +82,34 @@ def has_low_order(raw: bytes) -> bool:
 
 
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
-    """Derive the seed of the mask between two clients, equal on both sides.
+    """Return the seed of the mask between two clients, which both derive.
 
-    HKDF-SHA256 (RFC 5869): the salt is what the two were shown, the input is the agreed secret of
-    the mask keys, the info is a label and both identities, the smaller first.
+    HKDF-SHA256 (RFC 5869): the salt is `view`, what the two were shown; the input is `shared`, the
+    agreed secret of their mask keys; the info is a label and both identities, the smaller first.
     """
     low, high = min(one, other), max(one, other)
     return _derive(shared, view, b"pair mask" + _ENDS(low, high))
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """Derive the key of one sealed message, equal on both sides."""
+    """Return the key that seals one message, which sender and receiver both derive.
+
+    `shared` is the agreed secret of their cipher keys, and `view` what they were shown.
+    """
     return _derive(shared, view, b"sealed shares" + _ENDS(sender, receiver))
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
-    """Encrypt shares for `receiver` (AES-256-GCM). The result is 16 bytes longer.
+    """Encrypt shares for `receiver` by AES-256-GCM. The result is 16 bytes longer.
 
-    The `seal_key` of this sender, receiver and view seals nothing else. The associated data names
-    all three again.
+    `key` must be the `seal_key` of this sender, receiver and view, and seal nothing else. The
+    associated data names all three again.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 
 
 def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """Decrypt a message made by `seal`. Returns None for anything else."""
+    """Decrypt what `seal` encrypted with these arguments. Returns None for anything else."""
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:
@@ -121,11 +127,11 @@ class Identity:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> Identity:
-        """Draw a new identity."""
+        """Draw a new long-lived signing key."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Sign a text of this module: the keys or the survivors of a round."""
+        """Return the signature of a text that `keys_text` or `survivors_text` made."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:
@@ -133,17 +139,20 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that a client signs for the keys that it advertises."""
+    """Return the text that a client signs when it advertises its public keys."""
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """Return the text that a client signs for the named survivors and everything before them."""
+    """Return the text that a client signs for a list of survivors and for all that it was shown."""
     return b"fedveil survivors" + view + _ids(survivors)
 
 
 def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
-    """Return True if `signature` is the one of `Identity.sign`. A stranger, None, signs nothing."""
+    """Return True if `signature` is that of `text` by the owner of the public key.
+
+    It is False if the key is None, which stands for a stranger.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):

@@ -30,7 +30,7 @@ _SIGNED = 1 << 16
 
 
 class Ring:
-    """The integers modulo 2^bits."""
+    """The ring of the integers modulo 2^bits, in which vectors are masked and summed."""
 
     def __init__(self, bits: int) -> None:
         self.bits = integer("bits", bits, 1, 64)
@@ -38,30 +38,33 @@ class Ring:
 
     @classmethod
     def for_sum(cls, terms: int, largest: int, beyond: int = 0) -> Ring:
-        """Return the smallest ring in which `terms` terms of at most `largest` cannot wrap.
+        """Return the smallest ring in which a sum of `terms` terms cannot wrap.
 
-        Sums lie in -reach .. reach, reach = terms * largest, and up to `beyond` outside of that if
-        something is added to them: 2 * (reach + beyond) + 1 values, which must fit 64 bits.
+        The terms' magnitudes are at most `largest`. Sums lie in -reach .. reach, reach = terms *
+        largest, and up to `beyond` outside of that if something is added to them: these are 2 *
+        (reach + beyond) + 1 values, which must fit 64 bits.
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
-        """Convert whole numbers to elements in lanes. `used_up` allows reusing their memory."""
+        """Convert whole numbers to ring elements, in lanes of 32 or 64 bits.
+
+        With `used_up`, the result may reuse the memory of `values`.
+        """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)
         return values.astype(self.lane)
 
     def reduce(self, lanes: Lanes) -> None:
-        """Cut lanes to the ring's bits, in place."""
+        """Reduce lanes to the ring's number of bits, in place."""
         if self.bits < 8 * self.lane.itemsize:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
-        """Convert elements to the whole numbers in -2^(bits-1) ..
+        """Convert ring elements to the whole numbers that they stand for.
 
-        2^(bits-1) - 1 that they stand for.
-
-        `lanes` may lie at the beginning of `out`: they are read from the end.
+        These lie in -2^(bits-1) .. 2^(bits-1) - 1. `lanes` may lie at the beginning of `out`: they
+        are read from the end.
         """
         numbers = np.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits
@@ -73,9 +76,9 @@ class Ring:
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add the mask of each seed to a vector of lanes, or subtract it if its flag is false.
+    """Add to a vector, in place, the mask of each seed, or subtract it if the seed's flag is False.
 
-    Each stretch of the vector meets all masks before the next stretch, so that the vector is read
+    Each stretch of the vector gets all masks before the next stretch, so that the vector is read
     from memory once.
     """
     per_block = _BLOCK_BYTES // vector.itemsize

@@ -32,11 +32,11 @@ VOID = 2.0**-20
 
 @dataclass(frozen=True)
 class MaskingGraph:
-    """The neighbourhoods of all clients, numbered from 0.
+    """The neighbourhoods of all clients: each is a client and its neighbours, and has a number.
 
-    `numbers`: client -> the number of its neighbourhood. `members`: number -> the clients in that
-    neighbourhood, in order. All clients of the complete graph have neighbourhood 0. Work that
-    depends on a neighbourhood alone is therefore done once for each number.
+    `numbers` maps a client to its neighbourhood's number, and `members` a number to that
+    neighbourhood's clients, in order. All clients of the complete graph share neighbourhood 0. Work
+    that depends on a neighbourhood alone is therefore done once for each number.
     """
 
     numbers: dict[int, int]
@@ -54,10 +54,11 @@ def complete(clients: Sequence[int]) -> MaskingGraph:
 
 
 def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> MaskingGraph:
-    """Return a graph that joins each client to `neighbours` others at random.
+    """Return a random graph that joins each client to `neighbours` others.
 
-    There is one more if both `neighbours` and the clients are odd in number, since no graph has an
-    odd number of odd vertices. If there are no more than `neighbours` others, all are neighbours.
+    It joins each to one more if `neighbours` and the number of clients are both odd, since no graph
+    has an odd number of vertices of odd degree. If there are at most `neighbours` other clients,
+    all are neighbours.
     """
     ordered = sorted(clients)
     n = len(ordered)
@@ -78,11 +79,12 @@ def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> Masking
 def automatic(clients: int, threshold: int) -> int | None:
     """Return the fewest neighbours that are safe for `clients` clients and this `threshold`.
 
-    Returns None, the complete graph, for up to `COMPLETE_UP_TO` clients and if no number below half
-    of them is safe: little would be saved. Safe means: if a share `CORRUPT` of the clients colludes
-    with the server, the probability that some neighbourhood has `threshold` of them, or that the
-    honest clients that stay fall apart on the circle, is at most `UNMASKED`. If a share `DROPPED`
-    is silent, some neighbourhood has fewer than `threshold` left with probability at most `VOID`.
+    Returns None, for the complete graph, up to `COMPLETE_UP_TO` clients or if no number below half
+    of the clients is safe: little would be saved. A number is safe if two conditions hold. If a
+    share `CORRUPT` of the clients colludes with the server, then with probability at most
+    `UNMASKED` some neighbourhood has `threshold` of them, or the honest clients that stay are no
+    longer connected on the circle. If a share `DROPPED` is silent, some neighbourhood has fewer
+    than `threshold` left with probability at most `VOID`.
 
     More neighbours make it likelier that `threshold` of them are corrupt, and less likely that too
     few stay or that the circle is cut. Bisection finds both ends of the range that may be safe. If
@@ -111,10 +113,11 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability that a uniform draw holds at least `least` of the marked clients.
+    """Return the probability that a uniform draw of clients contains at least `least` marked ones.
 
-    Terms further than 8 sqrt(drawn) from the mean are omitted: together they have a probability
-    below 2^-180 (Hoeffding).
+    `drawn` of `clients` clients are drawn, and `marked` of all are marked. Terms further than 8
+    sqrt(drawn) from the mean are omitted: together they have a probability below 2^-180
+    (Hoeffding).
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

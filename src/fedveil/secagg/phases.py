@@ -65,14 +65,20 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the bytes of a phase's longest honest answer, for `members` in a neighbourhood."""
+    """Return how many bytes the longest honest answer of a phase has.
+
+    `members` is the number of clients in a neighbourhood.
+    """
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
     return encoded_bytes({"phase": phase, "round": terms.round, **answer})
 
 
 def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
-    """Read ascending client numbers from the field `name` of an untrusted message."""
+    """Read client numbers from the field `name` of an untrusted message.
+
+    Raises `MessageInvalid` unless they ascend and there are at most `most`.
+    """
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -85,7 +91,7 @@ def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
 
 
 def as_ids(clients: Sequence[int]) -> np.ndarray:
-    """Encode client numbers as a field."""
+    """Return client numbers as the array of a message's field."""
     return np.array(clients, np.int64)
 
 
@@ -98,22 +104,28 @@ def take_bytes(message: Message, name: str, size: int) -> bytes:
 
 
 def as_rows(rows: Sequence[bytes], size: int) -> Uint8s:
-    """Encode strings of `size` bytes each as a field."""
+    """Return strings of `size` bytes each as the array of a message's field."""
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
 
 
 def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
-    """Read `count` strings of `size` bytes from the field `name` of an untrusted message."""
+    """Read `count` strings of `size` bytes each from the field `name` of an untrusted message."""
     return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
 
 
 def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
-    """Read the clients in the field `ids` of an untrusted message, each with its row of `name`."""
+    """Read a mapping of clients to strings of `size` bytes from an untrusted message.
+
+    The field `ids` holds the clients, and the field `name` a row for each.
+    """
     clients = take_ids(message, ids)
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
-    """Encode a mapping of clients to bytes as the fields `ids` and `name`, in ascending order."""
+    """Return a mapping of clients to strings of `size` bytes as two fields of a message.
+
+    The field `ids` holds the clients in ascending order, and the field `name` a row for each.
+    """
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -13,8 +13,8 @@ SECRET_BYTES = 32
 class Secret:
     """Thirty-two secret bytes: a mask seed or a private key.
 
-    Its printed form shows none of them. It cannot be pickled, has no hash, and is compared in
-    constant time.
+    Its printed form shows none of them. It cannot be pickled or hashed, and is compared in constant
+    time.
     """
 
     __slots__ = ("_value",)
@@ -26,7 +26,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> bytes:
-        """Return the bytes themselves."""
+        """Return the secret bytes."""
         return self._value
 
     def __eq__(self, other: object) -> bool:

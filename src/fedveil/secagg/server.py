@@ -29,13 +29,13 @@ _SEEDS_AT_ONCE = 4096
 
 
 class Server:
-    """A server that sums masked vectors as they arrive, and removes the masks at the end.
+    """The server's half of a round: sums masked vectors as they arrive, then removes the masks.
 
     `receive` refuses a message with `ReportRejected`, which leaves the state unchanged. A client
     that has not answered when `advance` closes a phase has dropped out. `advance` raises
-    `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse
-    graph, and the clients that continue if more answer than may share secrets. `origin`: equal to
-    the clients'.
+    `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse graph
+    and, if more clients answer than may share secrets, those that continue. `origin` must equal the
+    clients' own.
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
     on, two tags, and in the end one share.
@@ -71,18 +71,18 @@ class Server:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase whose answers are accepted. None when the round has ended."""
+        """Return the phase whose answers are accepted, or None when the round has ended."""
         return self._state.phase
 
     @property
     def longest(self) -> int:
-        """The largest size in bytes of an honest answer of this phase."""
+        """Return how many bytes an honest answer of this phase has at most."""
         members = max(map(len, self._graph.members), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 
     @property
     def complete(self) -> bool:
-        """True if the unmasked sum is available."""
+        """Return True if the sum is unmasked and available."""
         return self._state.name == "complete"
 
     def opening(self) -> Message:
@@ -105,7 +105,7 @@ class Server:
         self._answered.add(client)
 
     def advance(self) -> dict[int, Message] | None:
-        """Close the phase. Returns the next one's messages, or None once the sum is unmasked."""
+        """Close the phase, and return the next one's messages, or None once the sum is unmasked."""
         self._close()
         if self.phase is not None:
             return self._ask(self.phase)
@@ -113,7 +113,10 @@ class Server:
         return None
 
     def _close(self) -> None:
-        """Leave the phase if enough clients answered. Decides which are asked next."""
+        """Close the phase, and decide which clients are asked next.
+
+        Raises `RoundVoid` if too few answered.
+        """
         closed, answered = self._state.name, sorted(self._answered)
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]
@@ -130,7 +133,7 @@ class Server:
         return messages
 
     def total(self) -> Int64s:
-        """Return the sum of the survivors' vectors, once `advance` has returned None.
+        """Return the sum of the survivors' vectors. Call it after `advance` has returned None.
 
         The caller may change it: it is this server's own memory.
         """
@@ -189,18 +192,18 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that continue: all, or a random draw of as many as the terms allow."""
+        """Return the clients that continue: all that answered, or a random draw if too many did."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
         return [answered[place] for place in sorted(drawn)]
 
     def _keep_all(self, answered: list[int]) -> list[int]:
-        """Return the clients that continue: all."""
+        """Return the clients that continue: all that answered."""
         return answered
 
     def _decide_survivors(self, answered: list[int]) -> list[int]:
-        """Record whose vectors are in the sum. Returns the clients that continue: all."""
+        """Record that the vectors of `answered` are in the sum. Returns them: all continue."""
         self.survivors = frozenset(answered)
         self._disclosure.decide(self.survivors)
         return answered
@@ -209,17 +212,23 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Count the holders that are left for the dealer that has the fewest."""
+        """Return how many of `answered` hold shares of the dealer with the fewest holders.
+
+        The second number is the threshold, the number of shares that reconstruct a secret.
+        """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Count the vectors if they are too few for a sum, and otherwise the holders."""
+        """Return how many vectors arrived and how many a sum needs, if they are too few.
+
+        Otherwise returns the two numbers of `_count_holders`.
+        """
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)
 
     def _send_keys(self, asked: list[int]) -> dict[int, Message]:
-        """Draw the graph. Returns each client's message with its neighbourhood's keys."""
+        """Draw the masking graph. Returns each client's message, with its neighbourhood's keys."""
         neighbours = self.terms.neighbours or len(asked) - 1
         self._graph = masking_graph.sparse(asked, neighbours, self._entropy)
         self._disclosure = Disclosure(self._graph, self.terms)
@@ -229,7 +238,10 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return each client's message, made once for all clients of a neighbourhood."""
+        """Return the message that `make` makes for each client.
+
+        It is made once for all clients with equal neighbourhoods, whose messages must be equal.
+        """
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -249,7 +261,7 @@ class Server:
         return as_rows([self._signatures[c] for c in clients], keys.SIGNATURE_BYTES)
 
     def _send_shares(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message with the shares that others have sealed for it."""
+        """Return each client's message: the shares that others have sealed for it."""
         self._view = vectors_view(self.terms, self._view, asked, self._origin)
         messages: dict[int, Message] = {}
         for client in asked:
@@ -265,13 +277,11 @@ class Server:
         return messages
 
     def _send_survivors(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message with the list of survivors."""
+        """Return each client's message: the list of survivors."""
         return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message that says which neighbours survived and which dropped
-        out.
-        """
+        """Return each client's message: which of its neighbours survived, and which dropped out."""
         signed: dict[str, Value] = {}
         if self.terms.active_security:
             signed = {"signers": as_ids(asked), "signatures": self._signatures_of(asked)}
@@ -285,7 +295,7 @@ class Server:
         return self._to_each(asked, request)
 
     def _unmask(self) -> None:
-        """Remove the masks from the sum."""
+        """Remove all masks from the sum. Raises `RoundVoid` if a disclosed secret is wrong."""
         try:
             seeds, pairs = self._disclosed()
         except RoundVoid:
@@ -297,7 +307,7 @@ class Server:
         self._state.step(Event.MASKS_OFF)
 
     def _disclosed(self) -> tuple[list[Secret], dict[int, KeyPair]]:
-        """Return the survivors' seeds, and the mask keys of the clients that dropped out."""
+        """Reconstruct the survivors' seeds, and the mask keys of the clients that dropped out."""
         secrets = self._disclosure.join()
         pairs = {client: KeyPair(secrets[client]) for client in sorted(self._disclosure.dropped)}
         for client, pair in pairs.items():
@@ -306,7 +316,10 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the survivors' own masks, and those that they share with dropped clients."""
+        """Remove from the sum the survivors' own masks and those they share with dropped clients.
+
+        `seeds` make the former, and `pairs`, the mask keys of the dropped clients, the latter.
+        """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

@@ -39,7 +39,10 @@ _ELEMENTS_AT_ONCE = 1 << 18
 
 
 def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entropy) -> Field:
-    """Share every secret at the points 1..points. Returns shape (points, secrets, limbs)."""
+    """Return shares of every secret at the points 1..points: an array [points, secrets, limbs].
+
+    `threshold` shares of a secret reconstruct it.
+    """
     integer("points", points, 1, MAX_POINTS)
     integer("threshold", threshold, 1, points)
     columns = len(secrets) * LIMBS
@@ -53,11 +56,11 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 
 
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
-    """Reconstruct secrets from shares. Returns None for each whose shares fit no secret.
+    """Reconstruct secrets from shares, as None for each whose shares fit no secret.
 
-    `points`: the points of the shares, either one row for all secrets, shape (shares,), or one for
-    each, shape (secrets, shares). `shares`: shape (secrets, shares, limbs). At least the
-    threshold's number of shares is needed. More of one polynomial give an equal secret.
+    `shares` is an array [secrets, shares, limbs]. `points` are the points of the shares: one row
+    for all secrets, [shares], or one row for each, [secrets, shares]. At least the threshold's
+    number of shares is needed. More shares of one polynomial give an equal secret.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
@@ -74,12 +77,12 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
 
 
 def encode_shares(shares: Field) -> bytes:
-    """Encode shares in forty bytes each."""
+    """Return shares as bytes, forty for each."""
     return shares.astype("<u8").tobytes()
 
 
 def decode_shares(data: bytes) -> Field:
-    """Decode shares to shape (shares, limbs). Refuses a limb outside the field."""
+    """Return shares from bytes as an array [shares, limbs]. Refuses a limb outside the field."""
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")
     shares: Field = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, LIMBS)
@@ -111,7 +114,10 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Evaluate each column's polynomial at the points 1, 2, ..., one row each, by Horner's rule."""
+    """Write each column's polynomial at the points 1, 2, ... to the rows of `values`.
+
+    Horner's rule, in the field.
+    """
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):
@@ -127,7 +133,7 @@ def _evaluate(coefficients: Field, values: Field) -> None:
 
 
 def _reduced(value: Field) -> Field:
-    """Reduce `value` < 2^64 to the field's element in 0..p-1."""
+    """Return `value`, which is below 2^64, reduced to 0..p-1, where p = 2^61 - 1."""
     value = (value & _P) + (value >> _61)
     return np.where(value >= _P, value - _P, value)
 
@@ -142,7 +148,7 @@ def _times_small(value: Field, factor: Field) -> Field:
 
 
 def _times(one: Field, other: Field) -> Field:
-    """Multiply field elements, using four products of 32-bit halves."""
+    """Return the product of field elements, by four products of 32-bit halves."""
     a1, a0 = one >> _32, one & _LOW32
     b1, b0 = other >> _32, other & _LOW32
     middle = a1 * b0 + a0 * b1  # below 2^62
@@ -154,16 +160,17 @@ def _times(one: Field, other: Field) -> Field:
 
 
 def _sum(values: Field) -> Field:
-    """Sum field elements over the second axis, at most 2^31 terms."""
+    """Return the sums of field elements over the second axis, which has at most 2^31 terms."""
     high = _reduced((values >> _32).sum(axis=1, dtype=np.uint64))
     low = _reduced((values & _LOW32).sum(axis=1, dtype=np.uint64))
     return _reduced(_times(high, np.full_like(high, 1 << 32)) + low)
 
 
 def _lagrange_at_zero(points: Field) -> Field:
-    """Return, for each row of distinct points, the weights with p(0) = sum of weight * p(point).
+    """Return the weights with which values of a polynomial p at `points` give p(0).
 
-    weight_i = product over j != i of x_j / (x_j - x_i).
+    p(0) = sum of weight * p(point), over a row of distinct points. There is a row of weights for
+    each row of points: weight_i = product over j != i of x_j / (x_j - x_i), where x are the points.
     """
     numerator, denominator = np.ones_like(points), np.ones_like(points)
     for j in range(points.shape[1]):
@@ -176,7 +183,7 @@ def _lagrange_at_zero(points: Field) -> Field:
 
 
 def _inverse(value: Field) -> Field:
-    """Return the inverse, value^(p - 2)."""
+    """Return the inverse in the field of p elements: value^(p - 2)."""
     result = np.ones_like(value)
     for bit in bin(PRIME - 2)[2:]:
         result = _times(result, result)

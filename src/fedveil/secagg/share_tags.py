@@ -25,7 +25,7 @@ _PLACE = struct.Struct("<qqB")
 
 
 class Tagger:
-    """Computes the tags of one round."""
+    """Computes the tags of a round's shares, by which the server recognises a share as dealt."""
 
     def __init__(self, context: bytes) -> None:
         self._prefix = b"fedveil share" + context
@@ -35,7 +35,7 @@ class Tagger:
     ) -> list[bytes]:
         """Return the tag of each share in `shares`, a concatenation.
 
-        `ends` are (dealer, holder).
+        `ends` holds the (dealer, holder) of each share, and `kinds` its kind.
         """
         prefix, place, sha256 = self._prefix, _PLACE.pack, hashlib.sha256
         starts = range(0, len(shares), SHARE_BYTES)

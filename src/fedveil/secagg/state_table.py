@@ -35,7 +35,7 @@ State: TypeAlias = Literal[Phase, "done", "withheld", "unmasking", "complete", "
 
 
 class Event(Enum):
-    """An event other than a message. A message is the event of its phase."""
+    """An event of a round other than a message. A message's event is its phase."""
 
     REFUSAL = "the client refuses to answer"
     ENOUGH = "the phase is closed, and enough have answered it"
@@ -80,9 +80,9 @@ SIGNING_SERVER: Table = {
 class Actions(NamedTuple):
     """Names of the server's methods for one phase.
 
-    `asks` returns the messages that open the phase, and `takes` processes an answer. To close the
-    phase, `counts` returns how many answers count and how many are needed. If they are enough,
-    `closes` returns the clients that continue.
+    The method `asks` returns the messages that open the phase, and `takes` processes an answer. To
+    close the phase, `counts` returns how many answers count and how many are needed. If they are
+    enough, `closes` returns the clients that continue.
     """
 
     asks: str
@@ -120,7 +120,7 @@ def _server_refusal(state: State, event: Phase | Event) -> InvalidValue:
 
 
 class RoundState:
-    """The state of one half, and the only way to change it."""
+    """The state of the client's or the server's half of a round. Only this class changes it."""
 
     def __init__(
         self, table: Table, refusal: Callable[[State, Phase | Event], FedveilError]
@@ -131,7 +131,7 @@ class RoundState:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase whose messages are accepted, or None."""
+        """Return the phase whose messages are accepted, or None if none are."""
         return _OPEN.get(self.name)
 
     def after(self, event: Phase | Event) -> State:
@@ -146,17 +146,17 @@ class RoundState:
         self.name = self.after(event)
 
     def resume(self, name: State) -> None:
-        """Resume from another object's state. Only a new object can do so."""
+        """Resume from the state with this name, of another process. Only a new object can do so."""
         if name not in self._table or self.name != "advertise":
             raise InvalidValue(f"state {self.name} of this round cannot become {name}")
         self.name = name
 
 
 def client_state(active_security: bool) -> RoundState:
-    """Return a client's initial state."""
+    """Return the initial state of a client's half of a round."""
     return RoundState(SIGNING_CLIENT if active_security else CLIENT, _client_refusal)
 
 
 def server_state(active_security: bool) -> RoundState:
-    """Return the server's initial state."""
+    """Return the initial state of the server's half of a round."""
     return RoundState(SIGNING_SERVER if active_security else SERVER, _server_refusal)

@@ -17,7 +17,7 @@ MAX_BITS = 64
 
 
 def _nobody(client: int) -> None:
-    """Return None, as a roster without clients does."""
+    """Return None: no client has a public key."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Terms:
 
     A client checks the server's messages against its own knowledge: it has not answered this round
     before (`Answered`), the length is that of the model it trains, and all parameters are unchanged
-    since the round's beginning. In a Flower app they come from an offer and are checked against
-    pins.
+    since the round's beginning. In a Flower app the parameters come from an offer and are checked
+    against pins.
 
-    `length`: entries of a vector. `bits`: the ring is the integers modulo 2^bits. `sharing`: the
-    most clients that share secrets. `threshold`: how many of a neighbourhood reconstruct a secret;
-    it is safe in relation to `sharing`. `neighbours`: how many each client has in the masking
-    graph, None for the complete graph. `roster`: returns a client's Ed25519 public key, used if
-    `active_security` signs what clients say, and None for a stranger. `least`: the fewest vectors
-    in a sum that a client helps to unmask, as far as it sees who is in it, which is all of them in
-    the complete graph.
+    `length` is the number of entries of a vector. The ring is the integers modulo 2^bits. `sharing`
+    is the largest number of clients that share secrets. `threshold` is how many of a neighbourhood
+    reconstruct a secret; it is safe in relation to `sharing`. `neighbours` is how many each client
+    has in the masking graph, None for the complete graph. `roster` returns a client's Ed25519
+    public key, or None for a stranger; it is used if `active_security` signs what clients say.
+    `least` is the fewest vectors in a sum that a client helps to unmask, as far as it sees which
+    are in it; in the complete graph it sees all.
     """
 
     job: bytes
@@ -71,7 +71,10 @@ class Terms:
 
     @cached_property
     def context(self) -> bytes:
-        """A digest of everything but the roster. Every key, share and signature is bound to it."""
+        """Return a digest of all terms but the roster.
+
+        Every key, share and signature is bound to it.
+        """
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
         return hashlib.sha256(b"fedveil secure aggregation 3" + encode(terms)).digest()

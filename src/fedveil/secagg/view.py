@@ -32,10 +32,10 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return the digest before shares are dealt: the terms, and in the complete graph all keys.
+    """Return the digest of what clients are shown before shares are dealt.
 
-    In a sparse graph neighbours have different neighbourhoods, so the terms are all that they have
-    in common.
+    It covers the terms and, in the complete graph, all keys (`public`). In a sparse graph
+    neighbours have different neighbourhoods, so they have only the terms in common.
     """
     fields: dict[str, Value] = {"context": terms.context}
     if terms.neighbours is None:
@@ -47,7 +47,11 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Return the digest before vectors are masked, which adds the sharers and the origin."""
+    """Return the digest of what clients are shown before vectors are masked.
+
+    It covers `keys`, the digest of `keys_view`; `origin`, the digest of what the vectors are made
+    from; and, in the complete graph, the clients that share secrets (`sharers`).
+    """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:
         fields["sharers"] = as_ids(sharers)

@@ -1,6 +1,6 @@
-"""The allowed values of a settings field, in words, and one sentence for a wrong value.
+"""The allowed values of a settings field, in words, and a sentence for each wrong value.
 
-The messages and the reference page use one wording, so that the two cannot disagree.
+Messages and reference page take their wording from here, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _NEAR = 0.65
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: Other programs' names of keys.
 _USUAL = {"learning_rate": "lr"}
+#: Other words for a protection.
+_USUAL_WORDS = {"none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt"}
 #: The two notations for a union of types.
 _EITHER = (Union, types.UnionType)
 
@@ -44,7 +46,7 @@ class TextRule:
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """Return the value. Raises ValueError if it is neither a listed word nor of the form."""
+        """Return the value. Raises ValueError if it is neither one of the words nor of the form."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
@@ -52,7 +54,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The values of one field: any of the alternatives that are set."""
+    """The allowed values of one field: any of the alternatives that are set."""
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -92,13 +94,19 @@ class Allowed:
         complaint = f"is not {self}"
         if isinstance(value, str):
             near = difflib.get_close_matches(value.lower(), self.words, 1, _NEAR)
+            near = near or [word for word in self.words if word.startswith(f"{value.lower()}_")]
+            if _USUAL_WORDS.get(value.lower()) in self.words:
+                near = [_USUAL_WORDS[value.lower()]]
             return complaint + (did_you_mean(near) or self._own(value))
         if self.text and value is not None and not isinstance(value, list | Mapping):
             return f"{complaint}; write text that looks like something else in quotes"
         return complaint
 
     def _own(self, value: str) -> str:
-        """Suggest the correct form for a plain name or a file."""
+        """Return a hint to write `file:name` if the value is only a plain name or a file.
+
+        Returns "" if the field does not name a user's function.
+        """
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -113,7 +121,7 @@ def allowed(field: FieldInfo) -> Allowed:
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that is a block of keys. Returns None for a value.
+    """Return the settings class of a field that is a block of keys, or None for a plain value.
 
     A block that may be null also counts.
     """
@@ -124,7 +132,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that maps the user's names to blocks."""
+    """Return the settings class of the blocks in a field that maps names to blocks, or None."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -132,7 +140,10 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """Yield the path of every value under `model`, in order. NAME stands for a user's name."""
+    """Yield the path of every value in `model`, in order.
+
+    NAME stands for a name that the user gives.
+    """
     for name, field in model.model_fields.items():
         block, blocks = block_of(field), blocks_of(field)
         if block is not None:
@@ -144,7 +155,7 @@ def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
-    """Return one sentence for each wrong key of `model`, by its path."""
+    """Return one sentence for each wrong key of `model`, by the key's path."""
     found: dict[Path, str] = {}
     for item in error.errors(include_url=False):
         path, sentence = _sentence(model, item["loc"], item["input"])
@@ -155,7 +166,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 
 
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
-    """Return the sentence about a key that `block`, a part of `root`, does not have."""
+    """Return the sentence about a key that does not exist in `block`, a part of `root`."""
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
@@ -183,17 +194,17 @@ def dotted(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a user's text unchanged, or escaped if it would break a line."""
+    """Return a user's text unchanged, or escaped if it would break the line."""
     return text if text.isprintable() else repr(text)
 
 
 def unspaced(text: str) -> str:
-    """Return a hint if `text` is a key and its value without a space between."""
+    """Return a hint if `text` is a key and its value without a space after the colon, else ""."""
     return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 
 def shown(value: object) -> str:
-    """Format a value as in a job file, truncated if long."""
+    """Format a value as in a job file. A long value is truncated."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -201,9 +212,10 @@ def shown(value: object) -> str:
 
 
 def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], FieldInfo | None]:
-    """Return the number of leading block keys, the last block, and the next key's field in it.
+    """Follow `path` from `root` into its blocks.
 
-    The field is None if `root` does not have the key, or the path ends.
+    Returns how many keys of the path lead to the last block, that block, and the field of the next
+    key in it. The field is None if the block does not have that key, or if the path ends.
     """
     block, named = root, False
     for i, key in enumerate(path):
@@ -237,9 +249,9 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
-    """Return the path and sentence of a wrong value.
+    """Return the path of a wrong value, and the sentence about it.
 
-    `rest` is what pydantic appends: a member of a union, or a key of a mapping.
+    `rest` is what pydantic appends to the path: the member of a union, or a key of a mapping.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

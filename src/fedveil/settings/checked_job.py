@@ -18,7 +18,7 @@ from fedveil.settings.settings import Settings
 class CheckedJob(Settings):
     """A job's typed settings.
 
-    Raises JobError with every problem of single values and between them.
+    Raises JobError with all problems, of single values and of combinations.
     """
 
     def __init__(self, /, **data: Any) -> None:
@@ -39,11 +39,14 @@ class CheckedJob(Settings):
             raise JobError([*wrong.values(), *broken])
 
     def _fill_in(self) -> None:
-        """Set keys whose default depends on another key. The job is frozen afterwards."""
+        """Set the keys whose default depends on another key.
+
+        The job cannot be changed afterwards.
+        """
 
     @abstractmethod
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
-        """Return the problems between keys, except those in `wrong`."""
+        """Return the problems between keys. Skips rules that read a key in `wrong`."""
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
@@ -68,8 +71,9 @@ class CheckedJob(Settings):
     def with_(self, keys: Mapping[str, Any] | None = None, /, **blocks: Any) -> Self:
         """Copy this job with other settings: `job.with_(rounds=5, training={"lr": 0.1})`.
 
-        Other keys of a block keep their values. `keys` have dotted paths: `{"training.lr": 0.1}`.
-        Values derived from other keys are derived again if the job did not set them.
+        Keys of a block that are not given keep their values. `keys` have dotted paths:
+        `{"training.lr": 0.1}`. A default that depends on other keys is computed again unless the
+        job set that key.
         """
         named = {**blocks, **(keys or {})}
         settings = [(tuple(str(path).split(".")), value) for path, value in named.items()]
@@ -77,12 +81,12 @@ class CheckedJob(Settings):
         return self._checked(data, problems)
 
     def changes(self, before: Self) -> list[str]:
-        """Return the settings that differ from those of `before`, one text per key."""
+        """Return the settings that differ from those of the job `before`, one text per key."""
         return [
             f"{key} = {now} where the run has {then}"
             for key, now, then in differences(self.model_dump(), before.model_dump())
         ]
 
     def to_yaml(self) -> str:
-        """Format every key with its value. `load` returns an equal job."""
+        """Format every key with its value as YAML. `load` returns an equal job."""
         return yaml_file.write(self.model_dump())

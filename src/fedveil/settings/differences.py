@@ -1,4 +1,4 @@
-"""Differences of two nested mappings of settings, in words."""
+"""The differences between two nested mappings of settings, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield every differing key, dotted, and its two values as in a job file."""
+    """Yield each key that differs, as a dotted path, and its two values as in a job file.
+
+    `place` is the path of the two mappings.
+    """
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

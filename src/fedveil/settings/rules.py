@@ -1,7 +1,7 @@
-"""Rules between the keys of a job, and advice: one mechanism for all jobs.
+"""Rules between the keys of a job, and advice: one mechanism for all kinds of jobs.
 
-A broken rule is an error, reported with those of single keys. An advice is a warning. Each is a
-function from a job to a sentence, or to None if there is nothing to report.
+A broken rule is an error. It is reported together with the errors of single keys. Advice is a
+warning. Either is a function from a job to a sentence, or to None if there is nothing to report.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Check: TypeAlias = Callable[[J], str | None]
 
 
 class Rules(Generic[J]):
-    """The rules and the advice of one kind of job."""
+    """The rules and the advice for one kind of job."""
 
     def __init__(self) -> None:
         self._reads: dict[Check[J], tuple[str, ...]] = {}
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Register a rule with the keys it reads.
+        """Register a rule, with the keys that it reads.
 
-        It is skipped if one of them is wrong by itself.
+        The rule is skipped if one of these keys has a wrong value.
         """
 
         def register(check: Check[J]) -> Check[J]:
@@ -36,12 +36,12 @@ class Rules(Generic[J]):
         return register
 
     def advised(self, check: Check[J]) -> Check[J]:
-        """Register an advice."""
+        """Register a piece of advice."""
         self._advised.append(check)
         return check
 
     def broken(self, job: J, wrong: Collection[Path]) -> list[str]:
-        """Return the sentences of the broken rules, except those that read a key in `wrong`."""
+        """Return the sentences of the broken rules. Skips the rules that read a key in `wrong`."""
         places = [".".join(path) + "." for path in wrong]
 
         def readable(key: str) -> bool:
@@ -54,7 +54,7 @@ class Rules(Generic[J]):
         return _said(job, self._advised)
 
     def texts(self) -> list[str]:
-        """Return each rule's requirement, one line each."""
+        """Return the requirement of each rule, from its docstring, on one line each."""
         return [" ".join(inspect.cleandoc(rule.__doc__ or "").split()) for rule in self._reads]
 
 

@@ -1,4 +1,4 @@
-"""Base classes of job settings: blocks of keys, and the texts in them."""
+"""Base classes of job settings: blocks of keys, and validators of their texts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from fedveil.settings.allowed import TextRule
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts one of the words, or a text that `pattern` matches."""
+    """Return a validator that accepts one of `words`, or a text that `pattern` matches.
+
+    `form` describes such a text in messages.
+    """
     return AfterValidator(TextRule(words, form, pattern))
 
 
 def function_text(form: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts one of the words, or a name in a user's module."""
+    """Return a validator that accepts one of `words`, or the name of something in a user's
+    module.
+    """
     return text(form, FUNCTION, *words)
 
 
 def or_function(*words: str) -> AfterValidator:
-    """Return a validator that accepts one of the words, or the name of a user's function."""
+    """Return a validator that accepts one of `words`, or the name of a user's function."""
     return text("package.module:function", FUNCTION, *words)
 
 
@@ -33,7 +38,7 @@ Device = Annotated[str, text("cuda:N", r"cuda:[0-9]+", "cpu", "cuda")]
 
 
 class Under:
-    """Marks a key that has an effect only while another key of its block has one of `values`."""
+    """Marks a key that has an effect only while the key `key` of its block has one of `values`."""
 
     def __init__(self, key: str, *values: str) -> None:
         self.key, self.values = key, values
@@ -50,7 +55,7 @@ class Settings(BaseModel):
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise an error that says how to change a setting."""
+        """Raise an error that says how to change a setting: settings are immutable."""
         if name in type(self).model_fields:
             raise JobError(
                 [
@@ -62,10 +67,12 @@ class Settings(BaseModel):
 
 
 class Block(Settings):
-    """A block of a job. An empty one has its defaults."""
+    """A block of a job. A block without keys has the defaults."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        """Yield each key whose value has no effect, and the key that is the reason (`Under`)."""
+        """Yield each key that is set without effect, and the key whose value causes that
+        (`Under`).
+        """
         for name, field in type(self).model_fields.items():
             changed = getattr(self, name) != field.default
             for mark in (m for m in field.metadata if changed and isinstance(m, Under)):
@@ -79,9 +86,9 @@ class Block(Settings):
 
 
 class Choice(Block):
-    """A block whose `name` selects one of the blocks in it. The others are ignored.
+    """A block whose `name` selects one of the blocks in it. The other blocks are ignored.
 
-    The name by itself (`protection: signds`) means a choice with its defaults.
+    A plain text (`protection: signds`) means the choice of that name, with default settings.
     """
 
     #: Possible `name` -> its settings block, or None.
@@ -101,7 +108,10 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Expand `word` to that choice with its defaults, with the other blocks as in `held`."""
+        """Return the content of this block for a plain text `word`: that choice, with its defaults.
+
+        `held` is the earlier content, whose blocks of other choices are kept.
+        """
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 

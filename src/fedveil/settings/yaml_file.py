@@ -1,8 +1,8 @@
-"""A job's text form: reads strict YAML, applies `key=value` settings, and writes YAML.
+"""A job as text: reads strict YAML, applies `key=value` settings, and writes YAML.
 
 Only safe loaders are used: a job file contains data, never objects. Unlike PyYAML's safe loader,
 this one refuses a key that is given twice, reads `1e-3` as a number (as in YAML 1.2), and refuses a
-file with an implausible number of values, written out or named by aliases.
+file with an implausible number of values, whether they are written out or repeated by aliases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_NUMBER = 64
 #: Exceptions that PyYAML raises if an explicit tag does not fit its value.
 _WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,7 +62,10 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a written value. Raise an error if it is one too many or is not valid text."""
+        """Count one more value of the file.
+
+        Raises an error if it is one too many or not valid text.
+        """
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -73,7 +76,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values of the aliased block. None means that it is not finished yet."""
+        """Count the values that an alias repeats. `stands_for` is their number.
+
+        It is None inside the repeated block itself, which is an error.
+        """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -124,7 +130,10 @@ for _kind in (_Loader, _Dumper):
 def read(
     path: str | FilePath, most_bytes: int = MOST_JOB_BYTES, most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises JobError if it has none."""
+    """Return the mapping in a YAML file. Raises JobError if it contains no valid mapping.
+
+    `most_bytes` and `most_values` limit its size.
+    """
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:
@@ -151,14 +160,33 @@ def read(
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
     """Raise JobError for `--set KEY VALUE`, in which the value would be read as a job file."""
+    if path is not None and not path.exists():
+        refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
     if path is not None and len(keys) == 1 and not path.exists():
         key, value = allowed.plain(keys[0]), allowed.plain(str(path))
         raise JobError([f"--set {key} {value} must be written --set {key}={value}"])
 
 
+def refuse_unquoted(words: Sequence[str]) -> None:
+    """Raise JobError if the shell split a setting such as training={lr: 0.05} at its spaces."""
+    for place, word in enumerate(words):
+        if "=" not in word or not _open(word):
+            continue
+        end = next((n for n in range(place + 1, len(words) + 1) if not _open(*words[place:n])), 0)
+        if end:
+            whole = allowed.plain(" ".join(words[place:end]))
+            raise JobError([f'the shell splits a value at spaces. Quote it: --set "{whole}"'])
+
+
+def _open(*words: str) -> bool:
+    """Return True if a bracket of these words is not closed in them."""
+    text = "".join(words)
+    return text.count("{") > text.count("}") or text.count("[") > text.count("]")
+
+
 def refuse_their_vertical(path: str | FilePath | None) -> None:
-    """Raise JobError for a MindSpore Federated file for a party of a split model."""
+    """Raise JobError for a MindSpore Federated file that configures a party of a split model."""
     held = {} if path is None else read(path)
     model = held.get("model")
     if isinstance(model, dict) and {"train_net", "eval_net"} & model.keys():
@@ -169,9 +197,12 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 
 
 def refuse_other_kind(
-    path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], command: str
+    path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`."""
+    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`.
+
+    `sentence` follows the file's name: what kind of job it is, and the command that takes it.
+    """
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]
@@ -180,12 +211,11 @@ def refuse_other_kind(
         if key not in fields or (key in blocks and fields[key].annotation is str)
     ]  # fmt: skip
     if strange and all(key in other.model_fields for key in strange):
-        keys = ", ".join(strange)
-        raise JobError([f"{path} is a job of another kind, which has the keys {keys}: {command}"])
+        raise JobError([f"{path} {sentence}"])
 
 
 def write(data: Mapping[str, Any]) -> str:
-    """Format `data` as YAML, its keys in their order. `read` returns equal data."""
+    """Format `data` as YAML, with keys in their order. `read` returns equal data."""
     text: str = yaml.dump(
         dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
     )
@@ -195,10 +225,11 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with `key=value` settings on top, and a sentence for each invalid one.
+    """Return `data` with `key=value` settings on top, and a sentence for each invalid setting.
 
-    Settings of whole blocks are applied first, so that `protection=signds` does not undo
-    `protection.signds.sign_k=0.2` in any order. Of two for one key the later wins.
+    Settings of whole blocks are applied first. So `protection=signds` does not undo
+    `protection.signds.sign_k=0.2`, in any order. If two settings have the same key, the later one
+    wins.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -221,7 +252,9 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with these settings on top, as in `apply`, and sentences for unknown keys."""
+    """Return `data` with these settings on top, as `apply` does, and a sentence for each unknown
+    key.
+    """
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -231,7 +264,10 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without the non-block in its way."""
+    """Copy `data` without the value at `path`.
+
+    If a parent of it is no block, remove that parent.
+    """
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -257,7 +293,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 
 def _line_hint(text: str) -> str:
-    """Return a hint about the first line that cannot be in a mapping of keys, or ""."""
+    """Return a hint about the first line that cannot belong to a mapping, or ""."""
     for number, line in enumerate(text.splitlines(), 1):
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
@@ -267,7 +303,7 @@ def _line_hint(text: str) -> str:
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
-    """Return a sentence about a path that `model` does not have, or ""."""
+    """Return a sentence if `model` does not have `path`, otherwise ""."""
     end, block, field = allowed.followed(model, path)
     here, rest = path[: end + 1], path[end + 1 :]
     if field is None and end < len(path):
@@ -281,10 +317,11 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Return a block's content with `value` at `path`. A mapping sets only the keys it names.
+    """Return the content `held` of a block with `value` set at `path`.
 
-    Nothing is changed in place: YAML's aliases may have put one block in several places. If there
-    is no block at `path`, validation reports it.
+    If `value` is a mapping, it sets only the keys that it names. Nothing is changed in place:
+    YAML's aliases may have put one block in several places. If there is no block at `path`,
+    validation reports it later.
     """
     if isinstance(held, str):
         held = _opened(block, {}, held)
@@ -301,7 +338,7 @@ def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
 
 
 def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
-    """Return a field's content with `value` at `path`."""
+    """Return the content `held` of a field with `value` set at `path` in it."""
     block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
     if block is not None:
         return _merged(held, tuple(path), value, block)
@@ -318,5 +355,8 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content that `word` stands for in `block`, which had `held`, or else `word`."""
+    """Return the content for which `word` stands in `block`, whose content was `held`.
+
+    Returns `word` itself if the block is no choice.
+    """
     return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -1,6 +1,6 @@
-"""The experiments of the sources that can be repeated, by name.
+"""The sources' experiments that can be repeated, by name.
 
-They are not in the wheel: they are the package `experiments` of a checkout.
+They are not in the wheel. They are the package `experiments` of a checkout.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PACKAGE = "experiments"
 
 
 def module(name: str = "") -> ModuleType:
-    """Import the package of experiments, or a module of it.
+    """Import the module `name` of the package of experiments, or the package itself.
 
-    The package is searched for in the checkout that fedveil runs from, then in the working
-    directory. Raises `ExperimentsMissing` if neither is a checkout.
+    The package is searched for in the checkout from which fedveil runs, then in the working
+    directory. Raises `ExperimentsMissing` if neither has it.
     """
     roots = (Path(__file__).parents[3], Path.cwd())
     root = next((r for r in roots if (r / "src" / "fedveil").is_dir() and _init(r).is_file()), None)
@@ -48,13 +48,13 @@ def _init(root: Path) -> Path:
 
 
 def names() -> Mapping[str, str]:
-    """Return the class of every experiment, as `module:class`, by the experiment's name."""
+    """Return the class of every experiment, written `module:class`, by the experiment's name."""
     found: Mapping[str, str] = module().EXPERIMENTS
     return found
 
 
 def find(name: str) -> Experiment:
-    """Return the experiment of that name. Raises `InvalidValue` if there is none."""
+    """Return the experiment called `name`. Raises `InvalidValue` if there is none."""
     known = names()
     if name not in known:
         near = nearest(name, known)
@@ -79,12 +79,12 @@ def _row(name: str) -> Sequence[str]:
 
 
 def takes_about(experiment: Experiment, scale: Scale) -> str:
-    """Format its duration on two cores, or `-` if it does not have this scale."""
+    """Format how long the experiment takes on two cores, or `-` if it does not have this scale."""
     return about(experiment.estimate_s(scale)) if scale in experiment.scales else "-"
 
 
 def about(seconds: float) -> str:
-    """Format an estimated duration in the largest unit of which there are at least two."""
+    """Format an estimated duration in the largest unit of which it has at least two."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,9 +1,9 @@
-"""The runs of a comparison: a job for each protection, sweep, epsilon and seed.
+"""The runs of a comparison: one for each protection, sweep value, epsilon and seed.
 
-Everything but the protection is equal. The job's seed, and not its protection, determines data,
-partition, initial model, cohorts and the randomness of training, so all cells of a seed are equal
-until a report leaves a client. Clients count as the job says, or equally if it says nothing: most
-protections require equal weights, so all are compared by them.
+All runs are equal except for the protection. The job's seed, and not its protection, determines
+data, partition, initial model, cohorts and the randomness of training, so all runs with one seed
+are equal until a report leaves a client. Clients are weighted as the job says. If it says nothing,
+they count equally, because most protections require that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 
 class Goal(NamedTuple):
-    """A metric of the test examples, and the value that a run should reach."""
+    """A metric on the test examples, and the value that a run should reach."""
 
     figure: str
     value: float
@@ -42,7 +42,7 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, text: str, measures: Mapping[str, Better] = USUAL) -> Goal:
-        """Parse a goal such as `accuracy=0.9`, for one of these metrics or the loss."""
+        """Parse a goal such as `accuracy=0.9`. Its metric must be one of `measures` or the loss."""
         known = {**measures, LOSS: "lower"}
         name, _, number = text.partition("=")
         try:
@@ -54,12 +54,12 @@ class Goal(NamedTuple):
         return cls(name, value, "lower" if known[name] == "lower" else "higher")
 
     def reached(self, value: float) -> bool:
-        """Return True if a value is at least as good."""
+        """Return True if `value` is at least as good as the goal's."""
         return value <= self.value if self.better == "lower" else value >= self.value
 
 
 class Asked(Settings):
-    """The options of a comparison, besides its job."""
+    """The options of a comparison. Its job is not among them."""
 
     protections: list[str] = Field(min_length=1)
     seeds: Annotated[int, Field(ge=1)] = 1
@@ -72,9 +72,10 @@ class Asked(Settings):
 
 @dataclass(frozen=True)
 class Setting:
-    """A protection with its settings: a line of the comparison's tables.
+    """A protection with its settings, which is one line of the comparison's tables.
 
-    `changes` are keys of the job. `epsilon` is the whole run's target cost, if requested.
+    `changes` are the job keys to change, with their values. `epsilon` is the target cost of the
+    whole run, or None.
     """
 
     position: str
@@ -83,7 +84,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The name of its folders."""
+        """The beginning of the names of its runs' folders."""
         parts = [self.position, *(f"{key}={value}" for key, value in self.changes.items())]
         if self.epsilon is not None:
             parts.append(f"epsilon={self.epsilon:g}")
@@ -98,7 +99,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. If it is impossible, `job` is None and `reason` says why."""
+    """One run of a comparison. If the run is impossible, `job` is None and `reason` says why."""
 
     setting: Setting
     seed: int
@@ -107,7 +108,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the run's folder."""
         return f"{self.setting.name},seed={self.seed}"
 
 
@@ -119,7 +120,7 @@ Solutions = dict[str, dict[str, str] | str]
 class Comparison:
     """A job and the options of a comparison. Raises `JobError` if they cannot be compared.
 
-    `solutions` are those known from before.
+    `solutions` has the parameters that earlier searches found.
     """
 
     job: Job
@@ -140,14 +141,14 @@ class Comparison:
 
     @cached_property
     def goal(self) -> Goal | None:
-        """The goal of the runs, by a metric of the job's task."""
+        """The value of a metric that the runs should reach, or None."""
         if self.asked.target is None:
             return None
         return Goal.of(self.asked.target, make_task(self.job).measures)
 
     @cached_property
     def settings(self) -> Sequence[Setting]:
-        """The lines.
+        """The settings to compare, one for each line of the tables.
 
         Raises `JobError` with a sentence for each protection that the job cannot have.
         """
@@ -163,7 +164,7 @@ class Comparison:
         return found
 
     def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
-        """Yield the runs, setting by setting. Announces each search for parameters with `tell`.
+        """Yield the runs, setting by setting. `tell` is called before each search for a parameter.
 
         A search may take long. Its result is added to `solutions`.
         """
@@ -181,7 +182,7 @@ class Comparison:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """Remarks on differences between the runs that cannot be avoided."""
+        """Remarks about unavoidable differences between the runs, besides the protection."""
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:
             return []
@@ -205,7 +206,9 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons of a protection, or None for one without a tunable promise."""
+        """Return the target epsilons of a protection, or only None if its epsilon cannot be solved
+        for.
+        """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
             return [None]
@@ -230,14 +233,14 @@ class Comparison:
 
     @property
     def says_weighting(self) -> bool:
-        """True if the job says how clients count."""
+        """True if the job sets the weighting of clients itself."""
         return "weighting" in self.job.server.model_fields_set
 
     def _switch(self, position: str) -> ProtectionSettings:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Add the protections' names to a problem, unless it affects all of them."""
+        """Return `problem` with the names of the protections that have it, unless all have it."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

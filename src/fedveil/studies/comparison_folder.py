@@ -1,8 +1,10 @@
-"""A comparison's folder: the request, in a file of its own, and a run's folder for each cell.
+"""A comparison's folder: the request in a file, and a run's folder for each cell.
 
-comparison.yaml     the job, the options, and the parameters found by searches runs/CELL/          a
-run's folder, as `fedveil run` makes it report.html ...     the page, its plots and its text,
-written at the end
+    comparison.yaml     the job, the options, and the parameters that searches found
+    runs/CELL/          a run's folder, as `fedveil run` makes it
+    report.html ...     the page, its plots and its text, written at the end
+
+CELL names the protection, its settings and the seed.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """A finished cell: its run, or why there is none, and why it was not attacked."""
+    """A finished cell: its run, or why there is none, and why the run was not attacked."""
 
     cell: Cell
     run: ReadRun | None
@@ -47,7 +49,7 @@ class Result:
 
 
 class ComparisonFolder:
-    """The folder of a comparison, locked while it is open."""
+    """The folder of a comparison. It is locked while it is open."""
 
     def __init__(self, folder: RunFolder, comparison: Comparison) -> None:
         self.path = folder.path
@@ -56,9 +58,9 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or one in which this job was compared before, with any options.
+        """Open a new folder, or one in which the same job was compared before with any options.
 
-        `stack` closes it.
+        `stack` closes the folder.
         """
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
@@ -78,7 +80,10 @@ class ComparisonFolder:
 
     @classmethod
     def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
-        """Open an earlier comparison, and load its saved options. `stack` closes it."""
+        """Open the folder of an earlier comparison, with its saved job and options.
+
+        `stack` closes it.
+        """
         file = held_in(path, COMPARISON, "a comparison's folder")
         look_where_a_run_looked(path)
         with intact(file):
@@ -90,9 +95,9 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save found parameters.
+        """Return all cells, and save the parameters that searches found.
 
-        Refuses a cell whose run has a different job.
+        Raises an error if the folder of a cell has the run of a different job.
         """
         found, cells = 0, []
         self._keep()
@@ -107,7 +112,7 @@ class ComparisonFolder:
         return cells
 
     def run(self, cell: Cell, progress: Progress) -> Result:
-        """Run a cell, resume it, or read its finished run."""
+        """Return the result of a cell: start its run, resume it, or read it if it has finished."""
         if cell.job is None:
             return Result(cell, None, cell.reason)
         path = self._path(cell)
@@ -119,7 +124,11 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Attack a run of the first seed as requested, unless it was attacked before."""
+        """Attack the run if it has the first seed, attacks are requested and it was not attacked
+        before.
+
+        `step` is called with the attack's progress. Returns the result with the attack's finding.
+        """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
             return result
@@ -137,11 +146,11 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Add to an early end the command that resumes the comparison."""
+        """Return a context in which an early end names the command that resumes the comparison."""
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:
-        """Save a table, a plot or a page."""
+        """Save a table, a plot or a page in the folder. Returns its path."""
         self._folder.write_atomically(name, data)
         return self.path / name
 

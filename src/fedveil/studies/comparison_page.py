@@ -12,7 +12,10 @@ from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Return the page with all results."""
+    """Return the page with the tables and plots of all results.
+
+    `found` has a line per setting, and `goal` is the value that the runs should reach.
+    """
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
     clients = "the clients that the data has" if number is None else f"{number:,} clients"
@@ -33,7 +36,7 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
 
 
 def markdown(shown: Page) -> str:
-    """Format a page as text. The plots are files beside it."""
+    """Format a page as Markdown. The plots are files beside it."""
     parts = [f"# {shown.title}\n", *(f"{text}\n" for text in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]

@@ -1,4 +1,4 @@
-"""The results of a comparison: a line for each setting, over its seeds, as tables and as plots."""
+"""The results of a comparison as tables and plots. A line has one setting, over all seeds."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _NOTHING = "-"
 
 @dataclass(frozen=True)
 class Line:
-    """A setting's runs, one per seed. Failed ones are only in `failures`."""
+    """The runs of one setting, one per seed. A run that failed is only in `failures`."""
 
     setting: Setting
     runs: Sequence[ReadRun]
     failures: Sequence[str]
 
     def last(self, key: str) -> list[float]:
-        """Return that metric at the end of every run that has it."""
+        """Return the last value of the metric `key` in every run that has it."""
         return [run.last[key] for run in self.runs if key in run.last]
 
     @cached_property
     def upload(self) -> float:
-        """A client's bytes per round."""
+        """The bytes that a client sends per round."""
         return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
 
     @cached_property
     def share(self) -> float:
-        """The protection's share of the time of training, protection and aggregation."""
+        """The protection's share of the time spent on training, protection and aggregation."""
         sums = {
             part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
             for part in _PARTS
@@ -60,11 +60,11 @@ class Line:
         return sums["protection"] / total if total else math.nan
 
     def rounds_to(self, goal: Goal) -> list[int | None]:
-        """Return each run's first round at which the model reaches the goal, or None."""
+        """Return, for each run, the first round whose model reaches the goal, or None."""
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the ledger's epsilon, the largest of the seeds'."""
+        """Return the ledger figure `what`, the largest over the seeds, or None."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
@@ -76,7 +76,7 @@ class Line:
 
     @cached_property
     def success(self) -> Measured | None:
-        """The best area under the curve of the attacks on the model. Guessing has a half."""
+        """The largest area under the ROC curve of any attack on the model. Guessing has 0.5."""
         if self.finding is None:
             return None
         on_model = [
@@ -98,14 +98,17 @@ def lines(results: Sequence[Result]) -> list[Line]:
 
 
 def _remarks(result: Result) -> Iterator[str]:
-    """Yield remarks on abnormal ends."""
+    """Yield remarks on how a run failed or ended early."""
     yield from filter(None, (result.failure, result.unattacked))
     if result.run is not None and result.run.stopped:
         yield f"ended after round {len(result.run.records)}: {result.run.stopped}"
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of the runs' quality and cost, and of their promises."""
+    """Yield tables of the runs' quality, their cost and their guarantees.
+
+    With a `goal`, they say in which round each run reaches it.
+    """
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -170,7 +173,7 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """Yield plots of the deciding metric round by round, and over the target epsilons, if any."""
+    """Yield plots of the deciding metric over the rounds, and over the target epsilons if any."""
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
@@ -186,7 +189,7 @@ def plots(found: Sequence[Line]) -> Iterator[Plot]:
 
 
 def _figures(found: Sequence[Line]) -> list[str]:
-    """Return the runs' metrics, the deciding one first."""
+    """Return the names of the runs' metrics, with the deciding one first."""
     lasts = [run.last for line in found for run in line.runs]
     return figures(lasts[0] if lasts else {})
 
@@ -201,7 +204,10 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield each protection's curve over finite epsilons, one for each set of other changes."""
+    """Yield curves of the metric `key` over finite epsilons.
+
+    Each protection has one curve for each set of its other changed keys.
+    """
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     for line in found:
         spent, reached = line.spent("run_every_round"), line.last(key)

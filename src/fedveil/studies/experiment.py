@@ -1,4 +1,4 @@
-"""The interface of the sources' experiments, and the result of repeating one."""
+"""The interface of the experiments from the sources, and the result of repeating one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The source's number or trend beside ours. `why` explains the difference or the agreement."""
+    """A number or trend in the source, beside ours. `why` explains why they differ or agree."""
 
     what: str
     source: str
@@ -32,13 +32,13 @@ class Verdict:
     def of(
         cls, agrees: bool, what: str, source: str, ours: str, *, same: str, other: str
     ) -> Verdict:
-        """Make a verdict with its reason: `same` if they agree, otherwise `other`."""
+        """Make a verdict. Its reason is `same` if the results agree, and `other` if they differ."""
         return cls(what, source, ours, bool(agrees), same if agrees else other)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A description of the runs, in sentences, and their results."""
+    """The result of an experiment. `ran` describes its runs in sentences."""
 
     ran: str
     verdicts: Sequence[Verdict]
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Experiment(ABC):
-    """One experiment. Its default settings are the source's."""
+    """An experiment from a source. Its default settings are those of the source."""
 
     name: ClassVar[str]
     #: What it shows, in a sentence, and its place in the sources.
@@ -57,7 +57,7 @@ class Experiment(ABC):
     scales: ClassVar[Sequence[Scale]] = ("small", "full")
 
     def check(self, scale: Scale) -> None:
-        """Refuse a scale at which it cannot be repeated."""
+        """Raise an error if the experiment cannot be repeated at this scale."""
         if scale not in self.scales:
             raise InvalidValue(
                 f"{self.name} has no scale {scale}; it is repeated at {' or '.join(self.scales)}"
@@ -65,8 +65,11 @@ class Experiment(ABC):
 
     @abstractmethod
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate its seconds on two cores."""
+        """Estimate how many seconds the experiment takes on two cores."""
 
     @abstractmethod
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Run it. Finished parts in `folder` are not repeated. `tell` receives the next step."""
+        """Run the experiment. Parts that are already finished in `folder` are not repeated.
+
+        `tell` is called with a description of each step.
+        """

@@ -1,4 +1,4 @@
-"""The page of an experiment: its runs, their results, and the source's beside ours."""
+"""The page of an experiment: its runs, and its results beside those of the source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_TABLE = 2
 
 @dataclass(frozen=True)
 class Repeated:
-    """A repeated experiment. `figures` are the files of its plots, by their names."""
+    """A repeated experiment. `figures` maps the names of its plots to their files."""
 
     experiment: Experiment
     scale: Scale
@@ -30,13 +30,16 @@ class Repeated:
 
 
 def long_tables(name: str, outcome: Outcome) -> dict[str, Table]:
-    """Return the tables that are files beside the page of `name`, by the files' names."""
+    """Return the tables that are files beside the page of `name`, by their file names."""
     numbered = enumerate(outcome.tables, 1)
     return {f"{name}-{n}.csv": table for n, table in numbered if len(table.rows) > LONGEST_TABLE}
 
 
 def page(repeated: Repeated) -> str:
-    """Return the page's text in Markdown. Its pictures and long tables lie beside it."""
+    """Return the experiment's page in Markdown.
+
+    Its pictures and long tables are files beside it.
+    """
     return "\n".join(_parts(repeated))
 
 
@@ -64,20 +67,20 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 
 
 def tally(outcome: Outcome) -> str:
-    """Describe how many of the source's numbers and trends were reproduced."""
+    """Say how many of the source's numbers and trends were reproduced."""
     agree = sum(verdict.agrees for verdict in outcome.verdicts)
     return f"{agree} of {len(outcome.verdicts)} agree with the source."
 
 
 def verdicts(outcome: Outcome) -> Table:
-    """Return a table of the source's results beside ours."""
+    """Return a table of the source's results beside our results."""
     columns = ("what", "the source", "here", "verdict", "why")
     said: set[str] = set()
     return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
-    """Format a verdict, without a reason that was `said` in a row above."""
+    """Format a verdict as a table row. Omits its reason if an earlier row has it (`said`)."""
     word = "agrees" if verdict.agrees else "differs"
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
@@ -85,7 +88,7 @@ def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
 
 
 def machine() -> str:
-    """Describe the machine in words."""
+    """Describe this machine: its processor and number of cores."""
     cores = len(os.sched_getaffinity(0))
     return f"{_processor()}, {cores} cores"
 

@@ -1,4 +1,4 @@
-"""The repetition of a source's experiment in a folder, and its page."""
+"""Repeats a source's experiment in a folder, and writes its page."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BEGUN = "experiment.json"
 
 
 def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
-    """Repeat an experiment. Returns the written page's path, and its outcome.
+    """Repeat the experiment `name`. Returns the path of its page, and its outcome.
 
-    An existing folder of the experiment is resumed: finished parts are read.
+    An experiment that was interrupted in the folder is resumed: its finished parts are read.
     """
     experiment = find(name)
     experiment.check(scale)
@@ -51,7 +51,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
 
 
 def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
-    """Return the seconds spent here before. Refuses a folder with other content."""
+    """Return the seconds already spent in this folder. Raises an error if it has other content."""
     file = folder.path / BEGUN
     if not file.exists():
         if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):
@@ -77,9 +77,10 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
 def _timed(
     folder: RunFolder, name: str, scale: Scale, spent_s: float, again: bool
 ) -> Iterator[Callable[[], float]]:
-    """Save the total duration, whether or not the experiment succeeds.
+    """Save the total duration at the end of the block, even after an error.
 
-    Reading a finished experiment again does not count.
+    Yields a function that returns the seconds so far. `again` is True if a finished experiment is
+    only read, which does not count.
     """
     began = time.perf_counter()
 

@@ -12,11 +12,10 @@ from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.record.sealed_message import intact
 
 
-def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def kept(folder: Path, name: str, make: Callable[[], Any]) -> Any:
     """Return the result of `make`, saved as `name`.json, or the saved one."""
     file = folder / f"{name}.json"
     if not file.exists():
         write_whole(file, json.dumps(make(), indent=1).encode())
     with intact(file):
-        figures: dict[str, Any] = json.loads(read_bytes(file, MOST_LINES_BYTES))
-        return figures
+        return json.loads(read_bytes(file, MOST_LINES_BYTES))

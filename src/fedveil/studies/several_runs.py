@@ -1,4 +1,4 @@
-"""Runs of a study, one folder each: trained if missing, otherwise read."""
+"""Runs of a study, one folder each. A missing run is trained, an existing one is read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Runs = Mapping[str, ReadRun]
 
 @dataclass(frozen=True)
 class Arm:
-    """A run of an experiment: the name of its folder and curve, and its job."""
+    """A run of an experiment. `name` is that of its folder and of its curve."""
 
     name: str
     job: Job
 
 
 def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
-    """Return every arm's run, by its name."""
+    """Return every arm's finished run, by the arm's name."""
     runs = {}
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
@@ -44,14 +44,14 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
 
 
 def refuse_other(path: Path, job: Job) -> None:
-    """Refuse a folder in which a different job was started."""
+    """Raise an error if a different job's run is in the folder `path`."""
     from fedveil.engine.folder_run import other_than
 
     refuse_changed(path, other_than(job, path))
 
 
 def refuse_changed(path: Path, changes: Sequence[str]) -> None:
-    """Refuse a folder whose run has these settings otherwise."""
+    """Raise an error if there are `changes` between the job and that of the run in `path`."""
     if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
@@ -61,7 +61,9 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Say at an early end which command resumes the whole study, and not one of its runs."""
+    """If the block ends early, name the `command` that resumes the whole study, not only one
+    run.
+    """
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:
@@ -84,48 +86,48 @@ def _ended(path: Path, job: Job) -> ReadRun:
 
 
 def accuracy(run: ReadRun) -> float:
-    """Return the converged accuracy: the mean of its last tests."""
+    """Return the run's final accuracy: the mean of its last tests."""
     last = run.figures("accuracy")[1][-LAST:]
     return sum(last) / len(last)
 
 
 def loss_rate(plain: ReadRun, noisy: ReadRun) -> float:
-    """Return the share of the accuracy that protection costs. Source: 002, equation (8)."""
+    """Return the relative loss of accuracy from `plain` to `noisy`. Source: 002, equation (8)."""
     return (accuracy(plain) - accuracy(noisy)) / accuracy(plain)
 
 
 def mean_accuracy(run: ReadRun) -> float:
-    """Return the mean over all tests. Of two runs with equal ends, the faster one's is larger."""
+    """Return the mean accuracy over all tests. It is larger for a run that learns faster."""
     values = run.figures("accuracy")[1]
     return sum(values) / len(values)
 
 
 def first_round(run: ReadRun, key: str, reached: Callable[[float], bool]) -> int | None:
-    """Return the first round whose metric `key` is `reached`, or None."""
+    """Return the first round in which `reached` is True for the metric `key`, or None."""
     return next((n for n, value in zip(*run.figures(key), strict=True) if reached(value)), None)
 
 
 def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = False) -> Curve:
-    """Return a metric round by round."""
+    """Return the run's metric `key` by round, as a curve called `name`."""
     return Curve(name, *run.figures(key), dashed=dashed)
 
 
 def falls(values: Sequence[float], slack: float) -> bool:
-    """Return True if the last lies below the first, and no rise exceeds `slack`."""
+    """Return True if the last value is below the first, and no single rise exceeds `slack`."""
     return values[-1] < values[0] and all(
         after <= before + slack for before, after in pairwise(values)
     )
 
 
 def listed(values: Sequence[float], places: int = 3) -> str:
-    """Format numbers in order."""
+    """Format numbers with `places` decimal places, in order."""
     return ", ".join(f"{value:.{places}f}" if math.isfinite(value) else "never" for value in values)
 
 
 def settings(source: Mapping[str, object], job: Job) -> Table:
     """Return a table of the source's settings that differ from the job's.
 
-    The caption has the rest.
+    Its caption names the settings that do not differ.
     """
     data = job.model_dump()
     same, rows = [], []

@@ -32,7 +32,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
 class MnistHalves(ByLabel):
-    """The task of digits or articles of clothing, with each half of an image at one follower."""
+    """The task of recognising digits or clothes, with each half of an image at one follower."""
 
     leader = "leader"
     followers: tuple[str, ...] = ("left", "right")
@@ -62,7 +62,9 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a follower's halves [examples, 1, 28, 14], or the leader's labels."""
+        """Return the image halves [examples, 1, 28, 14] of a follower, or the labels of the
+        leader.
+        """
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

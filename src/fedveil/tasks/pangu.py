@@ -32,9 +32,9 @@ TOKENIZER = "tokenizer.json"
 
 
 class Pangu:
-    """The task of `task.pangu` settings. Reads the text when the leader's columns are requested.
+    """The task of `task.pangu` settings. Reads the text when the leader's data is requested.
 
-    `folder` is that of a resumed run and contains its tokenizer.
+    `folder` is the folder of a resumed run, which contains its tokenizer.
     """
 
     leader: str = "leader"
@@ -55,7 +55,7 @@ class Pangu:
         self._folder = folder
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the three parts, with modules for the parties in `here` alone.
+        """Return the three parts. Only those of the parties in `here` have modules.
 
         The head shares the embedding's word table.
         """
@@ -80,7 +80,10 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the leader's windows, numbered from the text's beginning. Others have none."""
+        """Return the leader's windows, whose ids are numbers from the text's beginning.
+
+        Others have none.
+        """
         if party != self.leader:
             return Columns(np.empty(0, np.int64))
         train, test = self._documents
@@ -131,7 +134,7 @@ class Pangu:
 
 
 def _shape(settings: PanguSettings) -> transformer.Shape:
-    """Return the preset's sizes, overridden by those of the settings."""
+    """Return the model's sizes: those of the preset, unless the settings override them."""
     own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
     if settings.tokenizer == "bytes":
         if settings.vocabulary not in (None, text.BYTE_TOKENS):

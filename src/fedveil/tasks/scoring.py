@@ -1,4 +1,4 @@
-"""Loss, metrics and predictions of a task by the kind of its labels."""
+"""Loss, metrics and predictions of a task, depending on the kind of its labels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _FIGURES = ("auc", "ks", "balanced_accuracy", "f1")
 
 
 class ByLabel:
-    """The loss and metrics of a task with labels that are classes, or numbers if `classes` is None.
+    """The loss and metrics of a task whose labels are classes, or numbers if `classes` is None.
 
-    Outputs are logits [examples, classes], or predictions [examples, 1].
+    For classes, outputs are logits [examples, classes]. For numbers, they are predictions
+    [examples, 1].
     """
 
     classes: int | None
 
     @property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the weight of each class in the training loss, or None for equal weights."""
+        """Return the weight of each class in the training loss, or None if all are equal."""
         return None
 
     @property
@@ -47,7 +48,9 @@ class ByLabel:
         return mean_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return the batch's unweighted loss_sum, the number correct, and `examples`."""
+        """Return a batch's sums: the unweighted loss, the number of correct examples, and
+        `examples`.
+        """
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -57,7 +60,8 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """Return metrics over all examples together, for numbers in the labels' original unit.
+        """Return metrics over all examples together. Those of numbers are in the labels' original
+        unit.
 
         `calibrated_loss` is the loss of the probabilities that `predictions` returns.
         """
@@ -70,13 +74,15 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """Return each example's predicted class and all probabilities, or its predicted number."""
+        """Return, for each example, the predicted class and all probabilities, or the predicted
+        number.
+        """
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Convert scaled numbers to the unit of the data."""
+        """Convert scaled numbers back to the unit of the data."""
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:

@@ -37,10 +37,11 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 
 
 class Tabular(ByLabel):
-    """One of scikit-learn's tables. The leader has the first half of its features.
+    """One of scikit-learn's tables. The leader has the first 50% of its features, `bank` the
+    others.
 
     A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and variance
-    1 over the training rows, so that always guessing the mean gives a loss of 1.
+    1 over the training rows, so that always predicting the mean gives a loss of 1.
     """
 
     leader = "leader"
@@ -115,13 +116,16 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale to mean 0 and variance 1 over the training rows. No feature is constant."""
+    """Scale each feature to mean 0 and variance 1 over the training rows.
+
+    No feature is constant.
+    """
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Return each feature's interval between the training rows' quantiles, numbered from 0."""
+    """Return the index, from 0, of each value's interval between the training rows' quantiles."""
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
     places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
     return torch.from_numpy(places.astype(narrowest(bins)))

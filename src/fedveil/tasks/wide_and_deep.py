@@ -3,13 +3,14 @@
     OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the leader's own wide part
                                               plus a nonlinear one of all other parts
 
-Each owner encodes its features twice. For the wide part a feature is a number that selects a row of
-a table. The part adds up the rows, which equals a linear layer on one-hot features. For the deep
+Each owner encodes its features twice. For the wide part a feature is an index that selects a row of
+a table. The part adds up these rows, which equals a linear layer on one-hot features. For the deep
 part, a dense network, numbers are scaled and each word has a vector.
 
 If a part is linear in the outputs, the sign of its gradient reveals the label to everyone who gets
-one. So a follower's wide part goes through the leader's hidden layer with the deep ones. Under
-`wide: linear` it does not, as in the paper, and the follower can read every label of two classes.
+one. So a follower's wide part goes through the leader's hidden layer, as the deep parts do. Under
+`wide: linear` it does not, as in the paper, and the follower can then read every label of two
+classes.
 
 Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, split by owners.
 """
@@ -42,7 +43,9 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """The number of intervals of each of an owner's numbers, and of places of its words."""
+    """The number of intervals of each of an owner's number columns, and of places of its word
+    columns.
+    """
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -58,11 +61,11 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build two parts for each owner, and the top, which outputs a number or the classes.
+    """Build two parts for each owner, and the top, which outputs one number or the classes' logits.
 
     If an owner's features are None, its parts have no modules here. The top has none if the leader
-    is not in `here`. A wide part sends `settings.scores` numbers, a deep part `settings.width`.
-    `words` is the size of a word's vector, or None if owners have no column `words`.
+    is not in `here`. A wide part sends `settings.scores` numbers per example, a deep part
+    `settings.width`. `words` is the size of a word's vector, or None if owners have no words.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -100,7 +103,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return outputs [rows, outputs], given every owner's wide and deep part in turn."""
+        """Return [rows, outputs]. `given` has each owner's wide and then its deep part's output."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -112,7 +115,7 @@ class _Top(nn.Module):
 
 
 class Wide(nn.Module):
-    """A linear layer without bias on one-hot places, computed as a sum of table rows."""
+    """A linear layer without bias on one-hot features, computed as a sum of table rows."""
 
     first: torch.Tensor
 
@@ -125,13 +128,13 @@ class Wide(nn.Module):
         self.register_buffer("first", _first_rows(counts), persistent=False)
 
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
-        """Return the scores [rows, scores]. `places` are those of intervals and then of words."""
+        """Return [rows, scores]. `places` are the indices of intervals, and then those of words."""
         found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
         return found
 
 
 class Deep(nn.Module):
-    """Dense layers over numbers and word vectors."""
+    """A dense network over scaled numbers and word vectors."""
 
     first: torch.Tensor
 
@@ -150,19 +153,21 @@ class Deep(nn.Module):
         )
 
     def forward(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the values to send, [rows, width], for scaled numbers and places of words."""
+        """Return the values to send, [rows, width]. `words` are indices of words."""
         crossing: torch.Tensor = self.layers(self.joined(numbers, words))
         return crossing
 
     def joined(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the input of the layers: the numbers, and then each word's vector."""
+        """Return the dense network's input: the numbers, followed by each word's vector."""
         if self.words is None or words is None:
             return numbers
         vectors = self.words(words.int() + self.first)
         return torch.cat([numbers, vectors.flatten(1)], dim=1)
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the words [rows, words] nearest to `vectors`, concatenated in each row."""
+        """Return the words [rows, words] whose vectors are nearest to those side by side in each
+        row.
+        """
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
         each = vectors.chunk(len(tables), dim=1)
@@ -171,5 +176,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the first row of each column in a table of all columns' rows."""
+    """Return where each column's rows begin in one table of all columns' rows."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

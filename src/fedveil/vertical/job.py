@@ -49,5 +49,7 @@ def job_of_run(path: FilePath) -> VerticalJob:
     except JobError:
         from fedveil.federated.job import Job
 
-        refuse_other_kind(path, VerticalJob, Job, "resume such a run with `fedveil run --resume`")
+        folder = FilePath(path).parent
+        resume = f"is a federated job. Resume its run with: fedveil run --resume {folder}"
+        refuse_other_kind(path, VerticalJob, Job, resume)
         raise

@@ -7,9 +7,11 @@ itself does not depend on it.
 
 Accuracy is misleading for a rare class: always guessing the common class is nearly always right. So
 labels count as read if the confidence interval of any of these is above chance: the accuracy, the
-AUC of a score, or the recall of the rarest class against its false positive rate. All intervals
-together hold with the stated confidence. If none is above chance, the log line says which AUC is
-not excluded. At the end the watch also tests each example's gradients added up over all epochs.
+AUC of a score, or the recall of the rarest class against its false positive rate. A few examples of
+the rarest class are too few for an interval, so they also count as read if they have the highest
+scores and chance rarely gives them those. All of this together holds with the stated confidence. If
+nothing is above chance, the log line leaves it open and says which AUC is not excluded. At the end
+the watch also tests each example's gradients added up over all epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 
 from fedveil.base.arrays import Array, Bools, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
-from fedveil.privacy.intervals import area, share
+from fedveil.privacy.intervals import area, chance_of_ranks, share
 from fedveil.vertical.label_reading import (
     Window,
     by_known,
@@ -40,7 +42,7 @@ from fedveil.vertical.step import Occasion, Returned
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
 #: The number of tokens used, if the examples are sequences.
 _TOKENS = 4096
-_READ = "reveal them"
+_READ, _OPEN = "reveal them", "leave open whether they can be read"
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
 
 
@@ -157,8 +159,7 @@ class LabelWatch:
 
 
 def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes: int) -> str:
-    rows, everywhere = directions(looks), np.arange(len(labels))
-    naming, judged = everywhere[::2], everywhere[1::2]
+    rows, (judged, naming) = directions(looks), _halves(labels)
     groups = partition([Window.of(rows)], len(labels), classes)
     told = named(groups, naming, labels[naming], classes)
     if not len(judged):
@@ -166,7 +167,8 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     counts = np.bincount(labels, minlength=classes)
     guess = float((labels[judged] == counts.argmax()).mean())
     ranked = _scores(rows, looks, labels, naming, classes)
-    confidence = 1 - (1 - CONFIDENCE) / (len(ranked) + 2)  # all intervals hold together
+    error = (1 - CONFIDENCE) / (2 * len(ranked) + 2)  # all intervals and chances hold together
+    confidence = 1 - error
     right = int((told[judged] == labels[judged]).sum())
     found = share("", right, len(judged), guess=guess, confidence=confidence)
     rare = int(np.where(counts > 0, counts, counts.max() + 1).argmin())
@@ -181,10 +183,25 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
         f"{found.value:.1%} of {len(judged)} right (the most common class alone {guess:.1%}), "
         f"{recall.name}, {'; '.join(map(_shown, areas if classes == 2 else [best]))}"
     )
+    chance = min(
+        chance_of_ranks(scores[judged][labels[judged] == c], scores[judged][labels[judged] != c])
+        for _, c, scores in ranked
+    )
     if any(one.low > one.guess for one in (found, recall, *areas)):
         return f"{where} {_READ}: {figures}"
+    if chance < error:
+        return (
+            f"{where} {_READ}: {figures}; chance gives a class such ranks in {chance:.2g} of cases"
+        )
     unseen = max(measured.high for measured in areas)
-    return f"{where}: no label was read: {figures}; an AUC of up to {unseen:.2f} is not excluded"
+    return f"{where} {_OPEN}: {figures}; an AUC of up to {unseen:.2f} is not excluded"
+
+
+def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
+    """Split the examples into two halves, each with half of every class, the rarest class first."""
+    counts = np.bincount(labels)[labels]
+    order = np.lexsort((labels, counts))
+    return np.sort(order[::2]), np.sort(order[1::2])
 
 
 def _scores(
@@ -241,7 +258,7 @@ def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
 
 
 def _reads(found: Measured, guess: float) -> str:
-    return _READ if found.low > guess else "do not reveal them"
+    return _READ if found.low > guess else _OPEN
 
 
 def _correlation(left: Float64s, right: Float64s) -> float:

@@ -43,7 +43,7 @@ from fedveil.vertical.returned_gradients import ReturnedGradients, projection, s
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import Crossing, SplitModel, module_of
 from fedveil.vertical.step import Batch, Occasion
-from fedveil.vertical.step_checkpoint import Checkpoint, forget_after, held
+from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, held
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import Measured, Subset, Task, files_of
 
@@ -123,6 +123,7 @@ class PartyRun:
         self._recorder: Recorder | None = None
         self._metrics = Metrics()
         if not held(setting.folder):
+            check_begins(setting.folder)
             self._checkpoint()
 
     @property

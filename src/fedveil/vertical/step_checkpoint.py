@@ -16,7 +16,7 @@ import torch
 
 from fedveil.base.message import Message, decode, encode, only_fields, take
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts
 from fedveil.vertical import tensor_fields
 from fedveil.vertical.party import Party
@@ -80,6 +80,19 @@ def held(folder: RunFolder) -> list[int]:
     """Return the steps of a folder's checkpoints, in order."""
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{9}", name))
+
+
+def check_begins(folder: RunFolder) -> None:
+    """Raise `RunFolderError` if a party that has recorded steps would silently start over.
+
+    A party saves step 0 before its first record.
+    """
+    metrics = folder.path / METRICS
+    if metrics.exists() and metrics.stat().st_size:
+        raise RunFolderError(
+            f"{folder.path / CHECKPOINT} holds no step, but {METRICS} holds records of some. "
+            f"Restore the checkpoints from a copy, or start a new run in another folder"
+        )
 
 
 def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:

@@ -28,7 +28,7 @@ _PROBES = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of an effort: examples in all, examples sought at once, and their local steps."""
+    """Limits for an effort: examples in all, examples sought at once, and clients' local steps."""
 
     cases: int
     at_once: int
@@ -37,7 +37,10 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits. Squared distances come first, then the angle with total variation."""
+    """Return the limits for this effort, and the searches to try.
+
+    The search by squared distance comes first, then the one by angle with total variation.
+    """
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -51,8 +54,9 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """A reading, of one report or of a cohort's aggregate, and the clients whose examples are
-    sought.
+    """A reading, of one report or of a cohort's aggregate.
+
+    `clients` are those whose examples are sought.
     """
 
     clients: Sequence[int]
@@ -62,9 +66,7 @@ class View:
 
 
 class Sight:
-    """A job as its attacker sees it before the first report: its knowledge, and the clients it
-    can ask.
-    """
+    """A job as its attacker sees it before the first report: what it knows, and whom it can ask."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -102,12 +104,12 @@ class Sight:
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:
-        """Scale values to [0, 1], between the data's least and greatest."""
+        """Scale values to [0, 1], where 0 is the data's least value and 1 its greatest."""
         low, high = self._box
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield the views of one round after another, each with a different cohort."""
+        """Yield what the attacker sees in one round after another, each with a different cohort."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)
@@ -124,7 +126,10 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """View the aggregate as the mean of all updates, or of one if there are too many."""
+        """Return a view of the aggregate as the mean of all the clients' updates.
+
+        If there are too many clients, it counts as the update of one.
+        """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
         sought = clients if together else clients[:1]
@@ -158,8 +163,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
     The attacker knows the job, the number of a client's examples, the mean training example and a
     few examples of the test set. It receives the reading of one client's report. If a report by
-    itself reveals nothing, it receives the aggregate of its cohort, whose clients are sought
-    together if they are few.
+    itself reveals nothing, it receives the aggregate of the cohort. It then seeks the examples of
+    all its clients together, if these are few.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -18,10 +18,10 @@ _EXACT = 1e-3
 
 @dataclass(frozen=True)
 class LastLayer:
-    """Location of a model's last dense layer in the vector: its weight, and its bias if any.
+    """Where a model's last dense layer lies in the vector of parameters: its weight, and any bias.
 
-    `inputs` is the mean of its inputs, and `guesses` the mean of the softmax of its outputs, both
-    over inputs that the attacker considers typical.
+    `inputs` is the mean of the layer's inputs, and `guesses` the mean of the softmax of its
+    outputs, both over inputs of the model that the attacker considers typical.
     """
 
     weight: slice
@@ -34,7 +34,8 @@ class LastLayer:
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
         """Return the last trainable dense layer, or None if its outputs are not the logits.
 
-        `model` holds the weights that the client trains from.
+        `model` holds the weights that the client trains from, and `probes` are inputs that the
+        attacker considers typical.
         """
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]
@@ -58,13 +59,13 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """Return the mean of softmax minus label over the client's examples, per class, up to a factor.
+    """Return, for each class, the mean of softmax minus label over the client's examples.
 
-    This is the gradient of cross-entropy in the last bias. In row c of the last weight the gradient
-    is that of class c times the layer's input. If there is an exact bias, only the bias is used.
-    Otherwise each row gives one value: its regression on the layer's typical inputs, with every
-    entry weighted as in the reading; or, for a single example, whose rows are all multiples of one,
-    their common factor.
+    It is known up to a factor. This is the gradient of cross-entropy in the last bias. In row c of
+    the last weight the gradient is that of class c times the layer's input. If the reading gives
+    the bias exactly, only the bias is used. Otherwise each row gives one value: its regression on
+    the layer's typical inputs, with every entry weighted as in the reading; or, for a single
+    example, whose rows are all multiples of one vector, the factor of that vector.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)
@@ -88,14 +89,15 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
 def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None = None) -> Int64s:
     """Return the labels of a client with `count` examples, ascending.
 
-    A class whose error is negative is present. For a single example exactly one is, under any
-    number of steps of SGD, so the label of an exact report is recovered with certainty (Zhao et al.
-    2020). For the others, a class's share of the examples is its expected softmax less its error.
-    The shares are filled up one by one, always the one that lacks most.
+    A class whose error (`error_of`) is negative is present. For a single example exactly one class
+    is, under any number of steps of SGD, so the label of an exact report is recovered with
+    certainty (Zhao et al. 2020). For several examples, a class's share of the examples is its
+    expected softmax less its error. Labels are assigned one by one, each to the class that lacks
+    most of its share.
 
-    `scale`: the update of a bias in one step, for a mean error of one (the client's learning rate).
-    None if it is unknown, as after many steps: then the errors of the present classes are assumed
-    to add up to what the softmax lacks of them.
+    `scale` is how far one step moves a bias for a mean error of one (the client's learning rate).
+    It is None if that is unknown, as after many steps: then the errors of the present classes are
+    assumed to add up to what the softmax lacks of them.
     """
     error = error_of(reading, layer, count)
     there = error < 0

@@ -15,7 +15,7 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Distance:
-    """Distance of an update from a reading, with every entry weighted as in the reading."""
+    """Measures how far an update is from a reading, with every entry weighted as in the reading."""
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:
         self._weight = torch.tensor(reading.weight / reading.weight.max(), dtype=torch.float32)
@@ -27,26 +27,32 @@ class Distance:
         return (self._weight * one * other).sum()
 
     def squared(self, update: Tensor) -> Tensor:
-        """Return the squared distance as a share of the reading's own square (Zhu et al. 2019)."""
+        """Return the update's squared distance from the reading, relative to the reading's square.
+
+        Source: Zhu et al. 2019.
+        """
         apart = update - self._estimate
         return self._dot(apart, apart) / self._energy
 
     def cosine(self, update: Tensor) -> Tensor:
-        """Return one minus the cosine of the angle between them (Geiping et al. 2020)."""
+        """Return one minus the cosine of the angle between the update and the reading.
+
+        Source: Geiping et al. 2020.
+        """
         size = (self._dot(update, update) * self._energy + 1e-30).sqrt()
         return 1 - self._dot(update, self._estimate) / size
 
 
 @dataclass(frozen=True)
 class Found:
-    """The point with the lowest value that the search found, and that value."""
+    """The point at which a search found the lowest value of its objective, and that value."""
 
     point: Tensor
     value: float
 
 
 def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
-    """Minimise by L-BFGS with a line search, in at most `iterations` iterations."""
+    """Minimise an objective by L-BFGS with a line search, in at most `iterations` iterations."""
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.LBFGS(
@@ -74,7 +80,10 @@ def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
 def by_signed_adam(
     objective: Objective, start: Tensor, iterations: int, box: tuple[float, float]
 ) -> Found:
-    """Minimise by Adam on the gradient's signs, in a box, with Geiping et al.'s shrinking steps."""
+    """Minimise an objective by Adam on the gradient's signs, with values kept in a box.
+
+    Step sizes shrink as in Geiping et al. 2020.
+    """
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.Adam([point], lr=0.05 * (box[1] - box[0]))

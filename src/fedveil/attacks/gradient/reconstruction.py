@@ -20,12 +20,13 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The attacker's knowledge besides the reading: the job, and typical data.
+    """What the attacker knows besides the reading: the job, and typical data.
 
     The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
-    one, with values in `box`. A reading of the mean of several clients' updates is that of
-    `clients`, all of that size. `probes` are typical inputs, to estimate the inputs of the last
-    layer (`prior` will do), and `common` is the label to guess without any knowledge.
+    example, with values in `box`. If the reading is of the mean of several clients' updates,
+    `clients` is their number, and each has `count` examples. `probes` are typical inputs, from
+    which the inputs of the last layer are estimated (`prior` will do). `common` is the label to
+    guess without any knowledge.
     """
 
     training: UnrolledTraining
@@ -38,19 +39,18 @@ class Knowledge:
 
     @property
     def total(self) -> int:
-        """The number of examples sought."""
+        """Return the number of examples sought, those of all clients together."""
         return self.count * self.clients
 
 
 @dataclass(frozen=True)
 class Search:
-    """A way to search for the inputs whose update matches.
+    """A way to search for the inputs whose update matches a reading.
 
-    `squared`: the squared distance, by L-BFGS (Zhu et al. 2019). `cosine`: the angle only, with
-    `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The best
-    of `restarts` starts is taken, by its distance, which the attacker sees. No further start is
-    made once one came nearer than `near`, and no further search once one came nearer than
-    `explains`.
+    It minimises the `squared` distance, by L-BFGS (Zhu et al. 2019), or the angle only (`cosine`),
+    with `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The
+    best of `restarts` starts is taken, by its distance, which the attacker sees. No further start
+    is made once the distance is below `near`, and no further search once it is below `explains`.
     """
 
     distance: Literal["squared", "cosine"]
@@ -63,9 +63,9 @@ class Search:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Examples and their labels, and the remaining distance of their update.
+    """Reconstructed examples and labels, and the distance of their update from the reading.
 
-    `by`: the search that found them, or `guess` if there was nothing to search by.
+    `by` names the search that found them. It is `guess` if the reading gave nothing to search by.
     """
 
     examples: Float64s
@@ -81,11 +81,12 @@ def reconstruct(
     draw: torch.Generator,
     labels: Int64s | Literal["joint"] | None = None,
 ) -> Reconstruction:
-    """Reconstruct the examples behind a reading, by each search until one explains it.
+    """Reconstruct the examples behind a reading, by one search after another until one explains it.
 
-    Labels are given, or recovered first, or `joint`: searched for together with the examples, as
-    Zhu et al. do. They are also joint if the model does not end in a dense layer. A reading of only
-    a direction is matched by its angle. An empty reading gives the typical example.
+    `labels` are the examples' labels; or None, to recover them first; or `joint`, to search for
+    them together with the examples, as Zhu et al. do. The search is also joint if the model does
+    not end in a dense layer. A reading of only a direction is matched by its angle. For an empty
+    reading the result is the typical example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)
@@ -106,7 +107,10 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Recover labels from the last layer. Returns `joint` if the model has no readable one."""
+    """Return the labels recovered from the last layer, or `joint` if the model has no such layer.
+
+    `joint` means that labels must be searched for together with the examples.
+    """
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:
@@ -153,7 +157,7 @@ def _search(
 def _joint_labels(
     reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
 ) -> Int64s:
-    """Search for labels as free distributions over the classes, along with the examples."""
+    """Return labels that were searched for as distributions over the classes, with the examples."""
     measure = distance.squared if reading.scaled else distance.cosine
     shape, classes = (known.total, *known.prior.shape), _classes(known)
     pixels = known.prior.numel() * known.total
@@ -174,7 +178,7 @@ def _joint_labels(
 
 
 def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
-    """Draw noise around the typical example, three times as wide with every attempt."""
+    """Return the typical example plus noise, which is three times as wide with every attempt."""
     spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
     noise = torch.randn((known.total, *known.prior.shape), generator=draw)
     start: Tensor = known.prior + spread * noise.to(known.prior.device)

@@ -15,7 +15,10 @@ from fedveil.privacy.intervals import median, share
 
 
 def paired(originals: Float64s, found: Float64s) -> Float64s:
-    """Order `found` to match `originals`, by the assignment of least total squared error."""
+    """Return the found examples in the order that matches them best to the originals.
+
+    The assignment has the least total squared error.
+    """
     flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
     costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
     columns: Int64s = linear_sum_assignment(costs)[1]
@@ -23,7 +26,7 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """Count the labels that two lists have in common, with multiplicity."""
+    """Return how many labels two lists have in common. A label counts as often as it is in both."""
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())
@@ -31,9 +34,7 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """Scores of reconstructions over many examples, with values in [0, 1], beside one fixed
-    guess.
-    """
+    """Scores of reconstructions, with values in [0, 1], beside those of one fixed guess."""
 
     guess: Float64s
     common: int
@@ -43,7 +44,7 @@ class Score:
     right: int = 0
 
     def add(self, originals: Float64s, labels: Int64s, found: Float64s, guessed: Int64s) -> None:
-        """Add one client's examples and their reconstructions from its report."""
+        """Add one client's examples and labels, and those reconstructed from its report."""
         self.originals += list(originals)
         self.found += list(paired(originals, found))
         self.labels += labels.tolist()
@@ -51,11 +52,11 @@ class Score:
 
     @property
     def are_images(self) -> bool:
-        """True if examples are [channels, height, width] with one channel or three."""
+        """Return True if examples are [channels, height, width] with one channel or three."""
         return self.guess.ndim == 3 and self.guess.shape[0] in (1, 3)
 
     def figures(self) -> list[Measured]:
-        """Return medians over the examples, and the share of the labels that were recovered."""
+        """Return medians of quality over the examples, and the share of labels recovered."""
         by = {"mse": pictures.mse, "psnr": pictures.psnr}
         if self.are_images and min(self.guess.shape[1:]) >= 4:
             by["ssim"] = pictures.ssim
@@ -70,6 +71,6 @@ class Score:
         return [*figures, share("label accuracy", self.right, cases, guess=guessed)]
 
     def grid(self, columns: int = 8) -> bytes:
-        """Draw a picture with originals above reconstructions."""
+        """Return a picture, as a PNG, with each original above its reconstruction."""
         shown: Sequence[list[Float64s]] = (self.originals[:columns], self.found[:columns])
         return pictures.grid(list(shown))

@@ -20,7 +20,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class UnrolledTraining:
-    """Local training steps of a plan, from given weights, as a function of the examples.
+    """Local training from given weights, as a differentiable function of the examples.
 
     The steps equal the client's trainer up to rounding, except for the order of the examples.
     Nobody outside the client knows that order; here it is the given one in every epoch. It makes no
@@ -48,13 +48,13 @@ class UnrolledTraining:
         self.layout.write(torch.from_numpy(weights).to(device))
 
     def steps(self, count: int) -> int:
-        """Return the number of steps for a client with `count` examples."""
+        """Return the number of local steps of a client with `count` examples."""
         return self.plan.epochs * -(-count // self.plan.batch_size)
 
     def update(self, x: Tensor, targets: Tensor, clients: int = 1) -> Tensor:
-        """Return the flat update: the mean over `clients` that hold equal parts of the examples.
+        """Return, as one vector, the mean update of `clients` clients that hold equal parts of `x`.
 
-        `targets`: a distribution over the classes for each example.
+        `targets` holds a distribution over the classes for each example.
         """
         parts = zip(x.chunk(clients), targets.chunk(clients), strict=True)
         return torch.stack([self._alone(*part) for part in parts]).mean(0)
@@ -90,7 +90,10 @@ class UnrolledTraining:
 
 
 def _at(start: Tensor, moved: Tensor | None) -> Tensor:
-    """Return the current weights. Sums of steps are stored separately, which loses no digits."""
+    """Return the current weights, `start` plus the sum of steps so far, `moved`.
+
+    Storing that sum separately loses no digits.
+    """
     return start.requires_grad_() if moved is None else start + moved
 
 
@@ -104,7 +107,10 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return the rule of `torch.optim.SGD`. A parameter without a gradient gets None."""
+    """Return the step rule of `torch.optim.SGD`.
+
+    It returns None for a parameter without a gradient.
+    """
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -125,7 +131,7 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return the rule of `torch.optim.Adam` with its default constants."""
+    """Return the step rule of `torch.optim.Adam` with its default constants."""
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

@@ -12,10 +12,11 @@ from fedveil.base.arrays import Float64s
 
 
 def lira(answers: Answers, references: References) -> Float64s:
-    """Return by how many standard deviations the margin exceeds the outside references' margins.
+    """Return the excess of each example's margin over that of models trained without it.
 
-    This is the one-sided test of "not a member", which orders examples as 1 - Pr[Z > z] does. One
-    standard deviation serves all examples, as the source advises for few references.
+    The unit is the standard deviation of these models' margins. This is the one-sided test of "not
+    a member": its score orders examples as 1 - Pr[Z > z] does. One standard deviation serves all
+    examples, as the source advises for few references.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation

@@ -12,10 +12,10 @@ from fedveil.base.arrays import Float64s
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus the loss. The references serve only for the threshold."""
+    """Return minus each example's loss. The references serve only to choose a threshold."""
     return answers.truth
 
 
 def calibrated_loss(answers: Answers, references: References) -> Float64s:
-    """Return by how much the loss is below its mean under the outside references."""
+    """Return how far each example's loss is below its mean under models trained without it."""
     return answers.truth - references.outside(lambda given: given.truth)[0]

@@ -42,7 +42,7 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Run all attacks on the trained model, and on the reports of one round."""
+    """Run all membership attacks, on the trained model and on the reports of one round."""
     target.needs_classes("membership")
     count = by_effort(effort, 4, 16, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
@@ -62,10 +62,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """The attacked model, the pool's examples that it was trained on, and references.
+    """The attacked model, a mask of the examples that it was trained on, and reference models.
 
-    `target` is the job on its members, at the weights that the attacked round starts from. `other`
-    is the same job on the first reference's examples.
+    `target` is the job on these examples, at the weights that the attacked round starts from.
+    `other` is the same job on the first reference's examples.
     """
 
     pool: Pool
@@ -78,7 +78,7 @@ class Case:
 
     @classmethod
     def of(cls, target: Target, count: int, entropy: Entropy, watch: Watch) -> Case:
-        """Train a job's model and its references."""
+        """Train a job's model and its `count` reference models."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         members = np.arange(len(pool)) < len(dataset.train)

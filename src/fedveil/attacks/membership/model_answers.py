@@ -18,10 +18,10 @@ TOP = 3
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's log-probabilities. `truth[i]` is ln p of example i's true class, minus its loss.
+    """A model's log-probabilities for examples. `truth[i]` is ln p of example i's true class.
 
     `margin[i]` is ln(p / (1 - p)) of that class, whose distribution over models is nearly normal
-    (Carlini et al. 2022). `top[i]` is the largest ln p in descending order, of any classes.
+    (Carlini et al. 2022). `top[i]` holds the largest ln p of any classes, in descending order.
     """
 
     truth: Float64s
@@ -30,7 +30,7 @@ class Answers:
 
     @property
     def columns(self) -> Float64s:
-        """All values, one row for each example."""
+        """Return all values of these answers, one row for each example."""
         return np.column_stack([self.truth, self.margin, self.top])
 
 

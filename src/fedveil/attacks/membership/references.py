@@ -20,10 +20,9 @@ from fedveil.errors import InvalidValue
 
 @dataclass(frozen=True)
 class References:
-    """Reference models.
+    """Reference models, which an attacker trained on examples of its choice.
 
-    `answers[r]` are model r's answers; `held[r, i]`: it was trained on example i.
-
+    `answers[r]` are model r's answers. `held[r, i]` is True if model r was trained on example i.
     `y` are the examples' labels.
     """
 
@@ -42,15 +41,15 @@ class References:
             )
 
     def without(self, which: int) -> References:
-        """Return all references but `which`."""
+        """Return these references without the model at index `which`."""
         kept = [r for r in range(len(self.answers)) if r != which]
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Evaluate a quantity under the models that were not trained on the example.
+        """Return a quantity's mean and spread under models that were not trained on the example.
 
-        Returns its mean for each example, and one standard deviation from those means for all, or 1
-        if no two such models determine it.
+        `of` computes the quantity from a model's answers. There is a mean for each example, and one
+        standard deviation from these means for all examples: 1 if no two such models determine it.
         """
         values = np.stack([of(answers) for answers in self.answers])
         out = ~self.held
@@ -66,9 +65,9 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 
 
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
-    """Draw the training examples of an even number of models: random halves.
+    """Draw the examples that each of an even number of models is trained on: a random half.
 
-    Each model of a pair is trained on the other's complement, so half of the models hold an
+    The models form pairs, whose halves are complements, so half of the models are trained on any
     example.
     """
     if integer("models", models, 2) % 2:
@@ -81,10 +80,10 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
 
 def threshold(method: Method, references: References) -> float:
-    """Return the best threshold for the references, whose members the attacker knows.
+    """Return the threshold of `method` that is best for the references, whose members are known.
 
-    Each is attacked with the help of the others. The scores that the threshold is used on later are
-    not used here.
+    Each reference model is attacked with the help of the others. The scores that the threshold is
+    later used on are not used here.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

@@ -28,7 +28,10 @@ Scorer: TypeAlias = Callable[[Reading, Float32s, Int64s], Float64s]
 
 
 class ReportScores:
-    """Scores from the reports of a round that starts at `weights`, with `model`'s architecture."""
+    """Computes membership scores from the reports of a round that starts at `weights`.
+
+    `model` gives the architecture.
+    """
 
     def __init__(self, model: nn.Module, weights: Float32s) -> None:
         self._model = copy.deepcopy(model).cpu().eval()
@@ -36,10 +39,11 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return how fast each example's loss falls along the reading's weighted estimate.
+        """Return how fast each example's loss falls in the direction of the update's estimate.
 
-        That is the inner product of the example's negative gradient with a vector of norm 1, and
-        needs only the update's direction. An empty report scores 0.
+        That is the inner product of the example's negative gradient with the estimate, weighted as
+        in the reading and scaled to norm 1. It needs only the update's direction. An empty report
+        scores 0.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -50,7 +54,7 @@ class ReportScores:
         return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return how much each example's loss falls when the weights move by the estimate.
+        """Return how much each example's loss falls when the weights move by the estimated update.
 
         This needs a reading that has the update's size. An empty report scores 0.
         """
@@ -88,9 +92,10 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """The readings of one round's reports, and the rows of a table of examples to ask about.
+    """The readings of one round's reports, and the examples to ask about, as rows of a table.
 
-    Client i trained on `held[i]`. Nobody trained on `strangers[i]`, about which it is also asked.
+    Client i trained on the rows `held[i]`. Nobody trained on the rows `strangers[i]`, about which
+    it is also asked.
     """
 
     readings: Sequence[Reading]
@@ -98,10 +103,10 @@ class Round:
     strangers: Sequence[Int64s]
 
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
-        """Return the scores of all clients' members, and those of their strangers.
+        """Return the scores of all clients' own examples, and those of their strangers.
 
-        Each score is reduced by its mean under the other clients' reports, who never saw the
-        example either: the effect of every report on it is its difficulty.
+        Each score is reduced by the example's mean score under the reports of the other clients,
+        which never saw it: that mean shows how difficult the example is.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -21,9 +21,9 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return the log-odds of "member" by the attack model of each example's class.
+    """Return for each example the log-odds of "member", by the attack model of its class.
 
-    Positive means "member": the method's own threshold is 0.
+    A positive score means "member": the method's own threshold is 0.
     """
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
@@ -41,7 +41,7 @@ def shadow_attack(answers: Answers, references: References) -> Float64s:
 
 
 class _Scale:
-    """Standardises columns to mean 0 and deviation 1 on an attack model's training data."""
+    """Scales columns so that an attack model's training data has mean 0 and deviation 1."""
 
     def __init__(self, columns: Float64s) -> None:
         bounded = np.maximum(columns, _LEAST)

@@ -26,7 +26,7 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Pool:
-    """Examples to ask about, with their owners if the data names them."""
+    """Examples to ask about, and their owners if the data names them."""
 
     x: Float32s
     y: Int64s
@@ -34,14 +34,17 @@ class Pool:
 
     @classmethod
     def training(cls, dataset: Dataset) -> Pool:
-        """Return the training examples that a run trains on: no invalid record is a member."""
+        """Return a pool of the training examples that a run trains on, without invalid records."""
         train, owners = dataset.train, dataset.owners
         usable = np.ones(len(train), bool) if train.usable is None else train.usable
         return cls(train.x[usable], train.y[usable], None if owners is None else owners[usable])
 
     @classmethod
     def everything(cls, dataset: Dataset) -> Pool:
-        """Return a pool of training, then test examples, the latter dealt to the owners in turn."""
+        """Return a pool of the training examples, followed by the test examples.
+
+        If the data names owners, they are dealt the test examples in turn.
+        """
         train, test = cls.training(dataset), dataset.test
         owners = train.owners
         x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
@@ -53,9 +56,9 @@ class Pool:
         return len(self.y)
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """Copy the target with these rows as its training examples, dealt again.
+        """Copy the target with the pool's `rows` as its training examples, dealt to clients again.
 
-        A target with more clients than rows gets as many clients as rows, with one row each.
+        If there are fewer rows than clients, there are as many clients as rows, with one row each.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
@@ -73,9 +76,9 @@ class Pool:
 
 
 def rehearse(target: Target) -> nn.Module:
-    """Run the target's job on its examples, under its protection, and return the final model.
+    """Run the target's job in this process, under its protection, and return the final model.
 
-    Every round is a real one, in this process. The run's record is deleted.
+    The run's record is deleted.
     """
     data = target.job.model_dump()
     data["simulation"]["workers"] = 0
@@ -93,9 +96,9 @@ def play_round(
 ) -> Round:
     """Play one round of the target's job with at most `most` clients, and read its reports.
 
-    `rows` are the pool's rows that the target trains on, in its order, and `strangers` rows that
-    nobody trains on. Each client is asked about different strangers, as many as it has examples if
-    there are enough. A protection that needs more than `most` clients for a round gets them.
+    `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that
+    nobody trains on. Each client is asked about different strangers: as many as it has examples, if
+    there are enough. If the protection needs more than `most` clients for a round, there are more.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))
@@ -112,5 +115,5 @@ def play_round(
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:
-    """Return the indices where `held` is true, and the others."""
+    """Return the indices where `held` is True, and the indices where it is False."""
     return np.flatnonzero(held), np.flatnonzero(~held)

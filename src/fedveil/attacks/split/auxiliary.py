@@ -31,13 +31,13 @@ def invert(
     lr: float = 1e-3,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
-    """Reconstruct examples [examples, *shape] from the evidence, by a trained network.
+    """Reconstruct examples [examples, *shape] from the evidence, by a network trained to do so.
 
-    `public` [n, *shape] are the attacker's examples and `outputs` [n, *output] the bottom's numbers
-    for them, before any protection. Their reports are drawn here afresh in every step, in the
-    evidence's number and with its lies. The network is the best linear map plus a small dense
-    network that corrects it. Every eighth public example decides how much of the correction is
-    used, down to none.
+    `public`, [n, *shape], are the attacker's examples, and `outputs`, [n, *output], the bottom's
+    numbers for them before any protection. Training draws their reports anew in every step, as many
+    of each and with as many flipped bits as the evidence has. The network is the best linear map
+    plus a small dense network that corrects it. Every eighth public example is held out to decide
+    how much of the correction is used, if any.
     """
     seen, inputs = _standing(evidence, outputs), public.flatten(1)
     held = torch.arange(len(public)) % 8 == 7
@@ -58,8 +58,9 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report of these outputs: the numbers, or each bit's chance of
-    1.
+    """Return the expectation of a report of these outputs.
+
+    That is the numbers themselves, or each bit's probability of 1.
     """
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
@@ -68,7 +69,10 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of the evidence's number of reports."""
+    """Draw the mean of as many reports as the evidence has.
+
+    `seen` is a report's expectation.
+    """
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
@@ -76,9 +80,7 @@ def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -
 
 
 class _Linear:
-    """The best linear map from reports to inputs, including the reports' noise: ridge
-    regression.
-    """
+    """The best linear map from noisy reports to inputs: ridge regression."""
 
     def __init__(
         self, centre: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, weights: torch.Tensor
@@ -117,7 +119,7 @@ def _trained(
     lr: float,
     tell: Step,
 ) -> nn.Module:
-    """Train a dense network on reports drawn afresh, to predict the linear map's residual."""
+    """Train a dense network to predict the residual of a linear map, on reports drawn anew."""
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)
     rows = _batches(len(seen), generator)

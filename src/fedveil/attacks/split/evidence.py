@@ -17,7 +17,7 @@ _MOST = 30.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """Reports of one set of examples' outputs: their mean [examples, *output], and their number.
+    """Reports of a part's outputs for some examples: their mean, [examples, *output], and number.
 
     `lie` is the probability with which a bit was flipped, or None if the outputs were sent in the
     clear. Identical reports count as one.
@@ -29,7 +29,10 @@ class Evidence:
 
     @classmethod
     def of(cls, reports: torch.Tensor, privacy: EmbeddingPrivacy | None) -> Evidence:
-        """Collect reports [reports, examples, *output], drawn under EmbeddingDP or plain."""
+        """Return the evidence of `reports`, [reports, examples, *output].
+
+        They were drawn under EmbeddingDP, or sent in the clear if `privacy` is None.
+        """
         mean, count = reports.mean(dim=0), len(reports)
         if privacy is None:
             return cls(mean)
@@ -40,15 +43,16 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the numbers that were sent."""
+        """Return the standard deviation of the numbers that were sent."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:
-        """Return -ln Pr[the reports | outputs] of each example, up to a constant: [examples].
+        """Return how badly candidate outputs fit the reports of each example: [examples].
 
-        Numbers have a small Gaussian error. For bits, the step at 0 becomes a slope of width
-        `slope`, which gives a gradient: each bit is drawn once along the slope, and sent in all
-        reports, with lies. If `lie` is 1/2 the misfit is equal for all outputs.
+        The misfit is -ln Pr[the reports | outputs], up to a constant. Numbers have a small Gaussian
+        error. For bits, the step at 0 becomes a slope of width `slope`, which gives a gradient:
+        each bit is drawn once along the slope, and sent in all reports, which flip it
+        independently. If `lie` is 1/2 the misfit is equal for all outputs.
         """
         if self.lie is None:
             error = (outputs - self.mean) / (_ERROR * self.spread)

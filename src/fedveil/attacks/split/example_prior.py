@@ -17,24 +17,27 @@ _STEP = 0.1
 
 
 class Prior(Protocol):
-    """Distribution of examples. `rate` is a search's initial step size in its numbers."""
+    """Distribution of examples before any evidence. It maps free numbers to examples.
+
+    A search varies these numbers. `rate` is its initial step size.
+    """
 
     @property
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return the numbers of `examples` likely examples."""
+        """Return the numbers of likely examples, `examples` of them."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         """Map numbers to the examples that they represent."""
 
     def cost(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return -ln of the density, up to a constant: [examples]."""
+        """Return -ln of the density at each example's numbers, up to a constant: [examples]."""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal prior, with a mean and a covariance factor · factorᵀ over the flattened example."""
+    """Normal prior over the flattened example, with a mean and the covariance factor · factorᵀ."""
 
     mean: torch.Tensor
     factor: torch.Tensor
@@ -42,8 +45,9 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit public examples [examples, *shape], with variance at least `floor`² in each
-        direction.
+        """Fit a normal prior to public examples [examples, *shape].
+
+        Its variance is at least `floor`² in each direction.
         """
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
@@ -70,7 +74,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Smooth:
-    """Images with values from `low` to `high` whose neighbouring pixels are mostly similar."""
+    """Prior of images with values from `low` to `high` and mostly similar neighbouring pixels."""
 
     shape: tuple[int, ...]
     low: float = 0.0
@@ -88,5 +92,8 @@ class Smooth:
 
 
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
-    """Apply a sigmoid stretched by a tenth on either side and clipped, which reaches both ends."""
+    """Map numbers to [0, 1] by a sigmoid that reaches both ends.
+
+    It is stretched by a tenth on either side, and clipped.
+    """
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)

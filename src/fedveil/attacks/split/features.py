@@ -46,9 +46,10 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Invert the output of every part that reads a column of numbers and at most words beside it.
 
-    Images give the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of the mean
-    public image. Other features give the median over the features of the correlation with the
-    truth, and words how many are right, beside the most common public word of each column.
+    The figures for images are the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of
+    the mean public image. For other features they are the median over the features of the
+    correlation with the truth. For words they are how many are right, beside the most common public
+    word of each column.
     """
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
@@ -85,8 +86,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One part whose output is sent: the examples behind it, the reports, and the inversion
-    methods.
+    """One part whose output is sent, and what its inversion needs.
+
+    That is the examples to find, the reports of them, and the inversion methods.
     """
 
     target: SplitTarget
@@ -95,7 +97,7 @@ class Aim:
 
     @cached_property
     def truth(self) -> torch.Tensor:
-        """The examples to find: the first training examples."""
+        """Return the examples to find: the first training examples."""
         most = by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
         return self._read("train", most)
 
@@ -105,20 +107,23 @@ class Aim:
 
     @cached_property
     def images(self) -> bool:
-        """True if an example is an image, [channels, height, width], of sufficient size."""
+        """Return True if an example is a large enough image, [channels, height, width]."""
         shape = self._read("train", 1).shape[1:]
         return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 7
 
     @property
     def reports(self) -> int:
-        """The largest number of reports of an example that are used."""
+        """Return how many reports of each example are used at most."""
         privacy = self.part.privacy
         drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
         return AVERAGED if drawn else 1
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The evidence by its description: one report, and several if they differ."""
+        """Return the evidence by its description: one report of each example, then several.
+
+        There are several only if repeated reports of an example differ.
+        """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
         found = {"": Evidence.of(reports[:1], self.part.privacy)}
@@ -128,7 +133,7 @@ class Aim:
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The inversion methods by name."""
+        """Return the inversion methods by name."""
         shape = tuple(self.truth.shape[1:])
         alone: Prior = Gaussian.standard(shape)
         if self.images:
@@ -141,13 +146,16 @@ class Aim:
         }
 
     def plain(self, images: torch.Tensor) -> Float64s:
-        """Scale images to values in [0, 1]."""
+        """Scale images to values in [0, 1]. 0 and 1 are the least and greatest public value."""
         low, high = self._range
         scaled: Float64s = ((images.double() - low) / (high - low)).clamp(0, 1).numpy()
         return scaled
 
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield metrics of how near the found examples are to the truth."""
+        """Yield metrics of how near the found examples are to the truth.
+
+        `what` begins their names.
+        """
         if not self.images:
             yield from self._figures_of_table(what, found)
             return
@@ -160,7 +168,7 @@ class Aim:
             yield median(f"{what}{name}", values, guess=of_guess)
 
     def _figures_of_table(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield metrics of numbers, and of words if their vectors were found too."""
+        """Yield metrics of the numbers found and, if words' vectors were found, of the words."""
         numbers = self._numbers
         yield correlation(f"{what}correlation", self.truth[:, :numbers], found[:, :numbers])
         deep = module_of(self.part)
@@ -198,13 +206,13 @@ class Aim:
         return auxiliary.invert(public, outputs, evidence, chance, steps=steps, tell=tell)
 
     def _read(self, subset: Subset, most: int) -> torch.Tensor:
-        """Return the bottom's inputs for a subset's first examples."""
+        """Return the bottom's inputs for the first `most` examples of a subset."""
         found, module = _columns(self.target, self.part, subset, most), module_of(self.part)
         return module.joined(*found).detach() if isinstance(module, Deep) else found[0]
 
     @property
     def _numbers(self) -> int | None:
-        """The number of the bottom's inputs that do not come from words. None means all."""
+        """Return how many of the bottom's inputs do not come from words. None means all."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -218,7 +226,7 @@ class Aim:
         return whitebox_inversion.steady(_layers(module_of(self.part)))
 
     def _other_bottom(self, number: int) -> nn.Module:
-        """Return a bottom of equal architecture, made from a different seed."""
+        """Return a bottom of the same architecture, with weights drawn from another seed."""
         job = self.target.job
         other = job.model_copy(update={"seed": job.seed + 1 + number})
         split = make_split(other, make_task(other))
@@ -226,9 +234,10 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """Return the median over features of the correlation with the truth. Guessing has none.
+    """Return the median, over features, of the correlation of the found values with the truth.
 
-    A constant guess counts as 0. Features that are equal in all examples are left out.
+    Guessing has no correlation: a constant counts as 0. Features that are equal in all examples are
+    left out.
     """
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
@@ -239,7 +248,10 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return the parts that read one column of numbers, and words, and send to another party."""
+    """Return the parts that this attack inverts. Raises `AttackImpossible` if there are none.
+
+    They read one column of numbers, and perhaps words, and send their output to another party.
+    """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:
@@ -257,7 +269,7 @@ def _attackable(target: SplitTarget) -> list[Part]:
 
 
 def _columns(target: SplitTarget, part: Part, subset: Subset, most: int) -> list[torch.Tensor]:
-    """Return a part's inputs for its owner's first examples, column by column."""
+    """Return a part's inputs for its owner's first `most` examples, one tensor per column."""
     rows = target.rows[subset][part.owner]
     held = rows.batch(np.arange(min(most, rows.count))).columns
     return [held[name] for name in part.columns]
@@ -269,5 +281,8 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress in hundredths of an inversion."""
+    """Report progress of `before` inversions and of one that has done `done` of `of` steps.
+
+    There are `total` inversions, each of which counts as a hundred steps.
+    """
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -40,9 +40,10 @@ _WINDOW = 20
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Infer the labels at the first follower, from one first step and from many steps.
 
-    Step 1 is played with several batches. In each of them the attacker knows one label of every
-    class, 10 at most. Over the steps it knows 10, of the examples that come first; or none, and its
-    groups are then matched to the classes so that most are right.
+    The first step is played with several batches, in each of which the attacker knows one label of
+    every class, 10 at most. Over many steps it knows 10 labels, those of the examples that come
+    first; or it knows none, and the groups that it finds are matched to the classes so that most
+    are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -77,7 +78,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _protection(privacy: PrivacySettings) -> str:
-    """Return the names of the labels' protections."""
+    """Return the names of the protections that `privacy` gives the labels."""
     defence = privacy.label_protection
     held = [] if privacy.label_dp is None else ["label_dp"]
     return ", ".join(held + ([] if defence is None else [defence.name])) or "none"
@@ -85,10 +86,10 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """Some of a run's steps: directions, the sum of each example's norms, and its true label.
+    """What a follower saw of a run's steps: each example's gradient directions and summed norms.
 
-    `added` has gradients added up over epochs and cuts, [examples, values] each: all epochs'
-    (`sum`), and the later half's less the earlier half's (`change`).
+    `true` are the examples' true labels. `added` holds two summaries of the gradients themselves,
+    [examples, values] each, from `_added`.
     """
 
     windows: list[Window]
@@ -99,7 +100,7 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Follower:
-    """The attacking follower of a job, and its assumed knowledge of the classes."""
+    """The attacking follower of a job, and what it is assumed to know of the classes."""
 
     target: SplitTarget
     party: str
@@ -130,16 +131,19 @@ class _Follower:
 
     @cached_property
     def shares(self) -> Float64s:
-        """The share of each class, assumed public."""
+        """Return the share of each class, which is assumed to be public."""
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """Return the gradients of a step, part by part, or zeros if none are sent."""
+        """Return the gradients of a step, part by part, or zeros if none are sent.
+
+        There are `examples` rows.
+        """
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
     def begun(self, steps: int, watch: Watch) -> _Begun:
-        """Collect the follower's view of the first steps."""
+        """Collect what the follower sees of the run's first `steps` steps."""
         came, looks = [], []
         for positions, crossed in self.target.begun(steps):
             came.append(positions)
@@ -157,10 +161,10 @@ class _Follower:
         return _Begun(windows, norms, self.true[examples], added)
 
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess the classes from directions and the labels known at `known`.
+        """Guess each example's class, from gradient directions and the labels at indices `known`.
 
-        Under LabelDP groups are found first, since training may have used other labels than those
-        known.
+        Under LabelDP groups of examples are found first, and then named by the known labels, since
+        training may have used other labels than these.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -169,7 +173,10 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess the classes from groups found without labels. Those at `known` name the groups."""
+        """Guess each example's class, from groups that are found without labels.
+
+        The true labels at indices `known` then name the groups.
+        """
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -177,13 +184,16 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses, beside the share of the most common class."""
+        """Return the share of right guesses among the examples `of`.
+
+        It is compared with the share that guessing the most common class gets right.
+        """
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
-    """Return the share of right labels over several candidate first steps."""
+    """Return the share of labels inferred from a first step, over `batches` possible batches."""
     size = follower.target.job.batch_size
     drawn = Seeded(0, "first step").generator()
     guesses, truth, judged, before = [], [], [], 0
@@ -206,11 +216,13 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
 def _added(
     examples: Int64s, came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]]
 ) -> dict[str, Float64s]:
-    """Return each example's gradients of all cuts, added up over the steps.
+    """Return two summaries of each example's gradients over the steps, all cuts side by side.
 
-    Each step's gradients are divided by their root mean square length, so that all epochs count
-    alike. Noise that is drawn anew averages out of `sum`; noise that an example keeps cancels in
-    `change`, the mean over its later steps less that over its earlier ones.
+    `sum` is their sum, in which noise that is drawn anew averages out. `change` is the mean in the
+    later half of the steps less the mean in the earlier half, in which noise that an example keeps
+    cancels. `came[s]` holds the examples of step s, and `looks[s]` their gradients, cut by cut.
+    Each cut's gradients are divided by their root mean square length in the step, so that all
+    epochs count alike.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))
@@ -226,14 +238,17 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC of the rows' first singular vector, turned so that it is above 1/2."""
+    """Return the AUC with which the rows' first singular vector separates the rare class.
+
+    Its sign is chosen so that the AUC is above 1/2.
+    """
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:
-    """Draw the positions of `count` examples, evenly from all classes while they last."""
+    """Draw the positions of `count` examples, equally many of each class while they last."""
     order = drawn.permutation(len(labels))
     turns = np.empty(len(labels), np.int64)
     for value in np.unique(labels):

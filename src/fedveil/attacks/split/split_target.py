@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """Tensors sent in one step, by part, as received, with rows in the batch's order.
+    """Tensors that were sent in one step, by part, as received. Rows are in the batch's order.
 
-    `outputs` are sent from one party's part to another's: numbers, or the bits of EmbeddingDP as
-    0.0 and 1.0. `gradients` are returned for them, of the step's mean loss. If two parties sent
-    one, they are added, as the part's owner does.
+    `outputs` are sent from one party's part to another party's: numbers, or the bits of EmbeddingDP
+    as 0.0 and 1.0. `gradients` are returned for them, of the step's mean loss. If two parties sent
+    a gradient for one part, it is their sum, which the part's owner computes.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -59,8 +59,8 @@ class Crossed:
 class SplitTarget:
     """A vertical job, its split model with weights, and every party's rows in the agreed order.
 
-    `told` are the labels that training uses, after LabelDP; the true ones are in `rows`. `trained`:
-    whether the weights are a run's result, or the initial ones.
+    `told` are the labels that training uses, after LabelDP; the true labels are in `rows`.
+    `trained` says that the weights are a run's result and not the initial ones.
     """
 
     job: VerticalJob
@@ -72,7 +72,7 @@ class SplitTarget:
 
     @classmethod
     def of(cls, job: VerticalJob) -> SplitTarget:
-        """Set up a job before its first step, with all of its parties on this machine."""
+        """Set up a job before its first step, with the data of all its parties."""
         return cls._made(job, None)
 
     @classmethod
@@ -99,7 +99,7 @@ class SplitTarget:
         return cls(job, task, split, rows, told)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
-        """Copy the target under a different `privacy` block of the job."""
+        """Copy the target, with this `privacy` block in its job."""
         job = self.job.model_copy(update={"privacy": privacy})
         split = make_split(job, self.task)
         split.joined().load_state_dict(self.split.joined().state_dict())
@@ -108,11 +108,11 @@ class SplitTarget:
 
     @property
     def examples(self) -> int:
-        """The number of training examples."""
+        """Return the number of training examples."""
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the crossing of a part. If it has several receivers, returns the first."""
+        """Return how a part's output is sent. If it has several receivers, the first counts."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -122,8 +122,9 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """Return the ledger's epsilon for an example whose part's output was sent `reports`
-        times.
+        """Return the ledger's epsilon for an example whose output of a part was sent several times.
+
+        `reports` is that number.
         """
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
@@ -134,8 +135,7 @@ class SplitTarget:
         return figure
 
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
-        """Play one step of the job on the training examples at `positions`, and return its
-        messages.
+        """Play one step on the training examples at `positions`, and return its messages.
 
         The parties are the run's own, each on a copy of its parts: nothing is learnt. A different
         `step` draws different reports of the examples, as another epoch would. The run's first step
@@ -145,9 +145,9 @@ class SplitTarget:
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Yield each of the run's next `steps` steps: its examples, and the messages.
+        """Yield each of the run's next `steps` steps: its examples, and the messages sent.
 
-        The parties train on copies of their parts, which the next step continues from.
+        The parties train copies of their parts, from one step to the next.
         """
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
@@ -174,13 +174,14 @@ class SplitTarget:
         return self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
 
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
-        """Return a part's output as its receiver has it: [reports, examples, *output]."""
+        """Return a part's output as its receiver gets it: [reports, examples, *output]."""
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient that a part's owner receives for these examples: [examples,
-        *output].
+        """Return the gradient that a part's owner receives for the examples at `positions`.
+
+        It is [examples, *output].
         """
         gradients = self.crossed(positions).gradients
         if part not in gradients:
@@ -219,7 +220,7 @@ class SplitTarget:
     def _arrived(
         self, heard: list[tuple[str, Message]], step: int, sizes: tuple[int, ...]
     ) -> Crossed:
-        """Return the tensors among the messages, checked and decoded as their receivers do."""
+        """Return the tensors in the messages `heard`, checked and decoded as their receivers do."""
         found: dict[tuple[Crossing, bool], dict[int, torch.Tensor]] = defaultdict(dict)
         for sender, message in heard:
             if message.get("kind") != "tensor":
@@ -247,7 +248,7 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run the party's side of a conversation, and copy its messages to `heard`."""
+    """Run one party's side of a conversation, and append each of its messages to `heard`."""
     answer: Message | None = None
     while True:
         try:
@@ -271,9 +272,9 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """Return the leader's training rows with the labels to train on.
+    """Return the leader's training rows with the labels that training uses.
 
-    A run uses its saved labels.
+    A run in `folder` has saved them. Otherwise they are drawn.
     """
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:

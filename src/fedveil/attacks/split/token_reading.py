@@ -24,14 +24,15 @@ _BEFORE = 20.0
 
 
 def lie(eps: float | None) -> float:
-    """Return the probability that EmbeddingDP flips a bit, 1 / (1 + e^(eps/2)); 0 for None."""
+    """Return the probability that EmbeddingDP flips a bit: 1 / (1 + e^(eps/2)), or 0 for None."""
     return 0.0 if eps is None else float(special().expit(-eps / 2))
 
 
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
-    """Return the row of `known` [words, values] nearest to each of `sent` [tokens, values].
+    """Return, for each vector sent, the index of the nearest row of a known table.
 
-    Bits are compared with the bits of a table. Ties go to the first row.
+    `sent` is [tokens, values], and `known` is [words, values]. Bits are compared with the bits of
+    the table. Ties go to the first row.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)
@@ -41,8 +42,8 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
     """Return the probability that EmbeddingDP sends 1 for each of `values`.
 
-    `blur` is the spread of the error in the attacker's values, as of an older table: then a value
-    near 0 says little of its bit. With 0 the values are exact.
+    `blur` is the standard deviation of the error in the attacker's values, as of an older table:
+    then a value near 0 says little of its bit. With 0 the values are exact.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -54,10 +55,11 @@ def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
 
 
 def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64s:
-    """Return ln Pr[these reports | word], [tokens, words].
+    """Return ln Pr[the reports of a token | word] for all tokens and words, [tokens, words].
 
-    `ones` [tokens, values] counts the 1s in `reports` reports. `ones_odds` [words, values] is the
-    probability of a 1 in each. With one report and a known table, the order is that of `nearest`.
+    `ones`, [tokens, values], counts the 1s in `reports` reports. `ones_odds`, [words, values], is
+    the probability of a 1 in one report. With one report and a known table, words are ordered as by
+    `nearest`.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
@@ -66,17 +68,20 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 
 
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
-    """Return ln Pr[sent | word], up to a constant, for normal errors of spread `blur`."""
+    """Return ln Pr[sent vector | word] for all tokens and words, up to a constant.
+
+    Errors are normal with standard deviation `blur`.
+    """
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
     return found
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """Learn a table from known text: the mean of each word's messages, and their number.
+    """Return a table learnt from known text: the mean of each word's messages, and their number.
 
-    Bits start with one report of 1/2, so that the means are probabilities of a 1. A word that never
-    occurs has the mean of all.
+    Means of bits start from one report of 1/2, so that they are probabilities of a 1. A word that
+    never occurs has the mean of all.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -87,14 +92,17 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
 
 @dataclass(frozen=True)
 class Habits:
-    """Language statistics of a text: how frequent each word is, and each after each."""
+    """Statistics of a text: how frequent each word is, and how frequent after each other word."""
 
     words: Float64s
     after: Float64s
 
     @classmethod
     def of(cls, tokens: Int64s, words: int) -> Habits:
-        """Count a text in its order. A pair that never occurs is as likely as its second word."""
+        """Count the words of a text, and its pairs of words.
+
+        A pair that never occurs is as likely as its second word.
+        """
         single = np.bincount(tokens, minlength=words) + 1.0
         single /= single.sum()
         pairs = np.zeros((words, words))
@@ -104,11 +112,11 @@ class Habits:
         return cls(single.astype(np.float64), after)
 
     def posterior(self, likelihood: Float64s) -> Float64s:
-        """Return the probability of each word at each place given all reports: [texts, length,
-        words].
+        """Return the probability of each word at each place, given all reports of its text.
 
-        `likelihood` is logarithmic and has an equal shape. The text is modelled as a Markov chain
-        of these frequencies. Its forward and backward passes give the posterior of each place.
+        `likelihood` is logarithmic. It and the result are [texts, length, words]. The text is
+        modelled as a Markov chain of these frequencies, whose forward and backward passes give the
+        posterior.
         """
         seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
         forward, backward = np.empty_like(seen), np.empty_like(seen)
@@ -125,9 +133,9 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the most likely word at each place [texts, length].
+    """Return the most likely word at each place: [texts, length].
 
-    Without habits the prior of all words is uniform.
+    Without `habits` all words are equally likely beforehand.
     """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
@@ -135,11 +143,12 @@ def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
 
 
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
-    """Recover the next tokens from the gradient of `hidden` [places, values], sent to a head.
+    """Return the next token at each place, from the gradient of the head's input there.
 
-    The head's scores are inner products with the rows of `word`, and the loss is the mean
-    cross-entropy of `tokens` tokens. Then tokens · gradient = (mean of the rows by their
-    probabilities) - (row of the next token): it is the row nearest to the difference.
+    `hidden`, [places, values], is that input, which was sent to the head. The head's scores are
+    inner products with the rows of `word`, and the loss is the mean cross-entropy of `tokens`
+    tokens. Then tokens · gradient = (mean of the rows by their probabilities) - (row of the next
+    token): that row is the nearest to the mean less tokens · gradient.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)
@@ -156,10 +165,11 @@ def bit_told(eps: float | None, reports: int = 1) -> float:
 
 
 def bit_information(eps: float | None) -> float:
-    """Return the information of one report of an even bit, in bits: 1 - h(q), h the binary entropy.
+    """Return how much one report tells of a bit that is 0 or 1 with equal probability, in bits.
 
-    Reports of a word and of its neighbours must carry log2(words) bits together. With less, no
-    attacker finds a word among `words` equally likely ones, except by luck.
+    That is 1 - h(q), with the flip probability q and the binary entropy h. Reports of a word and of
+    its neighbours must carry log2(words) bits together. With less, no attacker finds a word among
+    `words` equally likely ones, except by luck.
     """
     q = lie(eps)
     entropy = 0.0 if q == 0 else -(q * math.log2(q) + (1 - q) * math.log2(1 - q))
@@ -167,14 +177,16 @@ def bit_information(eps: float | None) -> float:
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """Return how often the likeliest word is right, for words with independent even codes.
+    """Return how often the likeliest word is right, if the words' codes are random bits.
 
-    One report of `values` bits, all words equally likely, ties guessed. The true code agrees with
-    the report in A ~ Bin(values, 1 - q) bits and every other one in Bin(values, 1/2) of its own:
+    There is one report of `values` bits, all words are equally likely, and ties are guessed. With
+    the flip probability q, the true code agrees with the report in A ~ Bin(values, 1 - q) bits, and
+    every other code in Bin(values, 1/2) bits, independently:
 
         sum over a of  Pr[A = a] · (F(a)^words - F(a - 1)^words) / (words · f(a)),
 
-    f and F the probability mass and the distribution function of Bin(values, 1/2). It is exact.
+    where f and F are the probability mass and the distribution function of Bin(values, 1/2). The
+    result is exact.
     """
     integer("words", words, 1)
     true = _binomial(values, lie(eps))[::-1]
@@ -191,7 +203,7 @@ def ceiling(values: int, words: int, eps: float | None) -> float:
 
 
 def _binomial(n: int, p: float) -> Float64s:
-    """Return the probabilities of Bin(n, p) on 0..n."""
+    """Return the probabilities of 0..n under the binomial distribution Bin(n, p)."""
     k = np.arange(n + 1)
     log_choose = _log_binomial(n) + n * math.log(2)
     law: Float64s = np.exp(log_choose + special().xlogy(k, p) + special().xlog1py(n - k, -p))

@@ -40,9 +40,10 @@ _BLUR = 0.5
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens at the follower, from vectors and from gradients.
 
-    It has the leader's tokenizer and, as each metric says, the leader's tables ("known table"),
-    those that the shared seed gives ("own copy", of a finished run), or the text of as many windows
-    as it reads ("known text"). For "with habits" it also has held-out text of the same kind.
+    The follower has the leader's tokenizer. As each metric says, it also has the leader's tables
+    ("known table"), those that the shared seed gives ("own copy", of a finished run), or the text
+    of as many windows as it reads ("known text"). For "with habits" it has held-out text of the
+    same kind too.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -74,7 +75,11 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Recover the tokens from the forward pass, as each attacker does."""
+    """Return the tokens that each attacker recovers from the vectors of the forward pass.
+
+    `read` are the messages of the windows to read, and `pairs` those of windows whose text is
+    known.
+    """
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -95,7 +100,10 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Recover the next tokens from the backward pass, if anything is sent back."""
+    """Return the next tokens that each attacker recovers from the backward pass.
+
+    The result is empty if nothing is sent back.
+    """
     if read.returned is None:
         return {}
     found = {
@@ -109,7 +117,7 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The two crossings of a language model, the leader's tables, and held-out text."""
+    """What a language model's two cuts send, the leader's tables, and held-out text."""
 
     target: SplitTarget
     part: str
@@ -145,7 +153,7 @@ class _Cut:
 
     @property
     def bits(self) -> bool:
-        """True if EmbeddingDP's bits are sent."""
+        """Return True if the bits of EmbeddingDP are sent, and not numbers."""
         return self.target.crossing(self.part).privacy is not None
 
     @property
@@ -163,19 +171,22 @@ class _Cut:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """The number of words, and of each one's values."""
+        """Return the number of words, and the number of values of a word's vector."""
         words, values = self.word.shape
         return words, values
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """The tables before the first step, as any party makes them from the job's seed."""
+        """Return the tables before the first step, which any party can make from the job's seed."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the word whose vector, or bits, are nearest at each place."""
+        """Return, at each place, the word whose vector or bits are nearest to those sent.
+
+        `word` and `position` are the tables of words' and positions' vectors.
+        """
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -185,7 +196,11 @@ class _Cut:
     def likelihood(
         self, sent: Float64s, reports: int, word: Float64s, position: Float64s, blur: float = 0.0
     ) -> Float64s:
-        """Return ln Pr[reports | word] at each place. `sent` are sums of `reports` reports."""
+        """Return ln Pr[reports | word] at each place. `sent` holds sums of `reports` reports.
+
+        `word` and `position` are the tables of words' and positions' vectors, and `blur` is the
+        standard deviation of their error.
+        """
         spread = (blur or 1e-3 * float(word.std())) / math.sqrt(reports)
         found = np.empty((*sent.shape[:2], len(word)))
         for place in range(sent.shape[1]):
@@ -198,7 +213,7 @@ class _Cut:
         return found
 
     def by_text(self, pairs: _Heard, sent: Float64s) -> Int64s:
-        """Recover the words by a table learnt from messages for known text."""
+        """Return the words sent, by a table learnt from messages whose text is known (`pairs`)."""
         flat = pairs.first.reshape(-1, pairs.first.shape[-1])
         table, _ = learnt(flat, pairs.truth.reshape(-1), self.shape[0])
         given = sent.reshape(-1, sent.shape[-1])
@@ -211,7 +226,7 @@ class _Cut:
 class _Heard:
     """Messages for some windows: their first report, the sum of all, and the returned gradients.
 
-    `returned` are the gradients and the values they belong to, [tokens, values], or None.
+    `returned` holds the gradients and the values that they belong to, [tokens, values], or is None.
     """
 
     first: Float64s

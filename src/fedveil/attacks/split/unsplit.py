@@ -31,7 +31,7 @@ _SLOPE = 0.3
 
 @dataclass(frozen=True)
 class Recovered:
-    """The inputs [examples, *shape], their bottom, and the misfit of both."""
+    """The inputs [examples, *shape] found, the bottom found with them, and how badly both fit."""
 
     inputs: torch.Tensor
     bottom: nn.Module
@@ -49,12 +49,13 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Improve dummy inputs from `low` to `high`, and a dummy bottom, in turn.
+    """Find inputs and a bottom that fit the evidence, by improving dummies of both in turn.
 
-    `make` returns a bottom of the right architecture with different weights for every number.
-    `starts` of them are tried for a third of the rounds, and the one that fits best gets all of
-    `rounds`. If two solutions fit equally (an image and its negative, say), the darker and smoother
-    is chosen, as in the source. `tell` is called in every round.
+    Inputs lie between `low` and `high`. `make` returns a bottom of the right architecture with
+    different weights for every number. `starts` of them are tried for a third of the rounds, and
+    the one that fits best gets all of `rounds`. If two solutions fit equally (an image and its
+    negative, say), the darker and smoother is chosen, as in the source. `tell` is called in every
+    round.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds
@@ -74,7 +75,7 @@ def _told(tell: Step, first: int, total: int, done: int) -> None:
 
 
 class _Pair:
-    """Dummy inputs and a dummy bottom."""
+    """Dummy inputs and a dummy bottom, which are improved in turn."""
 
     def __init__(
         self, bottom: nn.Module, numbers: torch.Tensor, evidence: Evidence, low: float, high: float
@@ -112,7 +113,10 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the misfit, 1 for always guessing the mean of the evidence."""
+        """Return the misfit of the bottom's outputs for these inputs.
+
+        It is 1 if the mean of the evidence is always guessed.
+        """
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale
@@ -126,7 +130,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of uninformative outputs: the mean of numbers, or even odds for bits."""
+    """Return the misfit of a guess that knows nothing: the numbers' mean, or even odds for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

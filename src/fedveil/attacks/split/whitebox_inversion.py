@@ -33,10 +33,10 @@ def invert(
     steps: int = 600,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
-    """Return the most likely examples given the evidence: [examples, *shape].
+    """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    Adam on the prior's numbers, from the prior's own start, at a rate that falls to 0. If the
-    evidence is empty the search stays at the prior's most likely examples.
+    The search is Adam on the prior's numbers, from the prior's own start, at a rate that falls to
+    0. If the evidence is empty it stays at the prior's most likely examples.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():
@@ -56,13 +56,13 @@ def invert(
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
-    """Set the learning rate at this share of the steps: half a cosine, down to 0."""
+    """Set the learning rate for the step at `share` of all steps: half a cosine from `lr` to 0."""
     for group in optimizer.param_groups:
         group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
 
 
 def steady(module: nn.Module) -> nn.Module:
-    """Copy a module for computing, not training: in training mode except for dropout."""
+    """Copy a module, in training mode except for dropout, to compute with but not to train."""
     own = copy.deepcopy(module).requires_grad_(False).train()
     for inner in own.modules():
         if isinstance(inner, nn.modules.dropout._DropoutNd):

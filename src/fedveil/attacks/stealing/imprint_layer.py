@@ -32,11 +32,11 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """Content of every cell: sums of delta * x, and of delta.
+    """What a reported change says about every cell: the sums of delta * x and of delta.
 
-    `known` marks the cells that report any.
-
-    `noise` is the standard deviation of an entry, estimated from the cells that no example reaches.
+    The sums are over the cell's examples x, with delta the loss's derivative at the cell's neuron.
+    `known` marks the entries that were reported. `noise` is the standard deviation of an entry,
+    estimated from the cells that no example reaches.
     """
 
     weights: Float64s
@@ -50,10 +50,11 @@ class Cells:
 
 @dataclass(frozen=True)
 class Imprint:
-    """Statistics [statistics, features] of an example, and the rising bounds of each one's cells.
+    """A layer that sorts examples into cells by statistics, so that its gradient reveals them.
 
-    A row of `edges` has one bound more than there are cells. No example reaches the last cell,
-    which measures the noise.
+    `directions`, [statistics, features], compute the statistics of an example. Each row of `edges`
+    holds the rising bounds of one statistic's cells: one bound more than there are cells. No
+    example reaches the last cell, which measures the noise.
     """
 
     directions: Float64s
@@ -69,10 +70,10 @@ class Imprint:
         form: Form = "window",
         rng: np.random.Generator | None = None,
     ) -> Imprint:
-        """Make `cells` cells for each statistic, equally likely under the `public` examples.
+        """Make an imprint with `cells` cells for each of several statistics.
 
-        The first statistic is the mean of all features. Each further one is a random combination,
-        drawn from `rng`.
+        Cells are equally likely for `public` examples. The first statistic is the mean of all
+        features. Each further one is a random combination, drawn from `rng`.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -86,28 +87,28 @@ class Imprint:
 
     @property
     def statistics(self) -> int:
-        """The number of statistics."""
+        """Return the number of statistics."""
         return len(self.directions)
 
     @property
     def cells(self) -> int:
-        """The number of cells of each statistic, including the unreached one."""
+        """Return the number of cells of each statistic, including the one no example reaches."""
         return int(self.edges.shape[1]) - 1
 
     @property
     def rows(self) -> int:
-        """The number of rows of the layer."""
+        """Return the number of rows of the layer's weight."""
         return self.statistics * (self.cells + (self.form == "relu"))
 
     @property
     def unreached(self) -> Bools:
-        """Mask of the cells that no example reaches."""
+        """Return a mask of the cells that no example reaches."""
         last = np.zeros((self.statistics, self.cells), np.bool_)
         last[:, -1] = True
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the cell of each statistic that an example is in: [examples, statistics]."""
+        """Return the cell of each statistic that each example is in: [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)
@@ -116,7 +117,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the rows' weights and biases. `whisper` is the size of an activation."""
+        """Return the layer's weights and biases. `whisper` is the size of an activation."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -128,10 +129,10 @@ class Imprint:
         return weights.reshape(self.rows, -1), (-slope * low).ravel()
 
     def model(self, classes: int, gain: float) -> nn.Sequential:
-        """Build the layer and a readout of strength `gain`, for examples of any shape.
+        """Return a model of this layer and a readout of strength `gain`, for examples of any shape.
 
-        A step at rate lr over a batch of b changes the bias of an example's row by about gain * lr
-        / b.
+        A local step at learning rate lr over a batch of b examples changes the bias of an example's
+        row by about gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)
@@ -148,7 +149,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Decode every cell from a reading of a change of `model`."""
+        """Return what a reading of a change of `model` says about every cell."""
         features = self.directions.shape[1]
         stop = self.rows * features
 
@@ -171,7 +172,10 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return rising bounds of equally likely cells. The outer cells extend far beyond the data."""
+    """Return the rising bounds of cells into which equally many of `values` fall.
+
+    The outer cells extend far beyond the data.
+    """
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

@@ -32,12 +32,16 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return each statistic's cells: 4 per example, or 1.6 over all of several, plus 8 spare."""
+    """Return how many cells each statistic needs to recover this number of examples.
+
+    That is 4 per example if there is one statistic. If there are several, it is 1.6 per example,
+    divided among them. 8 spare cells are added for each statistic.
+    """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
-    """Return candidate examples from a change of the imprint's model, often none.
+    """Return candidate examples from a reported change of the imprint's model; there may be none.
 
     The attacker knows the model that it sent, the reading, and public examples (`prior`).
     """
@@ -53,10 +57,11 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Estimate each cell's sum of delta, and its error.
+    """Return an estimate of delta for each cell, summed over its examples, and its standard error.
 
-    With noise, the weights give a second and better estimate: their product with the statistic's
-    direction is delta times a number that is known up to the cell's width.
+    delta is the loss's derivative at the cell's neuron, whose sum is the bias's gradient. With
+    noise, the gradients of the weights give a second and better estimate: their product with the
+    statistic's direction is delta times the statistic, which is known up to the cell's width.
     """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
@@ -78,11 +83,12 @@ def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
 def _peeled(
     imprint: Imprint, cells: Cells, there: Bools, prior: PublicLaw
 ) -> tuple[Float64s, Int64s]:
-    """Find certain examples and subtract them one by one. Returns them and the cells left.
+    """Find the examples that are alone in a cell, and subtract them from their other cells.
 
-    A cell holds one example if its delta is one example's and the quotient lies in the range of
-    values and in the cell. Two of one sign have twice the delta, two of different signs none, three
-    of different signs are almost never in the range.
+    `there` marks the cells that hold something. Returns the examples, and the cells that are left.
+    A cell holds one example if its delta is one example's, and if its quotient of sums lies in the
+    range of values and in the cell. Two examples with deltas of one sign have twice the delta, two
+    of different signs none, and three of different signs are almost never in the range.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -116,12 +122,15 @@ def _peeled(
 
 
 def _among(example: Float64s, found: Float64s, slack: float) -> bool:
-    """Return True if an example has been found before."""
+    """Return True if an example is among those found, with no feature further away than `slack`."""
     return bool(len(found)) and bool(np.abs(found - example).max(axis=1).min() < slack)
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells that an example is certainly in, and the one it was found in."""
+    """Return the cells that an example is certainly in, and `cell`, in which it was found.
+
+    `noise` is the standard deviation of its entries.
+    """
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)
@@ -130,9 +139,10 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Return True for examples that may lie in their cell; with `noise` negated, that surely do.
+    """Return a mask of the examples that may lie in their cell.
 
-    `noise` is that of an example's entries.
+    `noise` is the standard deviation of their entries. If it is negated, the mask is of examples
+    that surely lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

@@ -14,7 +14,7 @@ _UNSEEN = 1e-3
 
 @dataclass(frozen=True)
 class PublicLaw:
-    """Mean and covariance of public examples, the latter by its axes, and the range of values."""
+    """Distribution of public examples: mean, covariance (by its axes), and range of values."""
 
     mean: Float64s
     axes: Float64s
@@ -24,7 +24,7 @@ class PublicLaw:
 
     @classmethod
     def of(cls, public: Array) -> PublicLaw:
-        """Fit `public` examples [examples, ...]."""
+        """Fit the distribution to `public` examples [examples, ...]."""
         flat = public.reshape(len(public), -1).astype(np.float64)
         mean = flat.mean(axis=0)
         centred = flat - mean
@@ -35,7 +35,7 @@ class PublicLaw:
         )
 
     def restore(self, noisy: Float64s, noise: Float64s, known: Bools | None = None) -> Float64s:
-        """Denoise examples with the least mean squared error (Wiener's filter).
+        """Return denoised examples, with the least mean squared error (Wiener's filter).
 
         Row i has noise of standard deviation `noise[i]` in every feature, none if that is 0.
         Features that are not `known` are replaced by the mean's.
@@ -49,6 +49,6 @@ class PublicLaw:
         return np.clip(best, self.low, self.high)
 
     def unit(self, examples: Array) -> Float64s:
-        """Convert examples to rows with values in [0, 1], for image metrics."""
+        """Return examples as rows with values in [0, 1], for image metrics."""
         flat = examples.reshape(len(examples), len(self.mean)).astype(np.float64)
         return (flat - self.low) / max(self.high - self.low, 1e-12)

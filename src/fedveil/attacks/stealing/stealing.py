@@ -38,7 +38,8 @@ _SHOWN = 10
 class Loot:
     """The clients' examples and the attacker's candidates, as rows with values in [0, 1].
 
-    `public` are as many public examples as there are private ones: the candidates of a guess.
+    `public` are as many public examples as there are private ones. They serve as the candidates of
+    an attacker that guesses.
     """
 
     originals: Float64s
@@ -47,8 +48,9 @@ class Loot:
     saw: str
 
     def figures(self) -> list[Measured]:
-        """Return the share recovered, its quality, and the share of candidates that are true, if
-        any.
+        """Return the share of examples recovered, their quality, and the share of true candidates.
+
+        The last is left out if there are no candidates.
         """
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
@@ -63,7 +65,10 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Draw originals above their nearest candidates, if these are images and there are any."""
+        """Draw originals above their nearest candidates.
+
+        Returns None without images or candidates.
+        """
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -72,8 +77,9 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return the most pairs (original, offered) at that PSNR or above in which none occurs
-    twice.
+    """Return the most pairs (original, candidate) that are alike, none occurring twice.
+
+    Two are alike if their PSNR is at least `decibels`.
     """
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
@@ -87,7 +93,7 @@ def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_
 
 
 def _errors(originals: Float64s, offered: Float64s) -> Float64s:
-    """Return the mean squared errors of all pairs."""
+    """Return the mean squared error of every original and every candidate."""
     squares = np.sum(originals**2, axis=1)[:, None] + np.sum(offered**2, axis=1)
     errors: Float64s = np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
     return errors
@@ -111,8 +117,9 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """Copy the target with only one cohort's clients, holding at most `wanted` examples
-    together.
+    """Copy the target with only one cohort's clients.
+
+    Together these hold at most `wanted` examples.
     """
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
@@ -126,11 +133,10 @@ def steal(
 ) -> tuple[Loot, Target]:
     """Attack one round of the target's clients.
 
-    Returns the loot, and the target with the model sent.
-
-    The attacker first sends a model that suffices for one client's report. If the reports reveal
-    nothing it plays the round again, with a model that suffices for the sum of the cohort. An
-    attacker that knows the job sends that one at once.
+    Returns the loot, and the target with the model sent. The attacker first sends a model that
+    suffices for one client's report. If the reports reveal nothing it plays the round again, with a
+    model that suffices for the sum of the cohort. An attacker that knows the job sends that model
+    at once.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
@@ -155,7 +161,10 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play one round in which the clients receive an imprint of `cells` cells."""
+    """Play one round in which the clients receive an imprint of `cells` cells per statistic.
+
+    Returns the target with that model, the imprint, the readings, and the round's aggregate.
+    """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "

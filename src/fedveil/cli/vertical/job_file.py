@@ -30,7 +30,8 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
         from fedveil.federated.job import Job
 
         refuse_their_vertical(path)
-        refuse_other_kind(path, VerticalJob, Job, "`fedveil run` trains it")
+        run = f"is a federated job. Run it with: fedveil run {path}"
+        refuse_other_kind(path, VerticalJob, Job, run)
         raise
 
 

@@ -18,6 +18,7 @@ from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import ended, load, of_accounts, say_accounts
 from fedveil.cli.vertical.machines import look
 from fedveil.errors import JobError
+from fedveil.record.run_folder import refuse_taken
 from fedveil.vertical.memory_reuse import keep_freed_memory
 
 
@@ -36,6 +37,7 @@ def run(
     keep_freed_memory()
     # The job is checked before torch is imported.
     if resume is None:
+        refuse_taken(out, "fedveil vertical run")
         settings = load(job, overrides)
         work = partial(vertical.train, settings, out)
     elif job is None and not overrides and out is None:

@@ -1,7 +1,7 @@
-"""The client's side of a round: trains and protects.
+"""The client's side of a round: trains clients and makes their reports.
 
-One object serves many clients in turn, in the calling process or in a worker. A client's randomness
-is derived from its number and the round, so it does not matter which process serves it, or when.
+One object plays many clients in turn, in the calling process or in a worker. A client's randomness
+is derived from its number and the round, so it does not matter which process plays it, or when.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 @dataclass
 class Trained(Answer):
-    """An update, valid until the next one is requested."""
+    """A client's update. The array is valid until the next one is requested."""
 
     update: Update
 
 
 @dataclass
 class Made(Answer):
-    """A report that is not encoded yet, valid until the next answer is requested."""
+    """A client's report that is not encoded yet. It is valid until the next answer is requested."""
 
     message: Message
 
@@ -49,7 +49,7 @@ class Made(Answer):
 class ClientsData:
     """All clients' examples. Client c owns the rows indices[offsets[c]:offsets[c + 1]] of x and y.
 
-    Examples that are not `usable` have no effect. None means that all are usable.
+    Examples that are not `usable` have no effect. None means that all examples are usable.
     """
 
     x: Array
@@ -62,17 +62,17 @@ class ClientsData:
     def of_one(
         cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
     ) -> ClientsData:
-        """Return the data of a single client. The clients before it have no examples."""
+        """Return data in which only `client` has examples: x and y. All other clients have none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
         return cls(x, y, np.arange(len(y)), offsets, usable)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, without absent ones."""
+        """Return the arrays by name, without those that are None."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
     def only(self, client: ClientId) -> ClientsData:
-        """Return the data with only this client's examples."""
+        """Return this data without the examples of other clients."""
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         usable = None if self.usable is None else self.usable[mine]
         return self.of_one(client, self.x[mine], self.y[mine], usable)
@@ -82,7 +82,10 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's own examples, without a copy if they are to stay `unchanged`."""
+        """Return the client's own examples. They are a view if they are to stay `unchanged`.
+
+        `entropy` is the randomness of the client's training.
+        """
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -98,7 +101,7 @@ def _is_run(indices: npt.NDArray[np.int64]) -> bool:
 
 
 class Training(ABC):
-    """Produces the updates of a round's clients."""
+    """Trains a round's clients and yields their updates."""
 
     #: The number of clients to train at once, and the least number if there are enough clients.
     chunk: int
@@ -108,7 +111,7 @@ class Training(ABC):
 
     @abstractmethod
     def open(self, round: int, model: Update) -> None:
-        """Start a round with these global weights."""
+        """Start a round with the global weights `model`."""
 
     @abstractmethod
     def examples(self, client: ClientId) -> int:
@@ -122,7 +125,7 @@ class Training(ABC):
 class LocalTraining(Training):
     """Trains the clients of each round, each on its own examples.
 
-    `scale` maps a client's number of examples to a factor for its update.
+    `scale` maps a client's number of examples to the factor by which its update is multiplied.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class LocalTraining(Training):
 
 
 class ClientSide:
-    """Serves the clients of each round."""
+    """Plays the clients of each round: trains them and makes their answers to the server."""
 
     def __init__(
         self, protection: Protection, training: Training, model: Update, entropy: Entropy
@@ -189,7 +192,7 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """The number of clients trained at once, and the best number to pass to `answers`."""
+        """The number of clients trained at once, which is the best number to pass to `answers`."""
         return self._training.chunk
 
     def examples(self, client: ClientId) -> int:
@@ -198,11 +201,11 @@ class ClientSide:
 
     @property
     def least(self) -> int:
-        """The least number of clients to pass to `answers`, if there are enough."""
+        """The smallest number of clients to pass to `answers`, unless fewer are left."""
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `model`.
+        """Start a round with the global weights that the array `model` holds.
 
         Discards the client halves of the last round.
         """
@@ -211,7 +214,7 @@ class ClientSide:
         self._training.open(round, self.model)
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield each client's answer to its message: `Made` for a report."""
+        """Yield each client's answer to its message. An answer with a report is a `Made`."""
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
             if isinstance(trained, Trained) or self.protection.always_reports:
@@ -260,7 +263,7 @@ class ClientSide:
         )
 
     def _as_it_is(self, client: ClientId) -> Iterator[ClientRound]:
-        """Yield the client's half, then a second one in the same state."""
+        """Yield the client's half of the round, then another half that is in the same state."""
         half = self._half(client)
         talks = self.protection.always_reports and len(self.protection.flow) > 1
         kept = half.keep() if talks else {}
@@ -284,7 +287,7 @@ def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> A
 
 
 class _Ears(threading.local):
-    """The destination of a thread's warnings."""
+    """The `Effort` in which this thread's warnings are recorded. None if they are not recorded."""
 
     effort: Effort | None = None
 
@@ -297,9 +300,9 @@ _filters = ExitStack()
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Attribute warnings to threads. Python itself has one warning filter per process.
+    """Record each thread's warnings separately. Python itself has one warning filter per process.
 
-    Entering costs more than recording a few warnings, so a thread that serves many clients stays
+    Entering costs more than recording a few warnings, so a thread that plays many clients stays
     inside.
     """
     global _listeners

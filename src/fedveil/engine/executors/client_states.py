@@ -1,7 +1,7 @@
 """The state that clients keep from round to round, in files of the run's folder or of the client.
 
-A file name has the client and the round that wrote it. A round reads only the files of earlier
-rounds, so a repeated round starts from the same state.
+A file's name consists of the client and the round that wrote it. A round reads only the files of
+earlier rounds, so a repeated round starts from the same state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
-    """Return the client states of a run that resumes after `done` rounds."""
+    """Return the client states in the folder `run`, which resumes after its first `done` rounds."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"
@@ -47,7 +47,10 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from before the round, or None."""
+        """Return the client's newest state from a round before `round`, or None.
+
+        A state has `dimension` entries.
+        """
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None
@@ -60,20 +63,20 @@ class ClientStates:
         return kept
 
     def save(self, client: ClientId, round: int, kept: Float32s) -> None:
-        """Save the client's state after the round."""
+        """Save `kept`, the client's state after `round`."""
         with explained(self._folder):
             self._write(self._path(client, round), sealed({"kept": kept}))
 
     def clients(self) -> list[ClientId]:
-        """Return the clients that have a state."""
+        """Return the clients that have a saved state."""
         return sorted({client for client, _ in self._files()})
 
     def forget_after(self, done: int) -> None:
-        """Delete the states of rounds after `done`, which will be repeated."""
+        """Delete the states of rounds after round `done`, which will be repeated."""
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Delete the states that no round after `done` reads."""
+        """Delete the states that no round after round `done` reads."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 

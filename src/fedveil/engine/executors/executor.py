@@ -1,4 +1,4 @@
-"""The interface of all executors, which deliver the messages of a run."""
+"""The interface of all executors. An executor delivers the messages of a run to its clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Executor(Carrier):
 
     @abstractmethod
     def open(self, context: RoundContext) -> None:
-        """Start a round with its global weights."""
+        """Start a round, whose global weights are in `context`."""
 
     def close(self) -> None:
         """Release processes and memory."""

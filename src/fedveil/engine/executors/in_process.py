@@ -1,4 +1,4 @@
-"""Serves every client in the calling process, on one thread."""
+"""Plays every client in the calling process, on one thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.rounds.outcomes import Answer, ClientId
 
 
 class InProcess(Executor):
-    """An executor without processes of its own."""
+    """An executor that starts no process or thread."""
 
     def __init__(self, side: ClientSide) -> None:
         self._side = side
@@ -26,13 +26,16 @@ class InProcess(Executor):
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers, one chunk of clients at a time."""
+        """Yield the clients' answers. Clients are trained one chunk after another."""
         return self._answers(messages, encoded)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers. `server` receives each report as soon as it is made."""
+        """Yield the answers without their reports.
+
+        `server` receives each report once it is made.
+        """
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def _answers(

@@ -56,7 +56,9 @@ _MAX_CHUNK = 8
 
 @dataclass
 class InSlot(Answer):
-    """A report in a worker's slot, from `begin` to `end`. Stands for it in the pipe."""
+    """Stands for a report that lies in the worker's slot of shared memory, from `begin` to
+    `end`.
+    """
 
     begin: int
     end: int
@@ -64,7 +66,12 @@ class InSlot(Answer):
 
 @dataclass
 class WorkerSetup:
-    """The setup message of a worker."""
+    """The first message to a worker.
+
+    `data` and `exchange` are shared blocks: their descriptor, and the positions of their arrays.
+    `own` holds pickled objects of the calling script. `run` is the run's folder, `number` the
+    worker's number.
+    """
 
     job: Job
     data: tuple[int, dict[str, Span]]
@@ -129,7 +136,7 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """Serves clients in worker processes."""
+    """An executor that plays clients in worker processes."""
 
     def __init__(self, workers: int, dimension: int, data: ClientsData) -> None:
         report = 4 * dimension + 256
@@ -166,8 +173,8 @@ class WorkerPool(Executor):
         """Send each worker its setup, and wait until all are ready.
 
         `run` is the run's folder. `own` holds the objects of the calling script that the job names
-        (`own_code.packed`). `ready` is called with the number of ready workers and the number of
-        all.
+        (`own_code.packed`). `ready` is called with the number of workers that are ready and the
+        total number of workers.
         """
         setup = WorkerSetup(
             job=job,
@@ -192,19 +199,21 @@ class WorkerPool(Executor):
             worker.send(("open", replace(context, model=_NO_MODEL)))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they come.
+        """Yield the clients' answers as they arrive.
 
-        A client stays with the worker that first served it in this round, which has its half. The
-        others go to free workers, in portions that shrink towards the end.
+        A client stays with the worker that played it first in this round, because that worker has
+        the client's half. All other clients go to free workers, in portions that shrink towards the
+        end.
         """
         return self._answers("ask", messages)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers.
+        """Yield the answers without their reports.
 
-        Each worker folds into its own server half, and all are merged at the end.
+        Each worker folds its reports into a server half of its own. At the end, all of these are
+        merged into `server`.
         """
         yield from self._answers("fold", messages)
         for worker in self._workers:
@@ -239,9 +248,9 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send each worker the message once, if all clients get the same object.
+        """If all clients get the same message object, send it to each worker once and return True.
 
-        Returns False otherwise.
+        Otherwise return False.
         """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):

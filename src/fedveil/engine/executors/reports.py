@@ -1,4 +1,4 @@
-"""Encodes a report where it is made, or folds it into a server half there."""
+"""Encodes a report in the process that made it, or folds it into a server half there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Fold the report into `server`. Returns the answer without it."""
+    """Fold the answer's report into `server`. Returns the answer without the report."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -43,7 +43,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """A worker's own server half of a round. Its running sums represent its clients' reports."""
+    """A worker's own server half of each round. It adds up the reports of the worker's clients."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection
@@ -52,18 +52,18 @@ class Folding:
         self._server: ServerRound | None = None
 
     def open(self, context: RoundContext) -> None:
-        """Start a round. `context` need not contain the model."""
+        """Start a round. The model in `context` is ignored: the worker has the weights already."""
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Fold the report into the worker's half. Returns the answer without it."""
+        """Fold the answer's report into the worker's server half. Returns the answer without it."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Return the half, pickled, and its arrays.
+        """Remove the worker's server half and return it: pickled, and the arrays of its sums.
 
-        As many arrays as fit are in `room`, returned as positions; the others are returned as
-        bytes.
+        Arrays are copied into `room` while they fit, and returned as (begin, end) there. The other
+        arrays are returned as bytes.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(self.take(), protocol=5, buffer_callback=buffers.append)
@@ -81,7 +81,7 @@ class Folding:
         return pickled, places
 
     def take(self) -> ServerRound:
-        """Remove the half and return it."""
+        """Remove the worker's server half from this object and return it."""
         half, self._server = self._half(), None
         return half
 
@@ -97,6 +97,6 @@ def merge_sums(
     places: list[bytes | tuple[int, int]],
     room: npt.NDArray[np.uint8],
 ) -> None:
-    """Merge the result of `Folding.sums` into the running sums of `server`."""
+    """Merge a worker's server half into `server`. The other arguments are as in `Folding.sums`."""
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

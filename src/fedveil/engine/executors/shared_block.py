@@ -34,7 +34,7 @@ class Span:
 
 
 class SharedBlock:
-    """Named arrays in one anonymous shared mapping."""
+    """Named arrays in one block of anonymous shared memory."""
 
     def __init__(self, descriptor: int, spans: Mapping[str, Span]) -> None:
         self.descriptor = descriptor
@@ -43,7 +43,7 @@ class SharedBlock:
 
     @classmethod
     def allocate(cls, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> SharedBlock:
-        """Return a block for arrays of these types and shapes, filled with zeros."""
+        """Return a block of zeros with arrays of these types and shapes."""
         spans: dict[str, Span] = {}
         offset = 0
         for name, (dtype, shape) in shapes.items():
@@ -62,13 +62,13 @@ class SharedBlock:
         return block
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return the array `name`, a view that all processes with the block can read and write."""
+        """Return the array `name`: a view that every process with the block can read and write."""
         span = self.spans[name]
         count = int(np.prod(span.shape, dtype=np.int64))
         return np.frombuffer(self._map, span.dtype, count, span.offset).reshape(span.shape)
 
     def close(self) -> None:
-        """Close the descriptor. The memory is freed with its last view."""
+        """Close the block's descriptor. The memory is freed with the last view of it."""
         os.close(self.descriptor)
 
 

@@ -1,4 +1,4 @@
-"""Training in which a client starts from its own state, which never leaves it.
+"""Training in which a client starts from its own state, which never leaves the client.
 
 A `Way` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer). `Scaffold`
 (Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a vector that
@@ -27,24 +27,27 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
 class Way(Protocol):
-    """A client's state and its use in training. `sent` is the round's vector from the server."""
+    """A rule for the state that a client keeps: how training uses it and changes it.
+
+    `sent` is the vector that the server sent in this round, and `kept` the client's state or None.
+    """
 
     @property
     def size(self) -> int:
-        """The number of entries of the state."""
+        """The number of entries of a client's state."""
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
-        """Return the start of training, and the correction of its gradients or None.
+        """Return the weights from which training starts, and a correction of its gradients or None.
 
-        `kept` is the client's state, or None if it has none.
+        `sent` is the server's vector. `kept` is the client's state, or None if it has none yet.
         """
 
     def end(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
     ) -> tuple[Float32s, Float32s]:
-        """Return the update, as long as `sent`, and the client's new state.
+        """Return the client's update, which has the length of `sent`, and its new state.
 
-        `change` is the change of the weights after `steps` steps at learning rate `rate`.
+        `change` is the change of the weights after `steps` local steps at learning rate `rate`.
         """
 
 
@@ -52,7 +55,8 @@ class Way(Protocol):
 class OwnLayers:
     """Keeps some layers at the client.
 
-    `own` marks them in the whole model; `initial` has its weights.
+    `own` is True for the weights of these layers. `initial` has the initial weights of the whole
+    model.
     """
 
     own: Bools
@@ -80,10 +84,10 @@ class OwnLayers:
 class Scaffold:
     """Keeps the client's control variate.
 
-    Server and client exchange the model and the mean variate.
-
-    A change of the variate is reported times `unit`, the job's learning rate, which is its effect
-    on the weights in one step. Buffers have no gradients, so their variates stay zero.
+    Server and client exchange the model and the mean variate in one vector. The change of the
+    variate is reported multiplied by `unit`, the job's learning rate: this is its effect on the
+    weights in one step. `trainable` is False for buffers, which have no gradients, so their
+    variates stay zero.
     """
 
     trainable: Bools
@@ -108,7 +112,10 @@ class Scaffold:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Keeps the sum of the client's changes times -`alpha`, which corrects its gradients."""
+    """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
+
+    `trainable` is False for buffers, which stay out of the sum.
+    """
 
     trainable: Bools
     alpha: float
@@ -128,7 +135,10 @@ class Dynamic:
 
 
 class KeptTraining(Training):
-    """Trains clients one by one, each from its own state. A failure leaves the state unchanged."""
+    """Trains clients one by one, each from its own state.
+
+    A client whose training fails keeps its state.
+    """
 
     chunk = least = 1
 
@@ -178,5 +188,5 @@ class KeptTraining(Training):
 
 
 def local_steps(job: Job, examples: int) -> int:
-    """Return the number of local steps of a client with this number of examples."""
+    """Return a client's number of local steps in a round, given its number of examples."""
     return job.training.epochs * max(1, -(-examples // job.training.batch_size))

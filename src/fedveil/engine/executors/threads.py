@@ -1,8 +1,8 @@
-"""Serves a round's clients on threads of the calling process.
+"""Plays a round's clients on threads of the calling process.
 
 Meant for trainers that run without the GIL. All threads share the data and the round's weights.
-Clients with the most examples come first. A thread makes a client's report right after training,
-and folds it into its own server half if the half can be merged.
+Clients with the most examples are trained first. A thread makes a client's report right after
+training, and folds it into its own server half if that half can be merged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side, and the clients that it served in this round."""
+    """A thread's client side, and `mine`, the clients of this round whose halves it has."""
 
     side: ClientSide
     folding: Folding
@@ -39,7 +39,7 @@ class _Thread:
 
 
 class Threads(Executor):
-    """An executor with one thread per client side. All sides share one model array."""
+    """An executor with one thread per client side. All client sides share one array of weights."""
 
     def __init__(self, sides: Sequence[ClientSide]) -> None:
         self._threads = [_Thread(side, Folding(side.protection, side.model)) for side in sides]
@@ -55,15 +55,16 @@ class Threads(Executor):
             thread.folding.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they come. A client stays with the thread that has its half."""
+        """Yield the answers as they arrive. A client stays with the thread that has its half."""
         return self._answers(messages, lambda thread, answer: encoded(answer))
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers.
+        """Yield the answers without their reports.
 
-        Each thread folds into its own server half, and all are merged at the end.
+        Each thread folds its reports into a server half of its own. At the end, all of these are
+        merged into `server`.
         """
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:

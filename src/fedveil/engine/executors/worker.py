@@ -26,7 +26,7 @@ from fedveil.rounds.outcomes import Answer, Report
 
 
 def main(descriptor: int) -> None:
-    """Serve until the pipe closes."""
+    """Play clients for the calling process until the pipe with this descriptor closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
     torch.set_num_threads(1)
     connection = Connection(descriptor)
@@ -45,7 +45,7 @@ def main(descriptor: int) -> None:
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
-    """Move messages to the inbox, so that the calling process never waits when it sends one.
+    """Move messages from the pipe to `inbox`, so that the sender never has to wait.
 
     Ends the process when the pipe closes, even during training: nobody needs the answers any more.
     """
@@ -91,9 +91,9 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Move the reports that fit into shared memory.
+    """Move reports from the answers into `slot`, shared memory, as far as they fit.
 
-    Returns the answers, with `InSlot` in their places.
+    Returns the answers, with an `InSlot` in place of each moved report.
     """
     used = 0
     for i, answer in enumerate(answers):

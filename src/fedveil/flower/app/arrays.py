@@ -1,11 +1,12 @@
 """The arrays of a Flower record as one flat float32 vector, and back.
 
-Every array is in the vector, left out or refused, by name; none is forwarded unprotected:
-- float16, float32 and float64 arrays of every shape, including those without dimensions or
-  entries, are in the vector, in the order of the record;
-- arrays whose names `keep` matches are not: each client starts from the server's value, and its
+Every array is put into the vector, left out or refused, by its name; none is sent unprotected:
+
+- float16, float32 and float64 arrays of every shape, including those without dimensions or entries,
+  are in the vector, in the order of the record;
+- arrays whose names match `keep` are left out: each client starts from the server's value, and its
   own new value stays with the client;
-- every other type (whole numbers, truth values, complex numbers, bfloat16) is refused.
+- arrays of every other type (whole numbers, truth values, complex numbers, bfloat16) are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Place:
 class ArrayLayout:
     """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
 
-    `perturbed`: whether the vector will have noise in it, which breaks the statistics of BatchNorm
+    `perturbed` is True if the vector will contain noise, which breaks the statistics of BatchNorm
     (a noisy variance may be negative).
     """
 
@@ -87,9 +88,9 @@ class ArrayLayout:
         return out
 
     def update(self, old: Arrays, new: Arrays) -> Update:
-        """Return the new arrays less the old. Raises `ModelInvalid` if they do not match.
+        """Return the new arrays minus the old ones. Raises `ModelInvalid` if they do not match.
 
-        Each difference is taken in float32, or in the arrays' own type if that is wider.
+        Each difference is computed in float32, or in the arrays' own type if that is wider.
         """
         self._check_alike(new)
         out = np.empty(self.dimension, np.float32)
@@ -114,9 +115,9 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update, in their own types.
+        """Return the record's arrays plus the update, in the arrays' own types.
 
-        Local arrays are unchanged.
+        Arrays that stay with the clients are unchanged.
         """
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
@@ -147,7 +148,9 @@ def read(record: ArrayRecord) -> Arrays:
 
 
 def digest(arrays: Arrays) -> bytes:
-    """Return a digest of everything that clients start from, including local arrays."""
+    """Return a digest of all arrays from which clients start, including those that stay with
+    them.
+    """
     whole = hashlib.sha256()
     for name, array in arrays.items():
         whole.update(repr((name, str(array.dtype), array.shape)).encode())

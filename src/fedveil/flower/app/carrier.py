@@ -1,4 +1,6 @@
-"""Transport of a protected round's messages over Flower's grid, along with those of the app."""
+"""Carries a protected round's messages over Flower's grid, inside the messages of the user's
+app.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 class AppCarrier(Carrier):
     """Sends each phase's messages, and reads the replies as they arrive.
 
-    `invited`: the messages that the inner strategy would send, whose content travels in the phase
-    `trains`. `offer`: one object for all of them, which Flower then stores once. `reveal`: the
-    metrics that a reply may hold in clear beside its report, and `metrics` those that it held.
+    `invited`: the messages that the inner strategy would send. Their content is sent in the phase
+    `trains`. `offer`: one object for all of these messages, so that Flower stores it once.
+    `reveal`: the metrics that a reply may contain in clear beside its report. `metrics`: those that
+    each reply contained.
     """
 
     grid: Grid

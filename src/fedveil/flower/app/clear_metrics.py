@@ -1,4 +1,4 @@
-"""Metrics sent in clear: those that `reveal` names, and no others."""
+"""Metrics sent in clear: only those that `reveal` names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the metrics among `names`, and the names of all other content of the app."""
+    """Return the app's metrics that are in `names`, and the names of all its other content."""
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):
@@ -36,15 +36,15 @@ def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[Metri
 
 
 def in_clear(names: AbstractSet[str]) -> list[str]:
-    """Return a ledger's entries for the metrics: no epsilon covers a number sent in clear."""
+    """Return the ledger's entries for metrics in clear, which no epsilon covers."""
     return [f"the metric {name} (reveal)" for name in sorted(names)]
 
 
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
-    """Return the finite metrics. A client sends NaN for a metric that it lacks.
+    """Return the finite metrics of a reply. A client sends NaN for a metric that it lacks.
 
-    Returns no metrics if the client's weight is unusable: it must be a number above 0 and at most
-    `MOST_WEIGHT`.
+    Returns no metrics if the client's weight, the metric `weight_key`, is invalid: it must be above
+    0 and at most `MOST_WEIGHT`.
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
@@ -57,9 +57,9 @@ def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
 
 
 class Means:
-    """Running means of revealed metrics, over the clients whose report was folded.
+    """Running means of revealed metrics, over the clients whose reports are in the sum.
 
-    A metric counts with the client's weight if the clients reveal that, and equally otherwise.
+    A client counts with its weight if clients reveal their weights, and equally otherwise.
     """
 
     def __init__(self, weight_key: str) -> None:
@@ -68,7 +68,7 @@ class Means:
         self._sums: dict[str, tuple[int | None, Sequence[float], float]] = {}
 
     def add(self, metrics: MetricRecord) -> None:
-        """Add one client's metrics that have a value. A list is averaged entry by entry."""
+        """Add one client's metrics. A metric that is a list is averaged entry by entry."""
         metrics = usable(metrics, self._weight_key)
         weight = metrics.get(self._weight_key, 1)
         assert isinstance(weight, int | float)
@@ -83,7 +83,7 @@ class Means:
                 self._sums[name] = (known, totals, weights + weight)
 
     def record(self) -> dict[str, Metric]:
-        """Return the means."""
+        """Return the mean of each metric, by its name."""
         found: dict[str, Metric] = {}
         for name, (length, totals, weights) in self._sums.items():
             means = [total * (1 / weights) for total in totals]

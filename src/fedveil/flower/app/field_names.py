@@ -1,4 +1,4 @@
-"""Names and numbers that both sides use in their messages."""
+"""Field names and client numbers that client and server both use in their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies that can be wrapped by a protected one: those that accept one averaged reply."""
+"""Strategies that a protected strategy can wrap: those that accept one averaged reply."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _AVERAGING = (
 
 
 def check_inner(strategy: Strategy, *, takes_averages: bool) -> None:
-    """Raise `InvalidValue` for a strategy that cannot work with one averaged reply.
+    """Raise `InvalidValue` if `strategy` cannot work with one averaged reply.
 
-    A strategy with its own aggregation is refused unless it `takes_averages`.
+    A strategy with its own aggregation is refused unless `takes_averages` is True.
     """
     kind = type(strategy).__name__
     if not isinstance(strategy, Strategy):

@@ -1,4 +1,4 @@
-"""The client's side: protection of an app's reply before it leaves the client."""
+"""The client's side: protects an app's reply before it leaves the client."""
 
 from __future__ import annotations
 
@@ -55,24 +55,25 @@ _NO_MODEL: Update = np.empty(0, np.float32)
 class ProtectMod:
     """A mod of a `ClientApp` that sends replies to training messages only as reports.
 
-    A training message must come from a `ProtectedStrategy`. The app trains unchanged. The mod forms
-    the update, the reply's arrays less those received, runs the protection's client half on it with
-    the operating system's randomness, and sends the report. The report is charged to this client's
-    own account before the app trains. Under a protection that promises anything, a report leaves
-    whatever the training does: a failed or non-finite update counts as zero, and only this client's
-    log says so. Metrics stay unless the server's `reveal` asks for them and this client's own
-    allows it. Replies to evaluation and queries keep the same metrics, and nothing else. An error
-    names its kind, never its text, which might hold data.
+    A training message must come from a `ProtectedStrategy`. The app trains as without this mod. The
+    mod computes the update, which is the reply's arrays minus the received ones, runs the
+    protection's client half on it with the operating system's randomness, and sends the report. The
+    report is charged to this client's own account before the app trains. Under a protection with a
+    guarantee, a report leaves whatever the training does: a failed or non-finite update counts as
+    zero, and only this client's log says so. Metrics stay at the client unless the server's
+    `reveal` asks for them and this client's own `reveal` allows it. Replies to evaluation and
+    queries contain the same metrics, and nothing else. An error is sent as its kind, never as its
+    text, which might contain data.
 
-    The keywords pin this client's demands (`Options`, and a protection's own parameters), as do the
-    run and node configurations. An offer that protects less, or that would bring this client's run
-    above `max_epsilon`, is refused, and the server learns why. A client without any pin accepts
-    every protection of a `ProtectedStrategy`, and logs that it does.
+    The keyword arguments pin this client's demands (`Options`, and a protection's own parameters),
+    as do the run and node configurations. An offer that protects less, or that would bring this
+    client's run above `max_epsilon`, is refused, and the server learns why. A client without any
+    pin accepts every protection of a `ProtectedStrategy`, and logs that it does.
 
-    It must be the first of the app's mods: one before it would get reports, and is refused.
+    It must be the first of the app's mods: a mod before it would get reports, and is refused.
 
-    A round may take several messages. State between them lies in the node's context, encrypted, and
-    is erased at the round's end.
+    A round may take several messages. Between them, the state lies encrypted in the node's context.
+    It is erased at the round's end.
     """
 
     def __init__(self, **pins: Any) -> None:
@@ -83,7 +84,7 @@ class ProtectMod:
     def __call__(
         self, message: FlowerMessage, context: Context, call_next: ClientAppCallable
     ) -> FlowerMessage:
-        """Answer one message."""
+        """Answer one message. `call_next` calls the app."""
         try:
             if (wrong_order := mod_outside()) is not None:
                 raise _Refused(wrong_order)
@@ -123,11 +124,11 @@ def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
 
 
 class _Refused(MessageInvalid):
-    """Raised if the server's message asks for something that this client does not give."""
+    """Raised if the server's message asks for something that this client refuses to give."""
 
 
 class _Arrays(NamedTuple):
-    """The server's arrays of a round, and the vector made of them."""
+    """The arrays that the server sent in a round, and the vector made of them."""
 
     layout: ArrayLayout
     before: Arrays
@@ -190,7 +191,11 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and answer with the result."""
+        """Charge the report, let the app train, and answer with the report of the result.
+
+        `kept` is the client half's state from an earlier phase of the round, or None. `time` fixes
+        when the answer leaves.
+        """
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -215,7 +220,7 @@ class _Answer:
         return answered.half, answered.message, _all_of(metrics, names)
 
     def _arrays(self) -> _Arrays:
-        """Return the arrays to train from. Raises an error unless they match the offer."""
+        """Return the arrays to train from. Raises an error unless they match the server's offer."""
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
@@ -233,7 +238,8 @@ class _Answer:
     def _charge(self, revealed: AbstractSet[str]) -> None:
         """Charge the request to this client's account before its data is touched.
 
-        If epsilon may change between rounds, the opening carries this round's.
+        `revealed` are the metrics that are sent in clear. If epsilon may change between rounds, the
+        opening contains this round's.
         """
         told = in_clear(revealed)
         if self.offer.options.weighs == "by_size":
@@ -271,9 +277,9 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state of the round's earlier phase.
+        """Return the state that the client half had after an earlier phase of this round, or None.
 
-        Raises an error if the terms have changed.
+        Raises an error if the terms of the offer have changed since.
         """
         kept = state.take(self._round)
         if kept is None:
@@ -283,7 +289,9 @@ class _Answer:
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
-        """Return the reply's number of examples, or 1 unless the server weighs by it."""
+        """Return the reply's number of examples, or 1 if the server does not weight clients by
+        it.
+        """
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key
@@ -298,7 +306,10 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Extract the protection's fields and the offer. The app gets the message without them."""
+    """Remove the protection's fields and the offer from the message, and return them.
+
+    The app then gets the message without them.
+    """
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -319,7 +330,7 @@ def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
 
 
 def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
-    """Return the revealed metrics. Logs the names of the others, once per reply."""
+    """Return the metrics in `names`. Logs the names of all other content, once per reply."""
     metrics, held = revealed(content, names)
     if held:
         log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))
@@ -327,14 +338,17 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a value for each of the names, or NaN: a missing name would reveal something."""
+    """Return a value for each of `names`, NaN if it is missing: its absence would reveal
+    something.
+    """
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Return the revealed metrics of a message other than a training one, even if it failed.
+    """Answer a message that is not about training. Returns the revealed metrics, even after a
+    failure.
 
     This client's account records the metrics and the timing before they are revealed.
     """
@@ -351,7 +365,7 @@ def _evaluated(
 
 
 def _take_time(message: FlowerMessage) -> Options:
-    """Extract the server's timing option, so that the app gets the message without it."""
+    """Remove the server's timing option from the message, and return it."""
     content = message.content
     if TIME not in content:
         return Options()
@@ -368,7 +382,10 @@ def _state_of(context: Context) -> SealedState:
 
 
 def _lasting(context: Context, kind: str) -> Path:
-    """Return the path of a file that this client keeps permanently for the run."""
+    """Return the path of a file that this client keeps for the whole run.
+
+    `kind` is part of its name.
+    """
     folder = StateFolder.for_accounts(context.node_config.get(STATE_FOLDER))
     return folder.file(_run_of(context), context.node_id, kind)
 

@@ -1,4 +1,4 @@
-"""Detection of mods outside the running mod of a `ClientApp`, from Flower's own call chain."""
+"""Detects mods that run outside fedveil's mod of a `ClientApp`, from Flower's own call chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINK, _MOD = make_ffn(lambda message, context: message, [lambda *chain: chain[0
 
 
 def mod_outside() -> str | None:
-    """Return why no answer is given if another mod is outside the calling one, or None.
+    """Return why the calling mod must not answer: another mod runs outside it. Otherwise None.
 
     The outer mod would get the report in place of the arrays, so that its clipping or noise is
     silently lost. Whatever it adds leaves the client after the protection, without being charged.

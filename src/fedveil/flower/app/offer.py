@@ -22,8 +22,8 @@ _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension
 class Offer:
     """The terms of a round, equal for all of its clients.
 
-    `weight_key`: the metric in an app's reply that gives its number of examples. `dimension`: the
-    number of entries of the update. `clients`: the most clients that are asked.
+    `weight_key`: the metric in an app's reply that contains its number of examples. `dimension`:
+    the number of entries of the update. `clients`: the largest number of clients that are asked.
     """
 
     options: Options
@@ -51,8 +51,8 @@ class Offer:
     def read(cls, words: Message, known: Collection[str]) -> Offer:
         """Read the offer from an untrusted message. Raises `MessageInvalid`.
 
-        `known`: custom protections that this client names itself. Other code is never imported at a
-        server's request.
+        `known`: the custom protections that this client's own settings name. No other code is
+        imported at a server's request.
         """
         parameters = {
             name.removeprefix(_PARAMETER): value
@@ -80,17 +80,20 @@ class Offer:
         return cls(options, weight_key, *numbers)
 
     def protection(self, run: int) -> Protection:
-        """Make the protection of these terms for the Flower run with number `run`."""
+        """Make the protection that this offer describes, for the Flower run with number `run`."""
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest that all clients of the run share if they receive equal terms."""
+        """Return a digest of the run and these terms.
+
+        It is equal for all clients that get equal terms.
+        """
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 
 
 def check(options: Options) -> None:
-    """Check that the settings are consistent. Raises `InvalidValue`."""
+    """Raise `InvalidValue` unless the settings are consistent with each other."""
     if options.protection is None:
         raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
     if options.weighting == "by_size" and options.noised:

@@ -32,7 +32,7 @@ PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 
 
 class Options(Settings):
-    """The keys common to every protection. A text with several names separates them by commas."""
+    """The keys common to every protection. A text with several names has commas between them."""
 
     protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(
@@ -80,7 +80,7 @@ class Options(Settings):
 
     @property
     def position(self) -> type[Protection]:
-        """The protection's class. There must be a protection."""
+        """The protection's class. Raises an error if no protection is set."""
         assert self.protection is not None
         return find(self.protection)
 
@@ -108,12 +108,15 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fedveil's keys of a Flower configuration, without the prefix."""
+    """Return the keys in a Flower configuration that begin with "fedveil.", without that prefix."""
     return {key.removeprefix(PREFIX): v for key, v in config.items() if key.startswith(PREFIX)}
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the keys of both. Raises `JobError` if they contradict each other."""
+    """Merge the keys of a configuration and of keyword arguments.
+
+    Raises `JobError` if they contradict each other.
+    """
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "
@@ -127,7 +130,10 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 
 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
-    """Return the checked settings. Raises `JobError` with a sentence for each invalid key."""
+    """Return the validated settings. Raises `JobError` with a sentence for each invalid key.
+
+    `prefix` precedes each key in these sentences.
+    """
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):
@@ -160,7 +166,10 @@ def _options_of(parameters: type[Settings]) -> type[Options]:
 
 
 def _text(value: Any) -> Any:
-    """Convert a sequence of names to the text that a configuration would have."""
+    """Convert a sequence of names to one text, as in a configuration.
+
+    Other values pass unchanged.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return ", ".join(map(str, value))
     return value

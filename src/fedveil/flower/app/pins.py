@@ -1,9 +1,9 @@
 """Pins: a client's own demands, which the server cannot override.
 
-A pin comes from one of three sources, and every pin must be met: the keywords of the client's
-`ProtectMod`, the app's run configuration, and the configuration of its SuperNode (`--node-config`),
-the only source that the run's initiator cannot change. The run configuration comes from the server,
-so it can only add demands: it never lifts a demand of another source.
+A pin comes from one of three sources: the keyword arguments of the client's `ProtectMod`, the app's
+run configuration, and the configuration of its SuperNode (`--node-config`). Every pin must be met.
+Only the SuperNode's configuration cannot be changed by the run's initiator. The run configuration
+comes from the server, so it can only add demands: it never lifts a demand of another source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
+from fedveil.flower.own_account import total_of
 from fedveil.privacy.guarantee_word import Figure
 from fedveil.protections.directions import weakened
 
@@ -27,21 +28,24 @@ _RUN = "the run configuration"
 
 @dataclass(frozen=True)
 class Pin:
-    """The demands of one source."""
+    """The demands that come from one source."""
 
     source: str
     options: Options
 
     @property
     def is_own(self) -> bool:
-        """True if the server cannot change this source."""
+        """True if the server cannot change the source of these demands."""
         return self.source != _RUN
 
 
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return the demands of the three sources, without empty ones. Raises `JobError`."""
+    """Return the demands of the three sources. A source without demands is left out.
+
+    Raises `JobError` for an invalid key.
+    """
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),
@@ -51,11 +55,12 @@ def pins_of(
 
 
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
-    """Raise `MessageInvalid` if the offer protects less than a pin demands, or nothing at all.
+    """Raise `MessageInvalid` if the offer protects less than a pin demands, or not at all.
 
-    The offer must name the pin's protection, with at most its loss per report: epsilon and delta of
-    the whole update, each. Any other offer counts as weaker. The server learns the sum of the
-    clients' weights, so they must come from a metric that this client names.
+    The offer must name the pin's protection, and both epsilon and delta of a report of the whole
+    update must be at most those of the pin. Any other offer counts as weaker. The server learns the
+    sum of the clients' weights, so weights must come from a metric that this client names. `run` is
+    the number of the Flower run.
     """
     try:
         check(offer.options)
@@ -83,7 +88,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if a source may lift the limits and says that the client trusts the server."""
+    """Return True if a pin says that the client trusts the server, so that `limited` do not apply.
+
+    If one of the pins in `limited` is the client's own, only the client's own pins can say so.
+    """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
 
@@ -104,40 +112,44 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that every source with a `reveal` allows, or none if no source has one."""
+    """Return the metrics that all sources with a `reveal` allow, or none if no source has one."""
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 
 
 def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
-    """Return the patterns of all arrays that a source keeps from being sent."""
+    """Return the name patterns of all arrays that some source keeps at the client."""
     return tuple(name for pin in pins for name in pin.options.kept)
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the allowed metrics that the server asks for."""
+    """Return the metrics that the server asks for and all sources with a `reveal` allow."""
     return offer.options.revealed & revealed_by(pins)
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return after how many seconds an answer leaves: the longest time that any side asks for."""
+    """Return how many seconds after the request an answer leaves: the longest time that any side
+    asks for. None means no fixed time.
+    """
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 
 
 def own_protections(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the custom protections that this client names itself."""
+    """Return the custom protections that this client's pins name."""
     return frozenset(pin.options.protection for pin in pins if pin.options.protection)
 
 
 def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
     """Return every (epsilon, delta) limit of this client's whole run."""
-    stated = [(pin.options.max_epsilon, pin.options.delta) for pin in pins]
-    return [(epsilon, delta) for epsilon, delta in stated if epsilon is not None]
+    said = [pin.options for pin in pins]
+    stated = [(of.max_epsilon, of.delta) for of in said if of.max_epsilon is not None]
+    totals = [total_of(of.position, of.parameters) for of in said if of.protection is not None]
+    return stated + [limit for total in totals for limit in total]
 
 
 def _on_its_word(options: Options) -> bool:
-    """Return True if the loss of these options depends on trusting the server."""
+    """Return True if the loss under these options holds only if the server is trusted."""
     return options.protection is not None and options.position.rests_on_server(options.parameters)
 
 

@@ -12,8 +12,8 @@ from fedveil.flower.app.clear_metrics import Metric
 class RoundRecord:
     """The outcome of a round. Rejected, withheld and failed replies are counted by reason.
 
-    `dropped`: clients that were asked and did not reply in time. `void`: why there is no aggregate,
-    or None if there is one.
+    `dropped`: the number of clients that were asked and did not reply in time. `void`: why there is
+    no aggregate, or None if there is one.
     """
 
     round: int

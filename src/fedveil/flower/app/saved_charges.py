@@ -19,7 +19,9 @@ _LEDGER, _STATE = "ledger.", "state."
 
 
 class Kept(NamedTuple):
-    """Number of started rounds, their cost, and the protection's state (None: the initial one)."""
+    """The number of started rounds, their charges, and the protection's state (None: the initial
+    one).
+    """
 
     rounds: int
     ledger: Ledger
@@ -27,12 +29,12 @@ class Kept(NamedTuple):
 
 
 class KeptRounds:
-    """One file of one strategy, whose protection `terms` describe.
+    """The file of one strategy, whose protection is described by `terms`.
 
-    It is on disk before the first report of a round is requested, with the round as started and all
-    requested clients as charged. A process that ends there has charged them. When the round closes,
-    charges for reports that are known not to have left are taken back. Nobody else may write it
-    meanwhile.
+    Before the first report of a round is requested, the file on disk counts the round as started
+    and all requested clients as charged. So a process that is killed during the round has charged
+    them. When the round closes, charges for reports that certainly have not been sent are taken
+    back. No other process may write the file meanwhile.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:
@@ -41,7 +43,7 @@ class KeptRounds:
         self._written: bytes | None = None
 
     def read(self) -> Kept | None:
-        """Return an earlier process's record, or None if there is no file."""
+        """Return what an earlier process saved, or None if there is no file."""
         if not self._path.parent.is_dir():
             raise DeploymentError(f"{self._path.parent} is no folder, and the ledger is kept there")
         if not self._path.exists():
@@ -64,7 +66,7 @@ class KeptRounds:
         return Kept(rounds, ledger, state)
 
     def write(self, kept: Kept) -> None:
-        """Replace the saved record."""
+        """Save `kept` in place of the earlier content."""
         fields: dict[str, Value] = {
             "terms": self._terms, "rounds": kept.rounds, "moved": kept.state is not None,
             **{f"{_LEDGER}{name}": value for name, value in kept.ledger.to_state().items()},

@@ -1,4 +1,6 @@
-"""The server's side: a strategy that wraps another, which gets one averaged reply per round."""
+"""The server's side: a strategy that wraps another one and gives it one averaged reply per
+round.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +43,27 @@ _WRAPPED = (
 class ProtectedStrategy(Strategy):
     """Runs the rounds of `strategy` under a protection.
 
-    Where `strategy` would send its training messages, this sends them with an offer, folds the
-    reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply: the global
-    arrays plus the protection's aggregate update. Every strategy therefore works that averages the
-    clients' arrays and continues from there (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam,
-    FedYogi). A reply that is no such report is refused and counted, and never averaged.
+    Where `strategy` would send its training messages, this one sends them with an offer, adds up
+    the reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply: the
+    global arrays plus the protection's aggregate update. Therefore every strategy works that
+    averages the clients' arrays and continues from the average (FedAvg, FedAvgM, FedProx,
+    FedAdagrad, FedAdam, FedYogi). A reply that is no such report is refused and counted, and never
+    averaged.
 
-    `takes_averages`: whether a strategy with its own aggregation can take that one reply.
-    `wrapped`: whether a strategy that wraps this one, and starts its rounds, can do without any
-    reply. Neither is assumed.
+    `takes_averages`: True if `strategy`, although it has its own aggregation, can take that one
+    reply. `wrapped`: True if a strategy that wraps this one, and starts its rounds, works without
+    any reply. Both are False by default.
 
     `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
-    settings. Keywords give the others (`Options`, and the protection's own parameters).
+    settings. Keyword arguments give the other settings (`Options`, and the protection's own
+    parameters).
 
-    `ledger_file`: where the ledger is saved, so that a strategy created again after the server's
-    process ended in mid-run continues with the earlier charges. Without one it starts from zero, as
-    its `max_epsilon` does.
+    `ledger_file`: the file in which the ledger is saved. A strategy that is created again, after
+    the server's process ended in mid-run, then continues with the earlier charges. Without a file
+    the ledger and `max_epsilon` start from zero.
 
-    During and after a run, `ledger` is what every client has spent, by Flower's number of it;
-    `rounds` has a record of every round; `stopped` says why no further round was started.
+    During and after a run, `ledger` has every client's spent privacy, by Flower's number of the
+    client; `rounds` has a record of every round; `stopped` says why no further round was started.
     """
 
     def __init__(
@@ -100,12 +104,12 @@ class ProtectedStrategy(Strategy):
 
     @property
     def weight_key(self) -> str:
-        """The metric by which `strategy` weighs its clients."""
+        """The metric by which `strategy` weights its clients."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     @property
     def _terms(self) -> str:
-        """Description of the terms that a saved ledger's rounds were run under."""
+        """A description of the protection, which a saved ledger must match."""
         parameters = self.options.parameters.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"
@@ -128,7 +132,10 @@ class ProtectedStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
         *args: Any, **kwargs: Any,
     ) -> Result:  # fmt: skip
-        """Run the rounds as any strategy does. `timeout` is in seconds, for each exchange."""
+        """Run the rounds as any strategy does.
+
+        `timeout` is in seconds and applies to each exchange.
+        """
         self._timeout_s = positive("timeout", timeout)
         begun, self._begun = self._begun, True
         try:
@@ -141,10 +148,10 @@ class ProtectedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run the whole training exchange here. Leaves nothing for the caller to send.
+        """Run the whole training exchange here. Returns no messages, since they are already sent.
 
-        It is the only method that every caller calls with the grid. A strategy that wraps this one
-        calls it too, and gets no client's reply: it is refused unless `wrapped`.
+        This is the only method that every caller calls with the grid. A strategy that wraps this
+        one calls it too, and then gets no client's reply. This is refused unless `wrapped` is True.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)
@@ -175,9 +182,9 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the inner strategy's messages, or none if no metric may be revealed.
+        """Return the inner strategy's evaluation messages, or none if no metric may be revealed.
 
-        An answer to them leaves after the fixed time of a report.
+        Clients delay their answers to these messages by the same fixed time as their reports.
         """
         if not self.options.revealed - {self.weight_key}:
             if server_round == 1:
@@ -194,8 +201,8 @@ class ProtectedStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return the inner strategy's result for the revealed metrics.
 
-        Clients count equally unless all of them reveal their weight. Replies without a revealed
-        metric are left out, as are metrics that some do not reveal.
+        Clients count equally unless all of them reveal their weight. A reply without a revealed
+        metric is left out, and so is a metric that some of the replies lack.
         """
         shown = []
         for reply in replies:
@@ -274,12 +281,12 @@ class ProtectedStrategy(Strategy):
         self._keep(record)
 
     def _write(self, rounds: int, state: State | None) -> None:
-        """Save the current ledger, if it has a file."""
+        """Save the current ledger with the number of rounds and the state, if there is a file."""
         if self._kept is not None:
             self._kept.write(Kept(rounds, self.ledger, state))
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
-        """Record the round's outcome, and the means of its clients' revealed metrics."""
+        """Record the round's outcome, and the mean over clients of each revealed metric."""
         record.rejected, record.withheld = outcome.rejected, outcome.withheld
         record.failed, record.dropped = outcome.failed, len(outcome.dropped)
         record.bytes_up = outcome.bytes_up
@@ -295,7 +302,7 @@ class ProtectedStrategy(Strategy):
     def _number(self) -> int:
         """The number of the next round.
 
-        Unlike Flower's it continues when `start` is called again.
+        Unlike Flower's number, it continues when `start` is called again.
         """
         return self._earlier + len(self.rounds) + 1
 
@@ -304,7 +311,10 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if enough clients take part. Raises an error if no round has succeeded."""
+        """Return True if enough clients take part.
+
+        Raises an error if they do not and no round succeeded.
+        """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)
@@ -339,7 +349,7 @@ class ProtectedStrategy(Strategy):
         log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
-        """Return the one reply that the inner strategy averages."""
+        """Return the content of the one reply that the inner strategy averages."""
         metrics = MetricRecord({self.weight_key: record.reports, **record.metrics})
         key = str(getattr(self.strategy, "arrayrecord_key", "arrays"))
         return RecordDict({key: arrays, METRICS: metrics})
@@ -353,7 +363,7 @@ class ProtectedStrategy(Strategy):
 
 
 class Averaged(NamedTuple):
-    """The inner strategy's input for a round, the earlier arrays, and the names of local arrays."""
+    """The one reply for the inner strategy, the earlier arrays, and the names of local arrays."""
 
     reply: Message
     before: ArrayRecord

@@ -20,7 +20,7 @@ _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def check_deployable(job: Job) -> None:
-    """Refuse settings that have no meaning outside the simulator."""
+    """Raise an error for settings that have no meaning outside the simulator."""
     if job.simulation.dropouts:
         raise DeploymentError(
             f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
@@ -58,7 +58,7 @@ def read_job(folder: Path) -> Job:
 
 
 def read_roster(path: Path) -> dict[ClientId, bytes]:
-    """Read each client's public signing key, 64 hexadecimal digits by its number."""
+    """Read each client's public signing key from lines `client-N: KEY` of 64 hexadecimal digits."""
     if not path.exists():
         return {}
     try:

@@ -48,9 +48,10 @@ _MOST_SEEN = 16
 def own_data(
     job: Job, client: ClientId, function: str | None, form: Form | None = None
 ) -> ClientsData:
-    """Return the client's examples, from its own function or its part of the job's data set.
+    """Return the client's examples: from its own `function`, or its part of the job's data set.
 
-    If a form is given, each record of its function is read by itself and the rest is ignored.
+    If `form` is given, each of the function's training records is read by itself, and everything
+    else that it returns is ignored.
     """
     if function is None:
         data = load_data(job)
@@ -63,7 +64,10 @@ def own_data(
 
 
 def example_count(job: Job, client: ClientId, function: str | None) -> int:
-    """Count the client's examples, without reading its own under `privacy.unit: example`."""
+    """Count the client's examples.
+
+    Under `privacy.unit: example` its records are not read for this.
+    """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function).examples(client)
@@ -72,7 +76,7 @@ def example_count(job: Job, client: ClientId, function: str | None) -> int:
 class Training:
     """A client's training in one round, set up from the server's message to all clients.
 
-    The constructor uses and checks only the server's message. `update` accesses the examples.
+    The constructor checks and uses only that message. `update` reads the client's examples.
     """
 
     def __init__(
@@ -105,7 +109,10 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and its number of examples. Raises any training error."""
+        """Return the client's update and its number of examples.
+
+        Raises any error of the training.
+        """
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -126,7 +133,10 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples as the trained part's features, cached in the process."""
+        """Return the client's examples as inputs of the trained part.
+
+        They are cached in the process.
+        """
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -152,7 +162,7 @@ class Training:
         return seen
 
     def _form(self) -> Form:
-        """Return the required form of every record."""
+        """Return the form that every training record must have."""
         shape = self._shape
         assert isinstance(shape.example_shape, tuple), "the trainer takes nothing else"
         return Form(
@@ -166,7 +176,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the client's examples, of different lengths if the job's are."""
+    """Return the client's examples, stored with their lengths if the job's lengths differ."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

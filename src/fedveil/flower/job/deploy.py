@@ -21,11 +21,11 @@ _MAX_NAME = 32
 
 
 def deployable(job: Job, *, seeded: bool = False) -> Job:
-    """Return the job for deployment: with its clients counted, and system randomness for reports.
+    """Return the job for deployment: its clients are counted, and reports use system randomness.
 
-    `seeded` lets reports draw from the job's seed, which anyone who reads the job can draw again.
-    It protects nothing, and is for tests against the simulator. Raises `DeploymentError` for
-    settings that have no meaning outside the simulator.
+    With `seeded`, reports use the job's seed instead. Anyone who reads the job can repeat that
+    randomness, so it protects nothing: it is for tests against the simulator. Raises
+    `DeploymentError` for settings that have no meaning outside the simulator.
     """
     check_deployable(job)
     if job.clients.number is None:
@@ -36,10 +36,10 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 
 
 def write_app(folder: Path, job: Job) -> list[Path]:
-    """Write the app of a job that `deployable` has made. Returns the files.
+    """Write the app of a job that `deployable` returned. Returns the files.
 
-    The modules of the job's own functions are copied into it. An existing file is never overwritten
-    unless its content is equal.
+    The modules of the user's functions that the job names are copied into the app. An existing file
+    is never overwritten unless its content is equal.
     """
     name = _app_name(job.name)
     files = {
@@ -73,7 +73,7 @@ def write_app(folder: Path, job: Job) -> list[Path]:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Return True if a file holds just this text."""
+    """Return True if the file at `path` contains exactly this text."""
     try:
         return read_bytes(path, MOST_DATA_BYTES) == text.encode()
     except OSError:
@@ -81,13 +81,17 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def _app_name(name: str) -> str:
-    """Convert the job's name to Flower's format: letters, digits and hyphens, a letter first."""
+    """Convert the job's name to Flower's format: letters, digits and hyphens, beginning with a
+    letter.
+    """
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "job"
     return (plain if plain[0].isalpha() else f"job-{plain}")[:_MAX_NAME].strip("-")
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """Return the source of the modules with the job's own functions, including whole packages."""
+    """Return the source of the modules that contain these user's functions, whole packages
+    included.
+    """
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

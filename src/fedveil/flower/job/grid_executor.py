@@ -1,4 +1,4 @@
-"""A round's messages over Flower's grid: sent together, answered one by one."""
+"""Sends a round's messages over Flower's grid, all together, and yields the answers one by one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FORGET_S = 15.0
 
 
 class GridExecutor(Executor):
-    """Sends messages to the SuperNodes that introduced themselves as the clients.
+    """Sends messages to the SuperNodes that have introduced themselves as clients of the job.
 
-    A client without a node, or whose node failed according to Flower, counts as not reached. A node
-    without an answer in time has dropped out. The weights are sent with the messages of the phase
-    in which clients train, and no earlier.
+    A client counts as not reached if it has no node or if Flower says that its node failed. A node
+    that does not answer in time has dropped out. The weights are sent with the messages of the
+    phase in which clients train, and no earlier.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GridExecutor(Executor):
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:
-        """Start a round once enough of its clients are connected. Raises `RunStopped`."""
+        """Start a round once enough of its clients are connected. Raises `RunStopped` otherwise."""
         if not self._started:
             self._started = True
             self._gather(context.round)
@@ -91,7 +91,7 @@ class GridExecutor(Executor):
                 yield answer
 
     def close(self) -> None:
-        """Tell clients to forget a round that ended without them."""
+        """Tell clients to forget a round that has ended before they finished it."""
         if self._unfinished:
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 

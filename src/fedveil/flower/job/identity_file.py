@@ -15,7 +15,7 @@ from fedveil.secagg.secret import Secret
 
 
 def make_identity(path: Path) -> str:
-    """Write a new key to `path`, never over an existing file. Returns its public half."""
+    """Write a new private key to `path`, which must not exist. Returns the public key."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

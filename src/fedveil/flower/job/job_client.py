@@ -1,8 +1,8 @@
-"""The ClientApp of a deployed job: one message of a round in, one encoded report out.
+"""The ClientApp of a deployed job: receives one message of a round, returns one encoded report.
 
-Flower starts a process for each message. The reply is only the half's own answer, or a fixed word
-that says that there is none. Reasons, warnings, metrics and tracebacks stay in this machine's log,
-since they are made from the client's data. Only data that the job reveals is sent beside it.
+Flower starts a process for each message. The reply is only the client half's own answer, or a fixed
+word that says that there is none. Reasons, warnings, metrics and tracebacks stay in this machine's
+log, since they depend on the client's data. Only data that the job reveals is sent in addition.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
 from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.saved_states import KEPT_FIELD, kept_states
-from fedveil.flower.own_account import count_report
+from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
@@ -65,10 +65,11 @@ _log = logging.getLogger("flwr")
 class Member:
     """This SuperNode's identity, from its node configuration.
 
-    `client`: its number in the job. `data`: a function of its own that returns its examples;
-    without one it has the part of the job's data set that the split deals to that number. `seeded`:
-    whether its reports draw from the job's seed. `roster`: the file with every client's public key.
-    `job`: the operator's own copy of the job.
+    `client`: its number in the job. `data`: the user's function that returns its examples; without
+    it, the client has the part of the job's data set that the split gives to its number. `seeded`:
+    True if its reports use the job's seed. `keys` and `accounts`: its folders of keys and of own
+    accounts. `identity`: the file with its private key. `roster`: the file with every client's
+    public key. `job`: the operator's own copy of the job.
     """
 
     client: ClientId
@@ -84,7 +85,7 @@ class Member:
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
         """Return the member that a node configuration describes.
 
-        `partition-id` also means `client`.
+        The key `partition-id` is accepted in place of `client`.
         """
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
@@ -123,11 +124,16 @@ def make_app(folder: Path) -> ClientApp:
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is for a different client: the server has a stale node number."""
+    """Raised if the message is meant for a different client: the server has an outdated node
+    number.
+    """
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Reply with the answer, or with a fixed word: Flower would send an exception's own text."""
+    """Turn `handle` into a function that replies with its answer, or with a fixed word on an error.
+
+    Flower would send the text of an exception to the server.
+    """
 
     def reply(message: Message, context: Context) -> Message:
         try:
@@ -170,7 +176,7 @@ def _forget(job: Job, context: Context) -> bytes:
 
 
 def _check_own_job(job: Job, member: Member) -> None:
-    """Refuse the app's job if it is not the one that this client's own operator agreed to.
+    """Raise an error if the app's job is not the one to which this client's own operator agreed.
 
     The app comes from the server. Its job states the protection, the threshold, the number of
     rounds and everything else on which a guarantee rests.
@@ -187,11 +193,12 @@ def _check_own_job(job: Job, member: Member) -> None:
 
 
 def _own_roster(job: Job, member: Member) -> Mapping[ClientId, bytes]:
-    """Return the public keys that this client's own operator gave it.
+    """Return all clients' public keys, from the file that this client's own operator gave it.
 
-    The app's roster comes from the server, which could put its own keys into it and then open
-    every update. So does the app's job, which could leave active security out. Raises
-    `DeploymentError` if the job needs a roster and the operator gave none, or the reverse.
+    The app's roster comes from the server, which could put its own keys into it and then read every
+    update. So does the app's job, from which the server could remove active security. Raises
+    `DeploymentError` if the job needs a roster and the operator gave none, or if the operator gave
+    one that the job does not need.
     """
     needed = job.protection.position.needs_roster(job.protection.settings)
     if not needed and (member.roster or member.identity):
@@ -278,7 +285,11 @@ def _trained(
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
-    """Answer the training phase: the request is checked and charged before any example is read."""
+    """Answer the phase in which clients train. The request is charged before any example is read.
+
+    `asked` is the message to this client, `common` the message to all, and `time` fixes when the
+    answer leaves.
+    """
     from fedveil.flower.job.client_training import Training
 
     if job.privacy.randomness == "seeded" and not member.seeded:
@@ -287,7 +298,7 @@ def _trained(
             "only if its own node configuration says seeded=true, which is for tests"
         )
     training = Training(job, common, partial(kept_states, job, common, member.accounts))
-    _charge(job, member, protection)
+    _charge(job, member, protection, asked)
     answered = answer_trained(
         protection,
         lambda examples: half(examples, training.model),
@@ -305,16 +316,23 @@ def _trained(
 
 
 def _told(error: BaseException) -> str:
-    """Describe the error, with the file and line in the user's own code if it was there."""
+    """Describe an error, with the file and line if it was raised in the user's own code."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
-def _charge(job: Job, member: Member, protection: Protection) -> None:
-    if job.privacy.randomness == "secure":  # seeded draws are only for tests
-        path = member.accounts.file(job_digest(job), member.client, "reports")
-        spending = protection.spending(protection.initial_state())
-        count_report(path, spending, job.rounds + job.deployment.repeats)
+def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
+    """Charge a report. The limits are the job's: a server that lies does not end its run there."""
+    if job.privacy.randomness != "secure":  # seeded draws are only for tests
+        return
+    file, limits = partial(member.accounts.file, job_digest(job), member.client), []
+    spending = protection.spending(protection.initial_state())
+    count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
+    if job.privacy.max_epsilon is not None:
+        limits.append((job.privacy.max_epsilon, job.privacy.delta))
+    limits += total_of(job.protection.position, protection.settings)
+    if limits:
+        OwnLedger(file("account")).charge(asked_spending(protection, asked), limits)
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:

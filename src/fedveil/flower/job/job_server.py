@@ -75,9 +75,9 @@ def serve(folder: Path, grid: Grid, context: Context) -> Run:
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: from the run configuration, or else from the job itself.
+    """Return the run's folder: `named` in the run configuration, otherwise one named after the job.
 
-    A restart of one job finds its folder, and resumes there.
+    So a restart of the same job finds its folder and resumes there.
     """
     if named:
         return Path(str(named))
@@ -85,7 +85,10 @@ def run_path(job: Job, named: object = None) -> Path:
 
 
 def _open(path: Path, job: Job) -> RunFolder:
-    """Open the folder, as new or to resume. Refuses the folder of a different job."""
+    """Open the folder as a new one, or to resume.
+
+    Raises an error if it has a different job's run.
+    """
     end = time.monotonic() + _LET_GO_S
     while True:
         try:
@@ -107,7 +110,10 @@ def _open(path: Path, job: Job) -> RunFolder:
 
 
 class FlowerEngine(Engine):
-    """Trains on SuperNodes as clients. The server has only the test examples."""
+    """Carries messages to SuperNodes, which train as clients.
+
+    The server has only the test examples.
+    """
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -119,7 +125,7 @@ class FlowerEngine(Engine):
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Save the server's own data."""
+        """Save the server's own data, the test examples, and return the job unchanged."""
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         return job
 
@@ -129,7 +135,10 @@ class FlowerEngine(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Make the protection. Uses no key from the job's seed, and refuses unsendable reports."""
+        """Make the protection. No key comes from the job's seed.
+
+        Raises an error for unsendable reports.
+        """
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(dimension, np.float32)
         check_carried(f"a model of {dimension:,} numbers", encoded_bytes({"weights": weights}))

@@ -1,4 +1,4 @@
-"""The mapping of SuperNodes to clients, from the nodes' own introductions."""
+"""The mapping of clients to SuperNodes, from the nodes' own introductions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _PATIENCE_S = 30.0
 class Members:
     """The connected clients, as of the last poll.
 
-    The last node that claims a client's number gets it: a node that was restarted without an
-    identity of its own meets the server under a new number while the old one still seems to be
+    If several nodes claim a client's number, the last one gets it: a node that was restarted
+    without an identity of its own has a new node number, while the old one still seems to be
     connected. Flower's node authentication decides who may connect at all.
     """
 
@@ -43,17 +43,17 @@ class Members:
 
     @property
     def node_of(self) -> Mapping[ClientId, int]:
-        """Each connected client's node."""
+        """The node number of each connected client."""
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
-        """Forget the client's node, so that the next poll asks it again."""
+        """Forget the client's node, so that the next poll asks that node again."""
         node = self._node_of.pop(client, None)
         if node is not None:
             del self._client_of[node], self._asked_at[node]
 
     def look(self) -> None:
-        """Forget nodes that have gone, and ask new ones to introduce themselves."""
+        """Poll once: forget nodes that have gone, and ask new ones to introduce themselves."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._client_of if node not in here]:
             client = self._client_of.pop(node)
@@ -74,7 +74,11 @@ class Members:
                 self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Poll until `enough` wanted clients are connected or time is up. Returns their number."""
+        """Poll until `enough` of the `wanted` clients are connected or `limit_s` seconds have
+        passed.
+
+        Returns how many of them are connected.
+        """
         end = time.monotonic() + limit_s
         self.look()
         while (here := len(self.node_of.keys() & set(wanted))) < enough:

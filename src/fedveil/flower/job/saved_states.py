@@ -1,7 +1,8 @@
-"""A deployed client's state from one round to the next, on its own disk.
+"""A deployed client's state from one round to the next, on the client's own disk.
 
-It is bound to the job and to the server's run, which has its own name. A repeated round starts from
-that round's state, and a different run of the job from the initial state.
+The state is bound to the job and to the server's run, which has a name of its own. A repeated round
+starts from the state that it started from before. A different run of the job starts from the
+initial state.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of the run in `folder`, made on first use."""
+    """Return the name of the run in `folder`. It is drawn at the first call."""
     path = folder / RUN
     if path.exists():
         with intact(path):
@@ -49,14 +50,16 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """States in files that are sealed with the key of the client's state folder."""
+    """Client states in files that are sealed with the key of the client's state folder."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield the files that are there, and those that are sealed and were deleted."""
+        """Yield client and round of each existing file, and of each sealed file that was
+        deleted.
+        """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
         gone = ((int(client), int(round)) for client, round in numbers)
@@ -76,7 +79,7 @@ class _OwnStates(ClientStates):
 
 
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
-    """Return the client's saved states in this run, without those that no round reads any more."""
+    """Return the client's saved states in this run. Deletes those that no later round reads."""
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):
         raise MessageInvalid("field run is no run's name")

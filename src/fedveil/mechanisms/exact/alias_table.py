@@ -34,7 +34,7 @@ _Weights = Uint64s
 
 
 class AliasTables:
-    """Several distributions over the same symbols, one per row.
+    """Draws exactly from several distributions over the same symbols, one per row.
 
     `probabilities[row, symbol]` is the distribution in floating point, nowhere above (1 + ACCURACY)
     times the true one. `exact(row)` returns the true distribution as integer weights. Rows and
@@ -62,8 +62,9 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Return integer weights that sum to 2^64, the remainder's at `symbols`, then empty
-        columns.
+        """Return integer weights of the symbols, of the remainder, and of empty columns (0).
+
+        They sum to 2^64. The remainder stands for what the symbols' rounded-down weights leave out.
         """
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
@@ -75,13 +76,13 @@ class AliasTables:
         return weights
 
     def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
-        """Overwrite `out[i]` with an independent symbol from the distribution `rows[i]`."""
+        """Overwrite each `out[i]` with an independent symbol, from the distribution `rows[i]`."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
-        """Overwrite `out` with independent symbols from the distribution `row`."""
+        """Overwrite `out` with independent symbols from the distribution of one row."""
         entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]
@@ -108,7 +109,7 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw that its first 32 bits, `word`, do not decide."""
+        """Return the symbol of a draw whose first 32 bits, `word`, leave it undecided."""
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
         digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)
@@ -120,8 +121,9 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the integer weights in a row's table, of 2^64 in total; the remainder's is
-        last.
+        """Return the integer weights in a row's table, which sum to 2^64.
+
+        The last one is the remainder's.
         """
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
@@ -133,8 +135,9 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return the difference between a row's true distribution and its weights, in exact
-        proportion.
+        """Return, for each symbol, how far a row's weight is below the true probability.
+
+        These are integers in exact proportion.
         """
         exact = self._exact(row)
         total = sum(exact)
@@ -146,13 +149,13 @@ class AliasTables:
 
 
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
-    """Return each column's threshold and partner: the own symbol below the threshold, else the
-    partner.
+    """Return each column's threshold and partner, which share the symbols' weights among columns.
 
-    Columns are filled in order. A symbol that is too light for its column is topped up by the
-    current heavy symbol. A heavy symbol that has given so much that it fits its own column is
-    topped up by the next heavy one. Running sums of the deficits and surpluses determine the pairs;
-    they stay below 2^64.
+    A draw below the threshold is the column's own symbol, any other draw the partner. Columns are
+    filled in order. A symbol that is too light for its column is topped up by the current heavy
+    symbol. A heavy symbol that has given so much that it fits its own column is topped up by the
+    next heavy one. Running sums of the deficits and surpluses determine the pairs; they stay below
+    2^64.
     """
     capacity = np.uint64(2**64 // len(weights))
     heavy = np.flatnonzero(weights >= capacity)
@@ -205,9 +208,10 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Decide all draws that their first 32 bits decide.
+    """Write to `out` every draw that its first 32 bits, a word of `words`, decide.
 
-    Lists the others and returns their number.
+    Lists the indices of the other draws in `undecided`, and returns their number. `bits` of a word
+    choose a column.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -229,7 +233,10 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return which words start like their column's threshold, in the one row `entries`."""
+    """Return a mask of the words that equal the upper digits of their column's threshold.
+
+    `entries` is the table of one row. `bits` of a word choose its column.
+    """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
     return tied
@@ -244,7 +251,7 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Like `_pick`, for one row. Returns True if some draws are undecided, which is rare."""
+    """Like `_pick`, for one row. Returns True if any draw is undecided, which is rare."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

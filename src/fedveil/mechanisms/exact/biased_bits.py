@@ -15,7 +15,7 @@ from fedveil.privacy.loss import as_written
 
 @lru_cache(maxsize=16)
 def byte_tables(probability: Fraction) -> AliasTables:
-    """Return the distribution of eight independent bits that are 1 with the given probability."""
+    """Return a table that draws eight independent bits at once, each 1 with this probability."""
     law = np.ones(1)
     for _ in range(8):
         law = np.concatenate([float(1 - probability) * law, float(probability) * law])
@@ -25,7 +25,7 @@ def byte_tables(probability: Fraction) -> AliasTables:
 
 
 def double_above_q(eps: float) -> float:
-    """Return 1 / (e^eps + 1) rounded up, so that the resulting loss never exceeds the stated one.
+    """Return 1 / (e^eps + 1) rounded up, so that the resulting loss never exceeds eps.
 
     eps is read as the shortest decimal that identifies it: the number that a job's author wrote.
     """

@@ -22,22 +22,23 @@ _MAX_TRIALS = 1 << 11
 
 
 class Binomial:
-    """Draws from the binomial distribution of any number of trials, exact for a rational
-    probability.
+    """Draws exactly from the binomial distribution with a rational probability.
+
+    The number of trials is chosen for each draw.
     """
 
     def __init__(self, probability: Fraction) -> None:
         self._probability = probability
 
     def draw(self, trials: int, count: int, entropy: Entropy) -> _Counts:
-        """Return `count` independent draws with the same number of trials."""
+        """Return `count` independent draws, each of `trials` trials."""
         total = np.zeros(count, np.int64)
         for piece in _pieces(trials):
             total += self._table_draw(piece, count, entropy)
         return total
 
     def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
-        """Return one independent draw for each entry's own number of trials."""
+        """Return one independent draw for each entry of `trials`, of that number of trials."""
         total = np.zeros(len(trials), np.int64)
         power = 1
         while power <= trials.max(initial=0):
@@ -54,7 +55,7 @@ class Binomial:
 
 
 def _pieces(trials: int) -> list[int]:
-    """Split `trials` into numbers of trials that have a table."""
+    """Split a number of trials into numbers that each have a table. They sum to `trials`."""
     whole, rest = divmod(trials, _MAX_TRIALS)
     return [_MAX_TRIALS] * whole + [rest] * (rest > 0)
 
@@ -66,8 +67,9 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return the distribution in floating point, computed in 40 digits so that nothing
-    underflows.
+    """Return the binomial distribution in floating point.
+
+    It is computed in 40 digits, so that nothing underflows.
     """
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
@@ -82,7 +84,7 @@ def _law(probability: Fraction, trials: int) -> list[float]:
 
 
 def _exact_law(probability: Fraction, trials: int) -> list[int]:
-    """Return the distribution as exact integer weights."""
+    """Return the binomial distribution as exact integer weights."""
     one = probability.numerator
     zero = probability.denominator - one
     return list(

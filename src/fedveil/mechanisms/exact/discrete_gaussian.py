@@ -37,10 +37,10 @@ _NEGLIGIBLE_BITS = 32
 
 
 class DiscreteGaussian:
-    """Whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²).
+    """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    s² = cell_variance · 4^place_bits, a whole number. The law has no additive error: what the
-    first bits of a draw do not decide is decided by further bits and by interval arithmetic
+    s² = cell_variance · 4^place_bits, a whole number. The distribution has no additive error: what
+    the first bits of a draw do not decide is decided by further bits and by interval arithmetic
     over whole numbers, as wide as it takes.
 
     A magnitude is `cell · 2^place_bits + place`:
@@ -61,7 +61,10 @@ class DiscreteGaussian:
 
     @classmethod
     def at_least(cls, variance: Fraction) -> DiscreteGaussian:
-        """Return the distribution with the smallest available s² at or above `variance` > 0."""
+        """Return the distribution with the smallest available parameter s² that is >= `variance`.
+
+        `variance` must be above 0.
+        """
         place_bits = 0
         while -(-variance // 4**place_bits) >= _MAX_CELL_VARIANCE:
             place_bits += 1
@@ -69,23 +72,26 @@ class DiscreteGaussian:
 
     @property
     def variance(self) -> int:
-        """Return the parameter s². The true variance is less by a share below 1e-6 if s >= 1."""
+        """Return the parameter s².
+
+        If s >= 1, the true variance is below it by less than 1e-6 of it.
+        """
         return self.cell_variance << (2 * self.place_bits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws."""
+        """Return `count` independent draws from this distribution."""
         values = np.zeros(count, np.int64)
         self.add_to(values, entropy)
         return values
 
     def add_to(self, values: Signed, entropy: Entropy) -> None:
-        """Add an independent draw to every value. Narrow integers wrap around."""
+        """Add an independent draw to every value, in place. Integers of 32 bits wrap around."""
         redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
         if len(redo):
             values[redo] += self.draw(len(redo), entropy)
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws without places. Returns the indices of the rejected draws."""
+        """Add draws without place bits to `values`. Returns the indices of the rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), list[int]()
@@ -102,7 +108,7 @@ class DiscreteGaussian:
         return np.array(again, np.int64)
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws with places. Returns the indices of the rejected draws."""
+        """Add draws with place bits to `values`. Returns the indices of the rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -116,7 +122,10 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Fill `words` and write draws to `out`. Returns the indices of the rejected draws."""
+        """Write draws to `out`, and their random words to `words`.
+
+        Returns the indices of the rejected draws.
+        """
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):
@@ -131,8 +140,9 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell of the uniform real that starts with the 63 bits `prefix`, reading
-        more bits.
+        """Return the cell of a uniform real whose first 63 bits, `prefix`, leave it undecided.
+
+        More bits are read from `entropy` until it is decided.
         """
         bits = _PREFIX_BITS
         while True:
@@ -143,7 +153,11 @@ class DiscreteGaussian:
                 return cell
 
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
-        """Return True if the uniform real that starts with `place_word` is at least 1 - e^-loss."""
+        """Return True with probability e^-loss, loss = place · (2 · magnitude - place) / 2s².
+
+        place is given by the low bits of `magnitude`. A uniform real, which starts with the low
+        bits of `place_word` and continues with bits from `entropy`, is compared with 1 - e^-loss.
+        """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
         bits = _PLACE_WORD_BITS - self.place_bits
@@ -163,7 +177,11 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return thresholds ⌊2^63 · Pr[Y <= y]⌋ with an end mark, and a guide by the first 14 bits."""
+    """Return the cells' thresholds ⌊2^63 · Pr[Y <= y]⌋ with an end mark, and a guide.
+
+    Y is the cell of `DiscreteGaussian`. The guide gives the first cell for the first 14 bits of a
+    word.
+    """
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
     while low != high:  # a threshold so near a whole number that its bounds lie on either side
@@ -178,12 +196,13 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 
 @functools.lru_cache(maxsize=4)
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
-    """Bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], up to a y where the floor is 2^bits - 1.
+    """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    With q = exp(-1 / 2 variance), the weights are q^(y²), each from the one before by q^(2y + 1).
-    Factors are at most 1 and products are rounded down, so that the error of a product, in units
-    of the last place, is at most the sum of its factors' errors, plus 1. What lies beyond the
-    last weight is at most that weight / (1 - q) <= weight · (2 variance + 1).
+    Y is the cell of `DiscreteGaussian`; the last y is one whose floor is 2^bits - 1. With q =
+    exp(-1 / 2 variance), the weights are q^(y²), each from the one before by q^(2y + 1). Factors
+    are at most 1 and products are rounded down, so that the error of a product, in units of the
+    last place, is at most the sum of its factors' errors, plus 1. What lies beyond the last weight
+    is at most that weight / (1 - q) <= weight · (2 variance + 1).
     """
     places = bits + _GUARD_BITS
     ratio, most = _exp_minus(1, 2 * variance, places)
@@ -206,9 +225,7 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Return bounds low <= 2^bits · exp(-numerator / denominator) <= high, from the series of
-    e^x.
-    """
+    """Return bounds low <= 2^bits · exp(-numerator / denominator) <= high, by the series of e^x."""
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above
@@ -234,9 +251,10 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write every word's cell, or a mark if undecided. Returns the number of undecided words.
+    """Write the cell of every word to `out`, or a mark if it is undecided.
 
-    A prefix is undecided if it equals a threshold: the true threshold lies inside its range.
+    Returns the number of undecided words. A word is undecided if its first 63 bits equal a
+    threshold, since the true threshold continues after these bits.
     """
     undecided = 0
     for i in range(len(words)):
@@ -269,9 +287,10 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the words' signed cells to `values`.
+    """Add the signed cell of every word to the value with its index.
 
-    Lists undecided words and zeros with a minus sign.
+    Writes the indices of undecided words and of zeros with a minus sign to `listed` instead, and
+    returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -323,10 +342,10 @@ def _places(
     out: Int64s,
     verdicts: Uint8s,
 ) -> None:
-    """Turn cells into signed draws, with a verdict on each.
+    """Turn the cells in `out` into signed draws, each with a verdict: kept, again or unsure.
 
-    A draw is rejected if its uniform real is below 1 - e^-loss, which lies between loss - loss²/2
-    and loss; few draws need a closer look.
+    A draw is rejected if its uniform real is below 1 - e^-loss (see `_decide_kept`), which lies
+    between loss - loss²/2 and loss. Few draws lie between these two and are unsure.
     """
     bits = _PLACE_WORD_BITS - place_bits
     unit, width = 2.0**-bits, 2.0**-place_bits

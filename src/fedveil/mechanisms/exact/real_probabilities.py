@@ -33,8 +33,8 @@ T = TypeVar("T")
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    `floors` gives every F but the last, rounded down to any number of bits, from e^x, of which
-    each is a monotone function.
+    Every F_i is a monotone function of e^x, with x a float. `floors` returns every F_i but the
+    last, rounded down to a number of bits, for a fraction in place of e^x.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:
@@ -46,7 +46,7 @@ class ExactDraw:
         return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws."""
+        """Return `count` independent draws from this distribution."""
         words = entropy.words(count)
         out = np.searchsorted(self._table, words, side="right").astype(np.int64)
         if len(self._table):
@@ -56,7 +56,10 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Read more bits after a first word that equals an entry of the table."""
+        """Return the draw whose first word, `prefix`, equals an entry of the table.
+
+        Further bits are read from `entropy` until it is decided.
+        """
         bits = _WORD
         while True:
             bits += _WORD
@@ -69,9 +72,7 @@ class ExactDraw:
 
 @lru_cache(maxsize=64)
 def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
-    """Return two fractions around e^x, x != 0, that differ by less than 2 * 10^(1 - digits) of
-    it.
-    """
+    """Return two fractions around e^x, x != 0, that differ by less than 2 * 10^(1 - digits) e^x."""
     # Decimal's exp is correctly rounded: its error is at most half a unit of the last digit.
     context = Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
     middle = Fraction(Decimal(x).exp(context))
@@ -80,16 +81,16 @@ def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
 
 
 def at_least_zero(a: int, b: int, x: float) -> bool:
-    """Return True if a + b e^x >= 0, exactly."""
+    """Return True if a + b e^x >= 0. The comparison is exact."""
     return _settled(x, lambda e: a + b * e >= 0, 30)
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """Evaluate `monotone(e^x)`, integers that each rise or fall with the argument.
+    """Return `monotone(e^x)`, whose integers each rise or fall with the argument, exactly.
 
-    Tries both ends of an interval around e^x at rising precision until they agree. They will,
-    because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c + d e^x) times
-    2^bits is an integer only if it does not depend on x.
+    It is evaluated at both ends of an interval around e^x, at rising precision from `digits` on,
+    until they agree. They will, because e^x is transcendental for a float x != 0: a fraction (a + b
+    e^x)/(c + d e^x) times 2^bits is an integer only if it does not depend on x.
     """
     while True:
         low, high = (monotone(end) for end in exp_bounds(x, digits))

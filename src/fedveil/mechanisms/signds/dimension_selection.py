@@ -23,9 +23,9 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """Sizes that follow from the settings and the number of dimensions.
+    """Sizes of a selection, and their distribution, for one number of dimensions.
 
-    Nothing in it is private.
+    They follow from public settings: nothing in the plan is private.
     """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
@@ -42,9 +42,9 @@ class SelectionPlan:
 
 @dataclass(init=False, eq=False)
 class Selection:
-    """A client's selection. Its fields may be sent; the attribute `magnitude` is private.
+    """A client's selected dimensions and their sign. These fields may be sent.
 
-    Only a perturbed bit of the magnitude may be sent, and it has its own cost.
+    The attribute `magnitude` is private. Only a perturbed bit of it may be sent, at its own cost.
     """
 
     indices: Int64s
@@ -57,8 +57,9 @@ class Selection:
 
 
 class Told(NamedTuple):
-    """Log probability of a selection given an update, and the update's magnitude in its
-    direction.
+    """Log probability of a selection given an update, and the update's magnitude.
+
+    The magnitude is the mean absolute value of the top-k set in the selection's direction.
     """
 
     log_probability: float
@@ -66,26 +67,28 @@ class Told(NamedTuple):
 
 
 class SignDS:
-    """Select h dimensions of an update, most of them among its largest in a random direction.
+    """Selects h dimensions of an update, most of them among its largest in a random direction.
 
-    Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S holds the
-    topk = floor(k * d) dimensions (at least 1) with the largest sign * update; of equal values
-    those with the lowest indices. `indices`, in ascending order, is a set J of h dimensions with
+    Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S holds the topk = floor(k *
+    d) of d dimensions (at least 1) with the largest sign * update; of equal values those with the
+    lowest indices. `indices`, in ascending order, is a set J of h dimensions with
 
         Pr[J | sign] = exp(eps * 1[|J & S| >= threshold]) / sum over all J' of the same:
 
-    v = |J & S| is drawn from its exact law, then v dimensions of S and h - v others uniformly.
-    Beside them, and not protected, `magnitude` is the mean absolute value of S.
-    Privacy of (indices, sign): eps per update, pure, replace-one. The sign ignores the update;
-    given the sign, an update decides S alone, every S has the same denominator because |S| is
-    fixed, and the numerators of two sets differ by the factor e^eps at most.
+    v = |J & S| is drawn from its exact distribution, then v dimensions of S and h - v others
+    uniformly. The attribute `magnitude`, which is not protected, is the mean absolute value of S.
+
+    Privacy of (indices, sign): eps per update at delta = 0, if the update is replaced. The sign
+    ignores the update; given the sign, an update decides only S, every S has the same denominator
+    because |S| is fixed, and the numerators of two sets differ by the factor e^eps at most.
+
     Source: 000, "dimension selection based on the exponential mechanism".
 
-    Without `dim_out`, h is the largest number whose best threshold has an expected share E[v]/h
-    of at least `thr_ratio`; where even h = 1 misses it, h = 1 and a `FedveilWarning` says what
-    to expect. `thr_ratio` = 1 asks for certainty, which no finite eps gives. Planning works with
-    whole numbers of some h log2(d) bits: milliseconds for hundreds of dimensions, and growing
-    with the square of h.
+    Without `dim_out`, h is the largest number whose best threshold has an expected share E[v]/h of
+    at least `thr_ratio`. If even h = 1 has less, h is 1 and a `FedveilWarning` says what to expect.
+    `thr_ratio` = 1 asks for certainty, which no finite eps gives. Planning works with whole numbers
+    of some h log2(d) bits: it takes milliseconds for hundreds of dimensions, and grows with the
+    square of h.
     """
 
     def __init__(
@@ -99,14 +102,20 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the sizes and distributions for updates of `dim` dimensions. Cached per `dim`."""
+        """Return the sizes and the distribution for updates of `dim` dimensions.
+
+        Cached per `dim`.
+        """
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
         return self._plans[dim]
 
     def select(self, update: npt.ArrayLike, entropy: Entropy) -> Selection:
-        """Select dimensions of `update`, a float32 or float64 vector without NaN or infinity."""
+        """Return a selection of `update`'s dimensions. See the class for its distribution.
+
+        `update` is a float32 or float64 vector without NaN or infinity.
+        """
         vector = flat_vector(update)
         dim = len(vector)
         plan = self.plan(dim)
@@ -120,7 +129,7 @@ class SignDS:
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """Return ln Pr[indices, sign | update], and the magnitude that goes with that sign."""
+        """Return ln Pr[indices, sign | update], and the update's magnitude for that sign."""
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)
@@ -128,12 +137,19 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return ln Pr[indices, sign] of a favoured selection: the larger of the two values."""
+        """Return ln Pr[indices, sign] of a selection that reaches the threshold.
+
+        All selections that do are equally likely, and likelier than any other. `dim` is the number
+        of dimensions.
+        """
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return the probability of a favoured selection as a function of eps."""
+        """Return, as a function of eps, the probability that a selection reaches the threshold.
+
+        `dim` is the number of dimensions. The sizes stay those of this object.
+        """
         return self.plan(dim).law.chance_of_favoured
 
     def _make_plan(self, dim: int) -> SelectionPlan:
@@ -161,10 +177,10 @@ class SignDS:
 
 
 def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
-    """Draw a uniform subset of 0..size-1 with `count` members, in ascending order.
+    """Return a uniform random subset of 0..size-1 with `count` members, in ascending order.
 
-    Takes the first `count` distinct values of a sequence of independent uniform ones. If `count` is
-    more than half of `size`, it draws the complement instead.
+    It consists of the first `count` distinct values of a sequence of independent uniform ones. If
+    `count` is more than half of `size`, the complement is drawn instead.
     """
     if 2 * count > size:
         kept = np.ones(size, np.bool_)

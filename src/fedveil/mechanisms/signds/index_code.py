@@ -52,15 +52,13 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
 
 
 def longest_code(dim: int, count: int) -> int:
-    """Return an upper bound on the bytes of a code of `count` numbers: two bits per mark
-    suffice.
-    """
+    """Return an upper bound on the bytes of a code of `count` numbers: two bits per mark."""
     low_bits, marks = _layout(dim, count)
     return _low_size(low_bits, count) + marks // 4 + 64
 
 
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
-    """Decode an untrusted `code` of `count` numbers in 0..dim-1.
+    """Return the `count` numbers in 0..dim-1 that an untrusted `code` encodes.
 
     Time and memory depend only on `dim` and `count`.
     """
@@ -86,10 +84,11 @@ def _is_set(members: Int64s, dim: int) -> bool:
 
 
 def _layout(dim: int, count: int) -> tuple[int, int]:
-    """Return the number of low bits sent unchanged, and the number of marks for the rest.
+    """Return the number of low bits that a code sends unchanged, and its number of marks.
 
-    With low bits, several members may share a bucket: a mark stands for a member or for the end of
-    a bucket. Without them, a mark says whether a number is a member.
+    Marks encode the rest of the `count` numbers. With low bits, several numbers may share a bucket,
+    and a mark stands for a number or for the end of a bucket. Without them, a mark says whether a
+    number belongs to the set.
     """
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
@@ -99,7 +98,7 @@ def _layout(dim: int, count: int) -> tuple[int, int]:
 
 
 def _low_size(low_bits: int, count: int) -> int:
-    """Return the bytes of the members' low bits."""
+    """Return how many bytes the low bits of `count` numbers take in a code."""
     return -(-low_bits * count // 8)
 
 
@@ -115,7 +114,7 @@ def _unpack_low(data: bytes, low_bits: int, count: int) -> Int64s:
 
 @compiled()
 def _carry(out: Uint8s, size: int) -> None:
-    """Add one to the number formed by the first `size` bytes."""
+    """Add one to the big-endian number formed by the first `size` bytes."""
     at = size - 1
     while out[at] == 0xFF:
         out[at] = 0
@@ -124,7 +123,7 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode a row of `marks` with members at `places`. Returns the number of bytes written.
+    """Encode a row of `marks`, of which those at `places` are set. Returns the bytes written.
 
     The interval's width is at least 2^24 before each mark and is split in proportion to the
     probabilities, so rounding costs almost nothing. Certain marks cost nothing.
@@ -158,7 +157,7 @@ def _write(places: Any, marks: int, out: Uint8s) -> int:
 
 
 def _read(code: Any, marks: int, places: Int64s) -> None:
-    """Decode the members of a row from `code` (padded with zeros) into `places`."""
+    """Decode the set marks of a row of `marks` from `code`, padded with zeros, into `places`."""
     value, width, at = 0, _WINDOW, 4
     for i in range(4):
         value = value << 8 | (code[i] if i < len(code) else 0)

@@ -29,7 +29,11 @@ _MOST_EXPONENT = 700.0
 
 
 class InlierLaw:
-    """The exact distribution of v for one selection size h and threshold t."""
+    """Exact distribution of v, the number of selected dimensions that are in the top-k set.
+
+    The top-k set has `topk` of `dim` dimensions, and h = `dim_out` are selected. A selection with v
+    >= threshold is e^eps times as likely as any other.
+    """
 
     def __init__(self, dim: int, topk: int, dim_out: int, threshold: int, eps: float) -> None:
         self._dim, self._topk, self._h = dim, topk, dim_out
@@ -40,7 +44,11 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield (v, C(topk, v) C(dim - topk, h - v)) for every possible v, in order."""
+        """Yield each possible v, in order, with the number of selections that have it.
+
+        v is the number of selected dimensions in the top-k set: C(topk, v) C(dim - topk, h - v)
+        selections.
+        """
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)
@@ -52,17 +60,18 @@ class InlierLaw:
 
     @cached_property
     def sampler(self) -> ExactDraw:
-        """Return a sampler of v - least, where `least` is the smallest possible v."""
+        """Return a sampler of v less its smallest possible value.
+
+        v is the number of selected dimensions in the top-k set.
+        """
         return ExactDraw(self._eps, self._floors_at)
 
     def draw(self, entropy: Entropy) -> int:
-        """Draw one v."""
+        """Draw the number v of selected dimensions that are in the top-k set."""
         return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
-        """Return floor(2^bits * Pr[v' <= v]) for every possible v but the last, with e for
-        e^eps.
-        """
+        """Return floor(2^bits * Pr[v' <= v]) for each possible v but the last. e is e^eps."""
         floors, below, above = [], 0, 0
         total = self._below * e.denominator + self._above * e.numerator
         for v, weight in self._weights():
@@ -74,7 +83,10 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Return Pr[v] for v = 0..h, each rounded once."""
+        """Return Pr[v] for v = 0..h, each rounded once.
+
+        v is the number of the h selected dimensions that are in the top-k set.
+        """
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -83,47 +95,62 @@ class InlierLaw:
         return out
 
     def log_probability(self, v: int) -> float:
-        """Return ln Pr[J] of one selection J with v dimensions of the top-k set."""
+        """Return ln of the probability of one selection with v dimensions in the top-k set."""
         total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return Pr[v >= threshold] for the same sizes and threshold at another eps."""
+        """Return the probability, at another eps, that a selection reaches the threshold.
+
+        Sizes and threshold stay the same.
+        """
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps
         return 1 / (1 + math.exp(min(behind, _MOST_EXPONENT)))
 
     def expected_ratio(self) -> float:
-        """Return E[v] / h, rounded once."""
+        """Return the expected share of selected dimensions in the top-k set, rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         below, above = self._moments(Fraction(0))
         total = self._below * e.denominator + self._above * e.numerator
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Return True if E[v] >= x, exactly."""
+        """Return True if the expected number of selected dimensions in the top-k set is at least x.
+
+        The comparison is exact.
+        """
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
     def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
-        """Return the sums of (v - x) * weight below the threshold, and from the threshold on."""
+        """Return the sums of (v - x) * weight over v below the threshold, and over the other v.
+
+        v and its weight are those that `_weights` yields.
+        """
         below = sum(v * w for v, w in self._weights() if v < self._threshold)
         above = sum(v * w for v, w in self._weights() if v >= self._threshold)
         return below - x * self._below, above - x * self._above
 
 
 class ThresholdSearch:
-    """Finds the best threshold for each selection size h, and the largest acceptable h."""
+    """Finds the best threshold for a selection of h dimensions, and the largest acceptable h.
+
+    The best threshold maximises E[v], where v is the number of selected dimensions in the top-k
+    set: `topk` of `dim` dimensions. Selections with v >= threshold are e^eps times as likely as
+    others.
+    """
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
         self._dim, self._topk, self._eps = dim, topk, eps
         self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
-        """Return the threshold in 1..h with the largest E[v]; the smallest of equal ones.
+        """Return the threshold in 1..h with the largest E[v]; the smallest of equally good ones.
 
-        The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
+        v is the number of the h = `dim_out` selected dimensions that are in the top-k set. The
+        maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
         raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
         thresholds tie, and m is an integer, only if v is certain: otherwise E[v] depends on e^eps,
         which is transcendental.
@@ -138,7 +165,10 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Return True if the best threshold's E[v] is at least `ratio` * h."""
+        """Return True if the best threshold gives an expected share of at least `ratio`.
+
+        The share is that of the `dim_out` selected dimensions that are in the top-k set.
+        """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out
         if abs(mean - goal) > slack:
@@ -146,15 +176,17 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest h whose best E[v] / h is at least `ratio`, or 0 if there is none.
+        """Return the largest h whose best threshold gives an expected share E[v] / h >= `ratio`.
 
-        The best E[v] / h never rises with h, so the search doubles h and then bisects. Proof: drop
-        a random dimension from the best selection of h + 1. The share stays, and Pr[J] becomes a
-        mean of two of its values. Such a selection of h favours no v by more than e^eps, and of all
-        of those the best threshold has the largest E[v].
+        h is the number of selected dimensions, and v how many of them are in the top-k set. Returns
+        0 if there is no such h. The best share never rises with h, so the search doubles h and then
+        bisects. Proof: drop a random dimension from the best selection of h + 1. The share stays,
+        and the probability of a selection becomes a mean of two of its values. Such a selection of
+        h favours no v by more than e^eps, and of all of those the best threshold has the largest
+        E[v].
         """
         if self._topk >= Fraction(ratio) * self._dim:
-            return self._dim  # even all dimensions hold so many of the top-k set
+            return self._dim  # even all dimensions contain that many of the top-k set
         good, bad = 0, 1
         while bad < self._dim and self.reaches(bad, ratio):
             good, bad = bad, min(2 * bad, self._dim)
@@ -170,10 +202,11 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return the largest E[v] over all thresholds and a bound on its error: 0 if v is certain.
+        """Return the largest E[v] over all thresholds, and a bound on its error: 0 if v is certain.
 
-        O(h): computes E[v] for every threshold that splits the possible v in two, by sums from both
-        ends in log space. A threshold that splits nothing favours nothing, and has a smaller E[v].
+        v is the number of the h selected dimensions in the top-k set. E[v] is computed in O(h) for
+        every threshold that splits the possible v in two, by sums from both ends in log space. A
+        threshold that splits nothing favours nothing, and has a smaller E[v].
         """
         if h >= len(self._log_v):
             self._tabulate(2 * h)
@@ -192,14 +225,14 @@ class ThresholdSearch:
         return float(np.exp(moment - total).max()), slack
 
     def _tabulate(self, count: int) -> None:
-        """Compute the logarithms needed for h < count."""
+        """Compute the logarithms that selections of h < `count` dimensions need."""
         self._log_inside = _log_binomials(self._topk, count)
         self._log_outside = _log_binomials(self._dim - self._topk, count)
         self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
 def _log(whole: int) -> float:
-    """Return ln of an integer of any size."""
+    """Return ln of a non-negative integer of any size, -inf for 0."""
     return math.log(whole) if whole else -math.inf
 
 

@@ -10,11 +10,12 @@ from fedveil.mechanisms.signds.dimension_selection import SelectionPlan
 
 
 class SignTold(NamedTuple):
-    """Information about one weight, for an attacker who knows nothing about the others.
+    """Information that one SignDS report reveals about the sign of one weight's change.
 
-    `selected`: probability that its change has the report's sign if the report selects it.
-    `passed`: the same if it does not. `log_ratio`: the largest log likelihood ratio of the two
-    signs that a report gives. `worst`: the same for an attacker who knows all other changes.
+    The attacker knows nothing about the other weights. `selected` is the probability that the
+    change has the report's sign if the report selects the weight, and `passed` if it does not.
+    `log_ratio` is the largest log likelihood ratio of the two signs that a report gives, and
+    `worst` that for an attacker who knows all other changes.
     """
 
     selected: float
@@ -24,12 +25,14 @@ class SignTold(NamedTuple):
 
 
 def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
-    """Compute what a report of `SignDS` with this plan reveals about a sign, from even odds.
+    """Return what a report of `SignDS` with this plan reveals about the sign of a weight's change.
 
-    Assumptions: changes are exchangeable and not 0, both signs are equally likely for every size,
-    and the top-k set lies within the changes of the report's sign. The last holds if there are at
-    least topk of them: about half of the d changes have that sign. Then with R = E[v] / h,
-    t = topk and o = (h - E[v]) / (d - t), the probability of selecting a weight outside the set,
+    Before the report both signs are equally likely. Assumptions: changes are exchangeable and not
+    0, both signs are equally likely for every size, and the top-k set lies within the changes of
+    the report's sign. The last holds if there are at least topk of them: about half of the d =
+    `dim` changes have that sign. Let v be how many of the h selected dimensions are in the top-k
+    set, R = E[v] / h, t = topk, and o = (h - E[v]) / (d - t), the probability of selecting a weight
+    outside the set. Then
 
         Pr[selected | the report's sign]  = 2 E[v] / d + (1 - 2 t / d) o
         Pr[selected | the other sign]     = o

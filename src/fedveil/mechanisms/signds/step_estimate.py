@@ -28,13 +28,14 @@ _REGROW_ROUNDS = 5
 
 
 class MagnitudeEstimator:
-    """The server's estimate r_est of the clients' magnitude r, moved by the majority of their bits.
+    """The server's estimate of the clients' magnitude, moved by the majority B of their bits.
 
-    Deterministic: randomised response has already protected each client's bit. As in the source,
-    the first B = 1 ends the growth phase for good. With `regrow`, five rounds of B = 0 in a row
-    start it again; without it the estimate can never rise a second time, however large r becomes.
-    Its state is `estimate`, `phase` and `zeros` (rounds of B = 0 in a row while shrinking). Source:
-    000, "MagRR".
+    It is deterministic: randomised response has already protected each client's bit. In the phase
+    `growth`, B = 0 multiplies the estimate by `growth` and B = 1 ends the phase. In the phase
+    `shrink`, B = 0 changes nothing and B = 1 halves the estimate. As in the source, `growth` never
+    returns, so the estimate cannot rise a second time, however large the magnitudes become. With
+    `regrow`, five rounds of B = 0 in a row start it again. The state is `estimate`, `phase` and
+    `zeros` (rounds of B = 0 in a row while shrinking). Source: 000, "MagRR".
     """
 
     def __init__(
@@ -55,24 +56,25 @@ class MagnitudeEstimator:
         self.zeros = integer("zeros", zeros, 0)
 
     def bit(self, magnitude: float) -> int:
-        """Return a client's bit before its perturbation: 1 if its magnitude is below the bound."""
+        """Return a client's bit before its perturbation: 1 if `magnitude` is below the bound.
+
+        The bound is the estimate, or twice the estimate in the phase `growth`.
+        """
         if not magnitude >= 0:
             raise InvalidValue(f"magnitude = {magnitude!r} is outside [0, inf]")
         return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
 
     def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
-        """Advance by one round, given the bits that arrived through randomised response at
-        `eps`.
-        """
+        """Move the estimate by one round's bits, reported by randomised response at `eps`."""
         bits = np.asarray(reported_bits)
         if not np.isin(bits, (0, 1)).all():
             raise InvalidValue("reported_bits holds other values than 0 and 1")
         self.update_counts(int(np.count_nonzero(bits)), bits.size, eps)
 
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
-        """Advance by one round in which `ones` of `reporters` bits were 1.
+        """Move the estimate by one round in which `ones` of `reporters` reported bits were 1.
 
-        Without bits nothing changes.
+        `eps` is that of the bits' randomised response. Without bits nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return
@@ -94,14 +96,14 @@ class MagnitudeEstimator:
 
     @staticmethod
     def enough(reporters: int, participants: int) -> bool:
-        """Return True if at least 5% of the participants sent a bit."""
+        """Return True if `reporters`, who sent a bit, are at least 5% of the participants."""
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """Return the step of one selected dimension before averaging over the participants.
+        """Return the step of a selected dimension, before the mean over the participants is taken.
 
-        This is 2 * estimate * participants, the source's lr_global, or `sign_global_lr` if fewer
-        than 5% of the participants sent a bit.
+        It is 2 * estimate * participants, the source's lr_global, or `sign_global_lr` if
+        `reporters`, who sent a bit, are fewer than 5% of the participants.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

@@ -35,13 +35,14 @@ _ABOVE, _EQUAL, _BELOW = 1, 0, -1
 
 
 class TopSet:
-    """The `size` entries of a vector with the largest values of `sign * value`.
+    """The set of the `size` entries of a vector with the largest values of `sign * value`.
 
     Of several entries equal to the smallest value in the set, those with the lowest indices belong
     to it. -0.0 and 0.0 are equal. NaN and infinity are refused.
 
-    A rank numbers the set's entries, or the others: first those that differ from the smallest value
-    in the set, then those equal to it, each in the order of their indices.
+    Members have ranks 0, 1, ...: first those above the smallest value in the set, then those equal
+    to it, each in the order of their indices. So do the entries outside the set: first those below
+    that value, then those equal to it.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
@@ -60,11 +61,11 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the set's entries with these ascending ranks."""
+        """Return the indices of the members of the set that have these ranks, in order."""
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the entries outside the set with these ascending ranks."""
+        """Return the indices of the entries outside the set that have these ranks, in order."""
         return self._indices(_BELOW, ranks, self._equal_members)
 
     def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
@@ -80,10 +81,7 @@ class TopSet:
 
 
 def flat_vector(update: Any) -> Vector:
-    """Return `update` as a contiguous, non-empty float32 or float64 vector.
-
-    Does not check values.
-    """
+    """Return `update` as a contiguous, non-empty float32 or float64 vector. Checks no values."""
     array = np.asarray(update)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
@@ -97,7 +95,7 @@ def flat_vector(update: Any) -> Vector:
 
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
-    """Return the smallest `sign * value` in the set, in the vector's type."""
+    """Return the smallest `sign * value` among the `size` largest, in the vector's type."""
     if not HAVE_NUMBA:
         values = finite_vector("update", vector) * vector.dtype.type(sign)
         return np.partition(values, -size)[-size]
@@ -132,12 +130,15 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many digits at either end of the first 16 bits mean NaN or infinity."""
+    """Return how many digits at either end of the range mean NaN or infinity.
+
+    A digit is the first 16 bits of a float's key.
+    """
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
 def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
-    """Return the float with this key: an integer's bits, as a signed or an unsigned number."""
+    """Return the float with this key (see `_key`), given as a signed or an unsigned number."""
     width = 8 * dtype.itemsize
     magnitude = (1 << (width - 1)) - 1
     key &= 2 * magnitude + 1
@@ -147,10 +148,11 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return an integer that orders like the float with these bits, or in reverse if flipped.
+    """Return the key of a float: an integer that orders like floats, in reverse if flipped.
 
-    -0.0 comes just before 0.0. The search may end at either; later passes compare floats and
-    treat both as equal.
+    `bits` are the float's bits as an integer. `magnitude` masks all of them but the sign. The key
+    of -0.0 comes just before that of 0.0. The search may end at either; later passes compare floats
+    and treat both as equal.
     """
     wide = np.int64(bits) ^ flip
     return wide ^ ((wide >> 63) & magnitude)
@@ -160,9 +162,10 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Return the digit of the `size`-th largest entry, and the counts of larger and equal digits.
+    """Return the digit of the `size`-th largest entry, and counts of entries.
 
-    The last value counts entries with one of the `special` smallest or largest digits.
+    A digit is 16 bits of an entry's key, from bit `shift` on. The counts are those of entries with
+    a larger digit, with that digit, and with one of the `special` smallest or largest digits.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -183,7 +186,7 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key with this digit."""
+    """Return the smallest and the largest key of entries with this digit (see `_boundary`)."""
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -197,7 +200,7 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the entries with this digit to `out`, which has exactly the needed size.
+    """Copy the entries with this digit (see `_boundary`) to `out`, which they fill exactly.
 
     Such entries are rare: vector registers show that most blocks have none.
     """
@@ -233,10 +236,11 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count each row's entries above and equal to `least`, and add up the magnitudes above it.
+    """Count the entries of each row whose `sign * value` is above `least`, and equal to it.
 
-    The sum has one lane for each place in a row, so both implementations add in the same order. It
-    is infinite if it exceeds the largest float.
+    Also adds up the magnitudes of those above, in one lane for each place in a row, so that the
+    compiled and the NumPy form add in equal order. A sum is infinite if it exceeds the largest
+    float.
     """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]
@@ -262,9 +266,10 @@ def _locate_numpy(
 def _locate(
     vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
-    """Write the indices of the entries of one `kind` (above, equal, below) with these ranks.
+    """Write the indices of the entries of one kind that have these ascending ranks to `out`.
 
-    `before[row]` is the number of such entries in earlier rows. Ranks are ascending.
+    `kind` says how `sign * value` compares with `least`: 1 above, 0 equal, -1 below. `before[row]`
+    is the number of such entries in earlier rows.
     """
     row = -1
     at = seen = 0

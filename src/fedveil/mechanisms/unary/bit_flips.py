@@ -39,7 +39,11 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws S for p = 1 - q (rr) or p = 1/2 (oue)."""
+    """Draws the sum S of a perturbed one-hot code's states, by jumping between flipped bits.
+
+    A 1 stays with probability p, which is 1 - q (rr) or 1/2 (oue), and a 0 becomes 1 with
+    probability q. States go from -cells to cells.
+    """
 
     def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
         self._cells = cells
@@ -48,7 +52,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite `sums` with S of parameters in these states."""
+        """Overwrite `sums` with a draw of S for each parameter. `states` are their true states."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -64,9 +68,10 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return the distribution of the gap before a flipped bit, up to `_LONGEST_GAP`, as one row.
+    """Return the distribution, as one row, of the number of bits before the next flipped bit.
 
-    The relative error is at most 2^-43: one rounding per factor.
+    The last entry is the probability of `_LONGEST_GAP` or more. The relative error is at most
+    2^-43: one rounding per factor.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -74,7 +79,7 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return the same distribution as exact integer weights."""
+    """Return the distribution of `gap_law` as exact integer weights."""
     lie, both = q.as_integer_ratio()
     true = both - lie
     law = [true**gap * lie * both ** (_LONGEST_GAP - 1 - gap) for gap in range(_LONGEST_GAP)]
@@ -87,7 +92,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """Add the own bits, the lowest bits of `coins`: the state or nothing."""
+    """Overwrite each sum with the parameter's state if the lowest bit of its coin is 1, else 0."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -106,9 +111,10 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add the states of the flipped bits after these gaps. Returns the next place in the codes.
+    """Add to `sums` the states of the flipped bits that lie after these gaps.
 
-    A flip at a parameter's own place counts `own` times its state.
+    `place` is the position in the codes before the first gap; the position after the last is
+    returned. A flip of a parameter's own bit adds `own` times its state.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -125,7 +131,10 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write the places of flipped bits. Returns their number and the place after the last gap."""
+    """Write the positions of the flipped bits that lie after these gaps, starting from `place`.
+
+    Returns their number, and the position after the last gap.
+    """
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -138,7 +147,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter and the state of the bits at these places.
+    """Write the parameter and the state of the bit at each of these positions.
 
     Uses floating point, in which processors divide faster. Exact up to 2^50.
     """

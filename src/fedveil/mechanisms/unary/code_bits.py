@@ -21,7 +21,7 @@ from fedveil.mechanisms.unary.rounding import States
 
 
 def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
-    """Draw the packed codes of parameters in these states, every bit independently.
+    """Return packed one-hot codes of parameters in these states, every bit drawn independently.
 
     The bit of a parameter's own state is 1 with probability p, every other bit with probability q.
     """
@@ -37,12 +37,12 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
 
 
 def packed_codes_size(bits: int) -> int:
-    """Return the bytes of `bits` bits and the closing 1."""
+    """Return the number of bytes that pack `bits` bits and the closing 1."""
     return bits // 8 + 1
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """Return the number of packed codes, or None if the bytes are not a packing of codes."""
+    """Return the number of packed codes, or None if the bytes do not pack codes of these cells."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
@@ -51,14 +51,14 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add Σ state * bit of every parameter's code to `sums`."""
+    """Add the sum of state * bit over each parameter's code to the parameter's entry of `sums`."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """Return the bits of `count` codes, 0 or 1 each, one code per row."""
+    """Return the bits of `count` packed codes, each 0 or 1, with one code per row."""
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)
@@ -73,7 +73,7 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Overwrite each parameter's own bit with the next bit of `own`."""
+    """Overwrite, in packed codes, the bit of each parameter's own state with its bit of `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
         bit = (own[i >> 3] >> (i & 7)) & 1
@@ -120,7 +120,7 @@ def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) 
 
 @compiled()
 def _ones(word: np.uint64) -> int:
-    """Count the 1 bits of a word, in a form that LLVM compiles to one instruction."""
+    """Return the number of 1 bits in a word. LLVM compiles this form to one instruction."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + (
         (word >> np.uint64(2)) & np.uint64(0x3333333333333333)

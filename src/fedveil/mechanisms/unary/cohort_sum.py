@@ -23,7 +23,7 @@ _Counts = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class CohortSum:
-    """Counts the clients in each state, per parameter, and draws their sum.
+    """Counts the clients in each state, for each parameter, and draws the sum of their reports.
 
     The counts are private data of the clients. Only a simulation, where nothing leaves a client,
     may use this class.
@@ -36,12 +36,12 @@ class CohortSum:
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
     def add(self, states: States) -> None:
-        """Count one client. Its parameters are in these states, each in -cells..cells."""
+        """Count one client, whose parameters are in these states. A state is in -cells..cells."""
         self._claim(1)
         _count(self._counts, states, self._cells)
 
     def merge(self, other: CohortSum) -> None:
-        """Add another cohort's counts."""
+        """Add the counts of another cohort to this one."""
         self._claim(other.clients)
         self._counts += other._counts
 
@@ -51,7 +51,11 @@ class CohortSum:
         self.clients += clients
 
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
-        """Draw Σ S of all clients for every parameter, from the exact distribution of that sum."""
+        """Return, for every parameter, a draw of the sum of all clients' S.
+
+        S is the sum of state * bit over a client's perturbed code; p and q are the probabilities
+        that its own bit, and any other bit, is 1. The sum's distribution is exact.
+        """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)
         for column in range(2 * self._cells + 1):

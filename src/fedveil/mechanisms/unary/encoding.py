@@ -55,26 +55,30 @@ _WRONG = "the packed report has the wrong length, padding or range"
 class UnaryEncoding:
     """One-hot codes of discretised values, perturbed bit by bit, and the estimate of their mean.
 
-    Output, `report="bits"`: for every parameter 2 cells + 1 independent bits; the bit of its
-    state is 1 with probability p, every other with probability q,
+    Output, `report="bits"`: for every parameter 2 cells + 1 independent bits; the bit of its state
+    is 1 with probability p, every other with probability q,
+
         rr:  p = e^eps / (e^eps + 1),  q = 1 / (e^eps + 1)        (source 002, eq. 2)
         oue: p = 1/2,                  q = 1 / (e^eps + 1)        (source 002, eq. 3)
-    Output, `report="sum"`: S = Σ v * bit v over v = -cells..cells, with exactly that law. S is
-    computed from the bits alone, so whatever holds for the bits holds for S, and the server's
-    estimate of the mean is the same.
+
+    Output, `report="sum"`: for every parameter S = Σ v * bit v over the states v = -cells..cells,
+    with exactly that distribution. S is computed from the bits alone, so whatever holds for the
+    bits holds for S, and the server's estimate of the mean is the same.
 
     q is rounded up to a double and p = 1 - q (rr) has no rounding at all; with these two numbers
-    the law is exact. `sum` is drawn from lie to lie where bits seldom lie, else by tables up to 127
-    cells and from the bits above.
+    the distribution is exact. S is drawn by jumping from one flipped bit to the next if bits rarely
+    flip, else by tables up to 127 cells and from the bits above.
 
-    Privacy, pure, replace-one: two inputs of one parameter differ in two bits of its code, and
+    Privacy at delta = 0: two inputs of one parameter differ in two bits of its code, and
+
         rr:  2 eps per parameter, eps per single bit
         oue: eps per parameter, ln((1 + e^eps) / 2) per single bit
+
     A report of d parameters costs d times as much. The source quotes eps for both.
 
     Estimate, for n reports: value_range / cells * Σ S / (n (p - q)); Σ S = Σ v * (times bit v was
-    1), the states sum to 0, so this is eq. (6) of the source with (frequency - q) / (p - q) for
-    its eq. (5), which holds for RR only, and with the minus signs that its eq. (6) lost.
+    1), the states sum to 0, so this is eq. (6) of the source with (frequency - q) / (p - q) for its
+    eq. (5), which holds for RR only, and with the minus signs that its eq. (6) lost.
     """
 
     def __init__(
@@ -102,22 +106,25 @@ class UnaryEncoding:
 
     @property
     def p(self) -> float:
-        """Probability that the bit of a parameter's own state is 1."""
+        """Return the probability that the bit of a parameter's own state is 1."""
         return float(self.exact_p)
 
     @property
     def q(self) -> float:
-        """Probability that any other bit is 1."""
+        """Return the probability that the bit of any state but a parameter's own is 1."""
         return float(self.exact_q)
 
     @property
     def states(self) -> int:
-        """2 cells + 1."""
+        """Return the number of states, 2 cells + 1."""
         return 2 * self.cells + 1
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Return the loss of one bit of the code. For OUE a 1 reveals most: (1/2) / q."""
+        """Return the privacy loss of one bit of a code.
+
+        For OUE it is ln((1/2) / q): a 1 reveals most.
+        """
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
@@ -125,8 +132,9 @@ class UnaryEncoding:
 
     @functools.cached_property
     def loss_per_parameter(self) -> PrivacyLoss:
-        """Return the loss of a whole code, ln(p (1 - q) / (q (1 - p))), or of its S, which
-        composes better.
+        """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
+
+        It is also that of the sum S, whose loss composes better.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
@@ -161,14 +169,14 @@ class UnaryEncoding:
         return self.encode(values, entropy), beyond
 
     def values(self, states: States) -> Float64s:
-        """Return the values of states."""
+        """Return the value that each state stands for: state * value_range / cells."""
         return states.astype(np.float64) * (self.value_range / self.cells)
 
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
-        """Return the report of a vector: what may leave a client.
+        """Return the report of a vector, which may leave a client.
 
-        A floating-point vector is encoded first. An integer vector holds states, as returned by
-        `encode`.
+        A floating-point vector is encoded first. An integer vector holds states, as `encode`
+        returns them.
         """
         array = np.asarray(values)
         if array.ndim != 1:
@@ -177,7 +185,7 @@ class UnaryEncoding:
         return self.perturb_states(states, entropy)
 
     def perturb_states(self, states: States, entropy: Entropy) -> Report:
-        """Return the report of a vector of states, as returned by `encode`."""
+        """Return the report of a vector of states, as `encode` returns them."""
         if self.report == "bits":
             return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
@@ -191,7 +199,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return the sampler of S for codes whose bits rarely flip, or None."""
+        """Return the sampler of S for codes whose bits rarely flip, or None if they flip often."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -211,8 +219,9 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw S from the bits themselves, because tables for this many states would be too
-        large.
+        """Overwrite `sums` with draws of S that are computed from the bits themselves.
+
+        Tables for this many states would be too large.
         """
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
@@ -221,7 +230,10 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Fold a report into the running Σ S of every parameter. Changes and returns `running`."""
+        """Add a report's sum S of every parameter to `running`, and return it.
+
+        If `running` is None, new sums are started. A report of bits is summed first.
+        """
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -242,9 +254,10 @@ class UnaryEncoding:
         return count
 
     def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
-        """Estimate the mean of n clients' values from their reports or from the running Σ S.
+        """Return an estimate of the mean of n clients' values, for every parameter.
 
-        Unbiased for the mean of the encoded values, state * value_range / cells.
+        `reports` are their reports, or the sums of S that `add` has returned. The estimate is
+        unbiased for the mean of the encoded values, state * value_range / cells.
         """
         n = integer("n", n, 1)
         if isinstance(reports, np.ndarray):
@@ -256,9 +269,10 @@ class UnaryEncoding:
         return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
-        """Estimate the share of clients in each state, one parameter per row, from `bits` reports.
+        """Return unbiased estimates of the share of clients in each state, one parameter per row.
 
-        (frequency - q) / (p - q), unbiased. A row times the states is the mean of `estimate`.
+        They are (frequency - q) / (p - q), from reports of bits. A row times the states is the mean
+        that `estimate` returns, in cells.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
@@ -275,13 +289,15 @@ class UnaryEncoding:
         return float(self.exact_p - self.exact_q)
 
     def variance(self, n: int, value: float = 0.0) -> float:
-        """Return the variance of the estimated mean of n clients that are all in the state of
-        `value`:
+        """Return the variance of the estimated mean if all n clients have the state of `value`.
+
+        It is
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²)
 
-        with x = value / value_range. Rounding is not included: `stochastic` adds up to
-        (value_range / cells)² / (4 n), `nearest` a bias of up to value_range / (2 cells).
+        with the sum over all states v and x = value / value_range. Rounding is not included:
+        `stochastic` adds up to (value_range / cells)² / (4 n), `nearest` a bias of up to
+        value_range / (2 cells).
         """
         n = integer("n", n, 1)
         x = number("value", value) / self.value_range
@@ -292,41 +308,42 @@ class UnaryEncoding:
         return self.value_range**2 * spread / (n * self._gap**2)
 
     def sum_law(self, state: int) -> Float64s:
-        """Return Pr[S = s], s = -largest_sum..largest_sum, with relative error below 3 states
-        2^-53.
+        """Return Pr[S = s] for s = -largest_sum..largest_sum, if the parameter has this state.
+
+        The relative error is below 3 states 2^-53.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
 
     @property
     def largest_sum(self) -> int:
-        """Return the largest S. The smallest is its negative."""
+        """Return the largest sum S of a code's states. The smallest is its negative."""
         return largest_sum(self.cells)
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 or int32, whichever is the smallest that holds S."""
+        """Return the smaller of int16 and int32 that holds every sum S of a code's states."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
     def sum_bits(self) -> int:
-        """Return the bits of S on the wire: 12 for 50 cells."""
+        """Return how many bits a packed sum S takes, such as 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:
-        """Return the bytes of a vector's packed report."""
+        """Return how many bytes a packed report of `dimension` parameters takes."""
         if self.report == "bits":
             return code_bits.packed_codes_size(dimension * self.states)
         return packed_size(dimension, self.sum_bits)
 
     def pack(self, report: Report) -> Uint8s:
-        """Return a report as bytes to send. `bits` reports are already packed."""
+        """Return a report as bytes to send. A report of bits is already packed."""
         if self.report == "bits":
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Fold an untrusted packed report into the running Σ S of every parameter.
+        """Add an untrusted packed report's sum S of every parameter to `running`, in place.
 
         Raises `InvalidValue`, without adding anything, if the bytes are not a packed report.
         """
@@ -337,11 +354,11 @@ class UnaryEncoding:
 
     @property
     def _span(self) -> tuple[int, int, int]:
-        """Return the least and the largest S, and its bits on the wire."""
+        """Return the least and the largest sum S, and how many bits a packed S takes."""
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Return the report of a vector from untrusted bytes: the inverse of `pack`.
+        """Return the report of `dimension` parameters that untrusted bytes pack, as `pack` does.
 
         Raises `InvalidValue` if the bytes are not a packed report.
         """

@@ -17,11 +17,12 @@ from fedveil.privacy.choice_audit import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
-    """Return the choices of a report of `dimension` parameters; none for sums above 127 cells.
+    """Return the random choices in a report of `dimension` parameters, for an audit.
 
-    `bits`: a bit of the code is told true with probability e^eps / (1 + e^eps), except the own bit
-    in oue, which is a fair coin. `sum`: S is the state itself with the probability that its law
-    gives, for the two outermost states.
+    In a report of bits, each bit reports the truth with probability e^eps / (1 + e^eps), except the
+    bit of the own state in oue, which is a fair coin. In a report of sums, S equals the state with
+    the probability that its distribution gives, for the two outermost states. There are no choices
+    for sums with more than 127 cells.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -39,7 +40,10 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return for each of `choices` what `report` told true of these values, -1 where unknown."""
+    """Return, for each of `choices`, which of them report the truth about these values.
+
+    1 means that a choice in `report` does, 0 that it does not, and -1 that it is unknown.
+    """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
         if encoding.cells > MAX_TABLE_CELLS:
@@ -60,7 +64,7 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of values, and for which of them rounding leaves no doubt."""
+    """Return the states of values, and a mask of those that random rounding cannot change."""
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
         return states, np.ones(len(states), np.bool_)
@@ -70,6 +74,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return Pr[S = cells | state cells] at eps."""
+    """Return the probability at eps that the sum S is `cells` if the state is `cells`."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

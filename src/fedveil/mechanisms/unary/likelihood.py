@@ -21,10 +21,11 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 
 
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
-    """Return ln Pr[report | values], to 2^-40 per parameter, or None for sums above 127 cells.
+    """Return ln Pr[report | values] as a function of values, or None for sums above 127 cells.
 
-    Averages the report's distribution over the states that a value may be rounded to. Probabilities
-    below the smallest float, about e^-700, count as 0.
+    The report's distribution is averaged over the states that a value may be rounded to. The error
+    is at most 2^-40 per parameter. Probabilities below the smallest float, about e^-700, count as
+    0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -32,7 +33,10 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return ln Pr[states | values] of the rounding alone, without perturbation."""
+    """Return, as a function of values, ln of the probability that they are rounded to `states`.
+
+    There is no perturbation.
+    """
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -43,7 +47,10 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 
 
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
-    """Return the log likelihood of packed codes: p for the own bit, q for all others."""
+    """Return ln Pr[packed codes | values] as a function of values.
+
+    A bit is 1 with probability p if it is the own state's, and q if not.
+    """
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0
     bits = code_bits.unpack_codes(packed, encoding.cells, count)
@@ -62,8 +69,10 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return Σ ln of each parameter's probability, averaged over its two possible rounded
-    states.
+    """Return, as a function of values, the sum over parameters of ln of a mean probability.
+
+    `chance` gives the probability of each parameter's report for given states. The mean is over the
+    two states that a value may be rounded to.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -14,10 +14,10 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """The bits of one parameter's code, or their sum S. `epsilon` is the loss of the code.
+    """The release of one parameter's code, as bits or as their sum S, for the ledger to compose.
 
-    For S every pair of states is compared. If there are too many cells for tables, the distribution
-    of the bits is used instead: S cannot reveal more.
+    `epsilon` is the privacy loss of the code. For S every pair of states is compared. If there are
+    too many cells for tables, the distribution of the bits is used instead: S cannot reveal more.
     """
 
     p: Fraction
@@ -40,8 +40,9 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the distributions of the two bits in which two states' codes differ: (1, 0) and (0,
-    1).
+    """Return the output distributions of the two bits in which two states' codes differ.
+
+    There is one row for the true bits (1, 0) and one for (0, 1).
     """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(

@@ -21,7 +21,10 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state nearest to cells * value / value_range, half to even. NaN is refused."""
+    """Return the state nearest to cells * value / value_range, clipped; half to even.
+
+    NaN is refused.
+    """
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -32,7 +35,10 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and how many values exceed `value_range`."""
+    """Return the nearest states of `start + update`, and how many values were beyond the clip.
+
+    The clip is `value_range`, on either side of 0.
+    """
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -43,10 +49,10 @@ def nearest_moved(
 def stochastic_states(
     values: npt.ArrayLike, cells: int, value_range: float, entropy: Entropy
 ) -> States:
-    """Round cells * value / value_range to a neighbouring state, with exactly that mean.
+    """Return cells * value / value_range, clipped and randomly rounded to a neighbouring state.
 
-    The draw decides whether the magnitude is rounded away from zero; its fraction is exact in
-    floating point.
+    Its mean is exactly the clipped number. The draw decides whether the magnitude is rounded away
+    from zero; its fraction is exact in floating point.
     """
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
@@ -70,7 +76,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return the two states of `stochastic_states`, and the probability of the second one."""
+    """Return both states that `stochastic_states` may give, and the second one's probability."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
@@ -87,8 +93,9 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 
 def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
-    """Return cells * value / value_range in [-cells, cells], with one rounding for float32
-    values.
+    """Return cells * value / value_range, clipped to [-cells, cells].
+
+    float32 values are rounded only once.
     """
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
@@ -104,7 +111,10 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 
 @compiled(_add_update_numpy)
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
-    """Add an update. Returns how many values exceed `clip`, or -1 if the update is not finite."""
+    """Add `update` to `values`, in place. Returns how many of the sums exceed `clip` in magnitude.
+
+    Returns -1 if the update is not finite.
+    """
     beyond, fine = np.int32(0), np.int32(1)
     for i in range(len(values)):
         fine &= np.int32(abs(update[i]) < np.inf)
@@ -122,7 +132,7 @@ def _nearest_numpy(values: _Values, cells: int, value_range: float, states: Stat
 
 @compiled(_nearest_numpy)
 def _nearest(values: _Values, cells: int, value_range: float, states: States) -> bool:
-    """Overwrite `states` with the nearest states. Returns False if a value is NaN."""
+    """Overwrite `states` with the states nearest to the values. Returns False if a value is NaN."""
     fine = True
     for i in range(len(values)):
         scaled = np.float64(values[i]) * cells / value_range
@@ -155,7 +165,10 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Do the work of `add_update` and `_nearest` in one loop. Returns -1 or -2 on invalid input."""
+    """Do the work of `add_update` and `_nearest` in one loop, for speed.
+
+    Returns the count of `add_update`, or -1 or -2 for invalid input.
+    """
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(states)):
@@ -201,9 +214,10 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Compare 64 binary digits of every fraction with a random word; list the undecided ones.
+    """Round every value by comparing the first 64 binary digits of its fraction with a random word.
 
-    An undecided value has the state next to zero for now. Returns their number, or -1 for a NaN.
+    Lists the indices of values that this leaves undecided, whose state is the one nearer to zero
+    for now. Returns their number, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

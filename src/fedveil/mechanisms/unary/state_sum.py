@@ -24,15 +24,20 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest S, the sum of all positive states. The smallest is its negative."""
+    """Return the largest sum S of a code's states: that of all positive states.
+
+    The smallest is its negative.
+    """
     return cells * (cells + 1) // 2
 
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return tables that draw S for every state by one look-up.
+    """Return tables that draw the sum S for any state by one look-up.
 
-    Cached: only adaptive runs need new ones.
+    S is the sum of the states whose bits are 1 in a perturbed code; the own bit is 1 with
+    probability p, any other with probability q. The tables are cached: only adaptive runs need new
+    ones.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -43,10 +48,11 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of S for every state, one per row, with relative error below 2^-40.
+    """Return the distribution of the sum S for every state, one per row.
 
-    Only sums of products of positive numbers occur, with at most 3 roundings for each of up to 255
-    states (765 * 2^-53 < 2^-43), so every entry has that relative error.
+    S is that of `sum_tables`. Only sums of products of positive numbers occur, with at most 3
+    roundings for each of up to 255 states (765 * 2^-53 < 2^-43), so the relative error of every
+    entry is below 2^-40.
     """
     largest = largest_sum(cells)
     laws = np.empty((2 * cells + 1, 2 * largest + 1))
@@ -60,8 +66,9 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of S for one state and any number of cells, as accurate as
-    `sum_laws`.
+    """Return the distribution of the sum S for one state and any number of cells.
+
+    S is that of `sum_tables`. The result is as accurate as `sum_laws`.
     """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
@@ -72,12 +79,11 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write the distributions for the states low..high-1.
+    """Write to `laws` the distributions of S for the states low..high-1.
 
-    `law` contains the bits of all other states.
-
-    Halving leaves out each state's own bit in log2(cells) steps. Dividing it out of the whole
-    product would lose the small probabilities to cancellation.
+    `law` is the distribution of the sum that the bits of all other states contribute. Halving the
+    range of states leaves out each state's own bit in log2(cells) steps. Dividing it out of the
+    whole product would lose the small probabilities to cancellation.
     """
     if high - low == 1:
         laws[low] = _with_bit(law, p, low)
@@ -91,7 +97,7 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution of a sum to which v is added with the given probability."""
+    """Return the distribution `law` of a sum after v is added to it with this probability."""
     zero, one = float(1 - probability), float(probability)  # 1 - one would lose a small zero
     out = zero * law
     if v > 0:
@@ -104,7 +110,7 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the distribution of S for one state as exact integer weights."""
+    """Return the distribution of the sum S for one state, as exact integer weights."""
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
     law[largest] = 1

@@ -1,9 +1,9 @@
 """The encoding of a party's columns for its parts, computed from its own training rows alone.
 
 For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
-place of its interval between quantiles. A word becomes its place in both: each place has a row of a
-table in the parts. An encoding is saved with the run, so that later evaluations use the same
-numbers, places and classes.
+index of its interval between quantiles. For both parts, a word becomes its place, the index of a
+row in one of the part's tables. An encoding is saved with the run, so that later evaluations use
+the same scales, intervals, places and classes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Scale(Settings):
         return scaled
 
     def filled(self, table: Table, column: str) -> Float64s:
-        """Return the column's numbers. A missing number becomes the mean."""
+        """Return the column's numbers, with the mean in place of each missing number."""
         values = table.numbers(column)
         return np.where(np.isnan(values), self.mean, values)
 
@@ -75,7 +75,9 @@ class Scale(Settings):
 
 
 class Numbers(Settings):
-    """A column of numbers: its scale, and the quantiles between its intervals."""
+    """The encoding of a column of numbers: its scale, and the quantiles that separate its
+    intervals.
+    """
 
     scale: Scale
     edges: tuple[float, ...]
@@ -87,20 +89,26 @@ class Numbers(Settings):
         return cls(scale=scale, edges=tuple(edges.tolist()))
 
     def intervals(self, table: Table, column: str) -> Codes:
-        """Return each number's interval, from 0."""
+        """Return the index, from 0, of the interval that contains each number."""
         values = self.scale.filled(table, column)
         return np.searchsorted(np.array(self.edges), values, side="right")
 
 
 class Words(Settings):
-    """A column of words: those with a place of their own. All others share the last place."""
+    """The encoding of a column of words.
+
+    `words` have their own places; all others share the last.
+    """
 
     words: tuple[str, ...]
     places: int
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give places to the most frequent training words, ties in alphabetical order."""
+        """Give places to the training words that are most frequent.
+
+        Ties are broken alphabetically.
+        """
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -112,20 +120,22 @@ class Words(Settings):
         return cls(words=tuple(word for _, word in frequent), places=places)
 
     def applied(self, table: Table, column: str) -> Codes:
-        """Return the place of each word, from 0."""
+        """Return the place of each row's word, from 0."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)[table.codes(column)]
 
 
 class Classes(Settings):
-    """The classes of the labels, as named in the file, in the order of their numbers."""
+    """The names of the label's classes, as in the file. Class i has the i-th name."""
 
     classes: tuple[str, ...]
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the classes of the training rows: whole numbers by value, then others as texts."""
+        """Return the `count` classes of the training rows: whole numbers by value, then other
+        texts.
+        """
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -151,7 +161,7 @@ class Classes(Settings):
 
 
 class Encoding(Settings):
-    """The encodings of a party's columns, in their order, and of the leader's labels."""
+    """The encoding of each of a party's columns, in order, and of the leader's labels."""
 
     columns: dict[str, Numbers | Words]
     label: Classes | Scale | None = None
@@ -164,27 +174,31 @@ class Encoding(Settings):
             raise DataInvalid(f"{source} is damaged: it is not an encoding of a table") from None
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if words have these places, and numbers have `bins` intervals."""
+        """Return True if this encoding has the number of places that `places` gives for each column
+        of words, and `bins` intervals for each column of numbers.
+        """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
 
     def written(self) -> bytes:
-        """Encode as JSON, from which every number is read back exactly."""
+        """Encode as JSON, from which every number can be read back exactly."""
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     @property
     def features(self) -> Features:
-        """Return the number of intervals of each number, and of places of each word."""
+        """Return the number of intervals of each column of numbers, and of places of each of
+        words.
+        """
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),
         )
 
     def applied(self, table: Table) -> dict[str, torch.Tensor]:
-        """Return the columns `numbers`, `intervals` and `words` that encode a table's rows.
+        """Encode a table's rows as `numbers`, `intervals` and `words`, with a column per feature.
 
-        They are on disk, in the narrowest type. There are none if the party has no features.
+        They are on disk, in the narrowest type. A party without features has none.
         """
         if not self.columns:
             return {}

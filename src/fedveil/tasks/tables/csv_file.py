@@ -70,7 +70,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _lines(path: str, file: TextIO) -> Iterator[str]:
-    """Yield the file's lines. Raises DataInvalid for a line that is too long."""
+    """Yield the lines of `file`. Raises DataInvalid for a line that is too long."""
     try:
         yield from lines(file, MOST_LINE_CHARACTERS)
     except UnicodeDecodeError:
@@ -99,7 +99,7 @@ def _header(path: str, reader: Any) -> list[str]:
 
 
 def _records(path: str, reader: Any, width: int) -> Iterator[Record]:
-    """Yield each record as the line on which it begins, and its cells."""
+    """Yield each record: the number of its first line, and its cells."""
     line = reader.line_num + 1
     for cells in reader:
         if cells:

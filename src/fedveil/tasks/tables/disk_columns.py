@@ -18,7 +18,7 @@ from fedveil.base.arrays import Array
 
 
 class Spool:
-    """Columns that grow piece by piece and are read as a whole."""
+    """Columns on disk. Each is appended piece by piece and read as a whole."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
@@ -26,7 +26,7 @@ class Spool:
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, column: str, piece: Array) -> None:
-        """Append to a column. All pieces of a column must have the same type."""
+        """Append `piece` to a column. All pieces of a column must have the same type."""
         self._types[column] = piece.dtype
         self._pieces[column].append((self._file.seek(0, 2), len(piece)))
         self._file.write(np.ascontiguousarray(piece).data)
@@ -54,7 +54,7 @@ def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.T
 
 
 def narrowest(count: int) -> type[np.integer[Any]]:
-    """Return the narrowest type of torch for the numbers below `count`."""
+    """Return torch's narrowest integer type for the numbers 0..count - 1."""
     for kind in (np.uint8, np.int16, np.int32):
         if count - 1 <= np.iinfo(kind).max:
             return kind

@@ -1,8 +1,8 @@
 """`tables`: a wide-and-deep model in which every party reads a table of its own.
 
-Each party names its file, its id column and its features in its own copy of the job. The others
-learn nothing of it except through the tensors that it sends. The held-out examples follow from the
-ids, or come from separate files of each party.
+Each party names its file, its id column and its features in its own copy of the job. The other
+parties learn about the table only through the tensors that the party sends. The held-out examples
+follow from the ids, or come from separate files of each party.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tables(ByLabel):
     """The task of `task.tables` settings.
 
     Labels that are numbers are scaled to mean 0 and variance 1 over the training rows. `folder` is
-    that of a resumed run and contains its encodings.
+    the folder of a resumed run, which contains its encodings.
     """
 
     unit: Unit = "examples"
@@ -61,13 +61,18 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the owners whose table header is readable here, and a leader without features."""
+        """Return the owners whose table header can be read here, and the leader if it has no
+        features.
+        """
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return two parts for each owner, and the top. Modules need the owner's table header."""
+        """Return two parts for each owner, and the top.
+
+        An owner's modules need its table's header.
+        """
         owners = {
             owner: _Chosen(self._settings, owner, self.leader).features
             if here is None or owner in here
@@ -85,7 +90,7 @@ class Tables(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `numbers`, `intervals` and `words`. Ids are texts."""
+        """Return an owner's columns `numbers`, `intervals` and `words`. The ids are texts."""
         return self._of(party).owned[subset]
 
     def files(self, party: str) -> dict[str, bytes]:
@@ -99,7 +104,10 @@ class Tables(ByLabel):
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the classes' weights from the leader's settings, 1 for a class not named."""
+        """Return the classes' weights from the leader's settings.
+
+        A class not named has the weight 1.
+        """
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None
@@ -126,7 +134,7 @@ class Tables(ByLabel):
 
 
 class _Chosen:
-    """The columns that a job selects from a party's table, known from its header alone."""
+    """The columns of a party's table that its job selects, known from the table's header alone."""
 
     def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
         self.place = f"{_PLACE}.files.{party}"
@@ -148,7 +156,7 @@ class _Chosen:
 
     @property
     def features(self) -> Features:
-        """Return the features of the encoding, which do not depend on the rows."""
+        """Return the sizes of the features' encoding, which do not depend on the rows."""
         return Features(
             intervals=(self._bins,) * len(self.numbers),
             places=tuple(self.table.categories[name] for name in self.words),
@@ -169,7 +177,9 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the features to train on, in the order of the file."""
+        """Return which of the file's `columns` are features to train on, in the order of the
+        file.
+        """
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -182,7 +192,7 @@ class _Chosen:
 
 
 class _Held:
-    """A party's data: the columns `owned` of each subset, and the `encoding` of its table.
+    """A party's data: its columns for each subset of examples, and the encoding of its table.
 
     The encoding is read from `kept` if that exists, and otherwise computed from the training rows.
     """
@@ -265,10 +275,10 @@ class _Held:
 
 
 def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_]:
-    """Mark the held-out ids. A digest of each id decides, so that all parties agree.
+    """Return a mask of the held-out ids. A digest of each id decides, so that all parties agree.
 
-    The seed has no influence: runs with other seeds hold out the same examples. A larger `fraction`
-    also holds out all examples of a smaller one.
+    The job's seed has no influence: runs with other seeds hold out the same examples. A larger
+    `fraction` also holds out all examples of a smaller one.
     """
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))

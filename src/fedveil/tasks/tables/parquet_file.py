@@ -1,4 +1,4 @@
-"""Reads a table from Parquet. Ids and words are texts or whole numbers; numbers are of any type."""
+"""Reads a table from Parquet. Ids and words are texts or whole numbers; numbers have any type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 15
 
 
 class _Batch(Piece):
-    """A piece of a Parquet file, as a batch of pyarrow."""
+    """A piece of a Parquet file, held as a batch of pyarrow."""
 
     unit = "row"
 
@@ -62,7 +62,7 @@ class _Batch(Piece):
         return np.asarray(numbers, np.float64)
 
     def _kind(self, column: str) -> Any:
-        """Return the type of a column's values, also if the column is dictionary-encoded."""
+        """Return the type of a column's values, even if the column is dictionary-encoded."""
         from pyarrow import types
 
         kind = self._batch.column(column).type
@@ -94,7 +94,7 @@ def header(path: str) -> list[str]:
 
 
 def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
-    """Yield the file's rows in pieces, with these columns alone."""
+    """Yield the file's rows in pieces, with only the columns `names`."""
     first, chosen = 1, list(dict.fromkeys(names))
     with _opened(path) as file:
         schema = file.schema_arrow
@@ -113,7 +113,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a file. Each distinct value of the columns `texts` is in memory only once."""
+    """Open a file. Each distinct value of the columns in `texts` is in memory only once."""
     try:
         from pyarrow import parquet
     except ImportError:
@@ -129,7 +129,7 @@ def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
 
 @contextmanager
 def _whole(path: str) -> Iterator[None]:
-    """Turn pyarrow's errors for a file into a DataInvalid of one sentence."""
+    """Turn pyarrow's errors about the file `path` into a DataInvalid of one sentence."""
     import pyarrow
 
     try:

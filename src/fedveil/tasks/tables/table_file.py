@@ -26,9 +26,9 @@ _SHOWN_COLUMNS = 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns to read, and their kinds.
+    """The columns to read, by kind.
 
-    A cell of the columns in `may_lack` may be empty. Then a number is NaN and a word is "".
+    Cells of the columns in `may_lack` may be empty. An empty number becomes NaN, an empty word "".
     """
 
     id: str
@@ -39,9 +39,9 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The wanted columns of a file, in the order of its rows, with distinct ids.
+    """The wanted columns of a file, in the order of its rows. No two rows have the same id.
 
-    Columns are on disk. `known` has each distinct word of a column of words once.
+    The columns are on disk. `known` has the distinct words of each column of words.
     """
 
     path: str
@@ -59,11 +59,11 @@ class Table:
         return self._column(column)
 
     def codes(self, column: str) -> npt.NDArray[np.int32]:
-        """Return the index of each row's word in `known`."""
+        """Return, for each row, the index of its word in `known`."""
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Return some of the rows of a whole table."""
+        """Return the rows of a whole table for which the mask `chosen` is True."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at)
 
@@ -76,15 +76,22 @@ class Table:
 
 
 def header(path: str) -> list[str]:
-    """Return the names of the columns, which are distinct and not empty."""
+    """Return the names of the file's columns.
+
+    Raises DataInvalid if one is empty or occurs twice.
+    """
     return parquet_file.header(path) if _is_parquet(path) else csv_file.header(path)
 
 
 def check_known(path: str, wanted: Collection[str], columns: Collection[str], key: str) -> None:
-    """Raise DataInvalid for a name that no column has. `key` is the setting with the names."""
+    """Raise DataInvalid if a name in `wanted` is not in `columns`.
+
+    `key` is the setting of `wanted`.
+    """
     known = set(columns)
     for name in wanted:
         if name not in known:
+            _refuse_semicolons(path, columns)
             first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
             more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
             raise DataInvalid(
@@ -93,8 +100,18 @@ def check_known(path: str, wanted: Collection[str], columns: Collection[str], ke
             )
 
 
+def _refuse_semicolons(path: str, columns: Collection[str]) -> None:
+    if len(columns) > 1 or not any(";" in column for column in columns):
+        return
+    raise DataInvalid(
+        f"{path} is separated by semicolons, and a table is separated by commas. Convert it with: "
+        f"python -c \"import pandas; pandas.read_csv('{path}', sep=';').to_csv('{path}', "
+        f'index=False)"'
+    )
+
+
 def read(path: str, wanted: Wanted) -> Table:
-    """Read the wanted columns, which the file must have. One piece is in memory at a time."""
+    """Read the wanted columns of a file, which must have all of them, piece by piece."""
     names = (wanted.id, *wanted.numbers, *wanted.words)
     check_known(path, names, header(path), "the job")
     spool, ids, places = Spool(), [], []

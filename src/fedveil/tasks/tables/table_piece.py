@@ -1,4 +1,4 @@
-"""Some rows of a table's file, read by column. Every cell is checked when it is read."""
+"""Some rows of a table's file, read column by column. Every cell is checked when it is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_NUMBER = ("", "na", "nan")
 
 
 class Piece(ABC):
-    """Some rows. `places` are their line numbers in the file, or their row numbers from 1."""
+    """Some rows of a file. `places` are their line numbers, or their row numbers from 1."""
 
     path: str
     unit: str
@@ -29,10 +29,10 @@ class Piece(ABC):
 
     @abstractmethod
     def cells(self, column: str) -> list[str]:
-        """Return a column as texts without surrounding spaces, "" for a missing cell."""
+        """Return a column's cells as texts without surrounding spaces. A missing cell is ""."""
 
     def text(self, column: str, row: int) -> str:
-        """Return a cell as an error message shows it."""
+        """Return the cell of `column` in `row` in the form that an error message shows."""
         return self.cells(column)[row]
 
     def words(self, column: str, may_lack: bool) -> list[str]:
@@ -42,7 +42,7 @@ class Piece(ABC):
         return cells
 
     def ids(self, column: str) -> list[str]:
-        """Return a column as ids. Raises DataInvalid for one that is empty or too long."""
+        """Return a column as ids. Raises DataInvalid if an id is empty or too long."""
         found = self.words(column, False)
         for row, cell in enumerate(found):
             problem = ""

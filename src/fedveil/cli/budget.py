@@ -1,0 +1,65 @@
+"""`fedveil budget`: a run's privacy cost before it starts."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import console, say
+from fedveil.cli.job_arguments import JobPath, Overrides, load
+from fedveil.cli.json_answer import AsJson, answer
+from fedveil.starter import DEFAULT_JOB
+
+
+def budget(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Find the protection's setting for which a whole run costs at most this epsilon."
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Estimate a run's privacy cost before starting it."""
+    from rich.table import Table
+
+    settings = load(job, overrides, default=DEFAULT_JOB)
+    from fedveil.engine.budget import project_job, solve_job
+    from fedveil.engine.known_accuracy import measured
+    from fedveil.pages.guarantee_text import attackers, listed
+    from fedveil.privacy.loss import format_delta, format_epsilon
+
+    solved = None
+    if target_epsilon is None:
+        lines = list(project_job(settings))
+    else:
+        solved, found = solve_job(settings, target_epsilon)
+        lines = list(found)
+    if json:
+        costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
+        known = [row._asdict() for row in measured(settings)]
+        answer(
+            {"solved": None if solved is None else str(solved), "costs": costs, "measured": known}
+        )
+        return
+    if solved is not None:
+        say(str(solved))
+    table = Table(box=None, pad_edge=False)
+    for column in ("epsilon", "delta", "promise", "for"):
+        table.add_column(column)
+    subjects: dict[tuple[str, str, str], list[str]] = {}
+    for line in lines:
+        figure = format_epsilon(line.epsilon), format_delta(line.delta), str(line.figure.promise)
+        subjects.setdefault(figure, []).append(line.what)
+    for shown, names in subjects.items():
+        table.add_row(*shown, listed(names))
+    console().print(table)
+    seen = attackers(settings.model_dump())
+    if seen and any(math.isfinite(line.epsilon) for line in lines):
+        say(f"These figures hold against {seen}.")
+    for row in measured(settings):
+        say(str(row))
