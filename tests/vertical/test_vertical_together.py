@@ -74,7 +74,7 @@ def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
     assert losses[-1] < 0.7 * losses[0]
     for party in ("lead", "bank", "shop"):
         names = {path.name for path in (whole.folder / party).iterdir()}
-        sent = {"sent.csv"} if party != "lead" else set()
+        sent = {"sent.csv", "accounts.jsonl"} if party != "lead" else set()
         assert names == {"checkpoint", "events.log", "metrics.jsonl", "model.safetensors"} | sent
         assert "finished after step 18" in (whole.folder / party / "events.log").read_text()
     assert VerticalJob.load(whole.folder / "job.yaml") == job()

@@ -153,7 +153,4 @@ def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
         line.figure.promise for party in parties.values() for line in party.accounts
     )
     yield Points([f"{word}: the best attacker is {MEANS[word]}." for word in words])
-    yield (
-        "Parts whose output crosses without EmbeddingDP, and the gradients that come back, have no "
-        "account: they cross as they are."
-    )
+    yield ("The gradients that come back have no account: they cross as they are.")
