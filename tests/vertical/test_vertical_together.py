@@ -459,6 +459,25 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
         assert run.figures["bank"][3].what.endswith(f"sent {times} times")
 
 
+def test_a_run_that_ends_early_has_its_account(tmp_path: Path) -> None:
+    """A leader may leave as soon as it has what it wants."""
+
+    def leave(record: dict[str, Any]) -> None:
+        if record["party"] == "lead" and record.get("epoch") == 1:
+            raise ExchangeError("the leader has gone")
+
+    settings = VerticalJob(
+        task="vertical_parts:bottoms", epochs=2, batch_size=10, record={"every_steps": 1},
+        privacy={"embedding_dp": {"eps": 0.5}, "randomness": "secure"},
+    )  # fmt: skip
+    with pytest.raises(ExchangeError, match="has gone"):
+        train(settings, tmp_path / "run", progress=leave)
+    folder = tmp_path / "run" / "bank"
+    assert "sent 2 times" in (folder / "accounts.jsonl").read_text()
+    times = [row.rsplit(",")[-1] for row in (folder / "sent.csv").read_text().split()[1:]]
+    assert {"1", "2"} <= set(times)
+
+
 def test_looks_are_paid_for_by_the_held_out_examples() -> None:
     split = vertical_parts.Bottoms().split_model().replace("left", privacy=EmbeddingPrivacy(0.5))
     releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=3)
