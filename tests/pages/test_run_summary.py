@@ -294,6 +294,8 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     assert "embedding_dp.reuse=true" in told.next.text
     assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text
+    sent = Line(math.inf, 0.0, "an example's values of left, sent unprotected")
+    assert vertical_ending(run, run, [*lines, sent]) == bare
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -497,6 +498,8 @@ def test_a_follower_that_serves_stops_at_its_limit(parties: Any) -> None:
         if isinstance(ends["bank"], LimitReached):
             break
         served.append(ends["bank"].figures[-1].epsilon)
+        accounts = (apart.folder / "bank" / "bank" / "accounts.jsonl").read_text().splitlines()
+        assert json.loads(accounts[-1])["epsilon"] == served[-1]
     assert served == pytest.approx([2.8854, 3.4419], abs=1e-4)  # 24 and 32 bits of 0.15
     assert "held-out examples would bring an example of bank" in says(ends["bank"], LimitReached)
 

@@ -234,8 +234,15 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     assert (bare.epsilon, run.epsilon) == (math.inf, math.inf)
     assert account.opening(alone, "bank") == ["The output of left0 leaves bank without protection."]
     nobody = make_split(VerticalJob(), Deep(1))
-    assert account.figures(nobody, "bank", releases, 1e-5, None) == []  # type: ignore[arg-type]
-    assert account.opening(nobody, "bank") == []
+    bare_lines = account.figures(nobody, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
+    assert [(line.epsilon, line.what) for line in bare_lines] == [
+        (math.inf, "an example's values of left0, sent unprotected"),
+        (math.inf, "an example in the run, sent 2 times"),
+    ]
+    assert account.opening(nobody, "bank") == [
+        "The output of left0 leaves bank without protection."
+    ]
+    assert account.figures(nobody, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
     assert all(line.epsilon < math.inf for line in shop)
 

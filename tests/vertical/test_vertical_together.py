@@ -74,7 +74,7 @@ def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
     assert losses[-1] < 0.7 * losses[0]
     for party in ("lead", "bank", "shop"):
         names = {path.name for path in (whole.folder / party).iterdir()}
-        sent = {"sent.csv"} if party != "lead" else set()
+        sent = {"sent.csv", "accounts.jsonl"} if party != "lead" else set()
         assert names == {"checkpoint", "events.log", "metrics.jsonl", "model.safetensors"} | sent
         assert "finished after step 18" in (whole.folder / party / "events.log").read_text()
     assert VerticalJob.load(whole.folder / "job.yaml") == job()
@@ -462,6 +462,25 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
         run = resume(folder)
         assert run.ledgers["bank"].epsilon("run") == pytest.approx(times * 8 * 0.25)
         assert run.figures["bank"][3].what.endswith(f"sent {times} times")
+
+
+def test_a_run_that_ends_early_has_its_account(tmp_path: Path) -> None:
+    """A leader may leave as soon as it has what it wants."""
+
+    def leave(record: dict[str, Any]) -> None:
+        if record["party"] == "lead" and record.get("epoch") == 1:
+            raise ExchangeError("the leader has gone")
+
+    settings = VerticalJob(
+        task="vertical_parts:bottoms", epochs=2, batch_size=10, record={"every_steps": 1},
+        privacy={"embedding_dp": {"eps": 0.5}, "randomness": "secure"},
+    )  # fmt: skip
+    with pytest.raises(ExchangeError, match="has gone"):
+        train(settings, tmp_path / "run", progress=leave)
+    folder = tmp_path / "run" / "bank"
+    assert "sent 2 times" in (folder / "accounts.jsonl").read_text()
+    times = [row.rsplit(",")[-1] for row in (folder / "sent.csv").read_text().split()[1:]]
+    assert {"1", "2"} <= set(times)
 
 
 def test_looks_are_paid_for_by_the_held_out_examples() -> None:

@@ -17,6 +17,7 @@ from fedveil.privacy.guarantee_strength import Promise
 from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
+from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.metric_names import best, deciding, digits, figures, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
@@ -63,6 +64,8 @@ def vertical_ending(
         "on the held-out examples" if shown else "the leader reports it after an evaluation",
     )
     worst = worst_of(accounts)
+    if worst is not None and worst.what.endswith(UNPROTECTED):
+        worst = None  # no other figure says anything about such an example
     promise = Fact(
         _PROMISED,
         "nothing" if worst is None else str(worst.figure),

@@ -164,7 +164,4 @@ def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
         line.figure.promise for party in parties.values() for line in party.accounts
     )
     yield Points([f"{word}: the best attacker is {MEANS[word]}." for word in words])
-    yield (
-        "Outputs that are sent without EmbeddingDP, and the gradients that come back, have no "
-        "account: they are sent without protection."
-    )
+    yield ("The gradients that come back have no account: they are sent without protection.")

@@ -12,6 +12,8 @@ from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder
 
 ACCOUNTS = "accounts.jsonl"
+#: How a line ends that is about values without any protection.
+UNPROTECTED = "sent unprotected"
 
 
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:

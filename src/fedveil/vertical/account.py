@@ -27,6 +27,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.own_data import of_own_data
@@ -207,9 +208,9 @@ def figures(
 ) -> list[Line]:
     """Return a party's epsilons: per bit, per one-hot row, per example sent once, and for the run.
 
-    The last one is that of the example sent most often. If no party protects any crossing, no
-    guarantee is made and the list is empty. If some crossings are protected, but one of this
-    party's is not, this party's epsilon is infinite: the whole example has no guarantee.
+    The last is that of the example sent most often. If one of this party's crossings is not
+    protected, its epsilon is infinite: the whole example has no guarantee. A party that sends
+    nothing of its own data has no figures.
     """
     found = []
     parts = _private_parts(split, party)
@@ -224,10 +225,8 @@ def figures(
         ]
     if label is not None:
         found.append(Line(label.epsilon, 0.0, "an example's label, in all epochs"))
-    bare = _bare_parts(split, party)
-    found += [
-        Line(math.inf, 0.0, f"an example's values of {name}, sent unprotected") for name in bare
-    ]
+    bare = sends_unprotected(split, party)
+    found += [Line(math.inf, 0.0, f"an example's values of {name}, {UNPROTECTED}") for name in bare]
     if parts or bare:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = math.inf, 0.0
@@ -249,7 +248,7 @@ def opening(split: SplitModel, party: str) -> list[str]:
         found.setdefault(noise, []).append(part.name)
     bare = [
         f"The output of {name} leaves {party} without protection."
-        for name in _bare_parts(split, party)
+        for name in sends_unprotected(split, party)
     ]
     if len(found) == 1 and not bare:
         return [f"The embedding is protected by EmbeddingDP with {next(iter(found))}."]
@@ -257,12 +256,6 @@ def opening(split: SplitModel, party: str) -> list[str]:
         f"The embedding of {', '.join(parts)} is protected by EmbeddingDP with {noise}."
         for noise, parts in found.items()
     ] + bare
-
-
-def _bare_parts(split: SplitModel, party: str) -> list[str]:
-    """Return the parts of `sends_unprotected`, or none if no party claims any protection."""
-    claims = any(part.privacy is not None for part in split.parts)
-    return sends_unprotected(split, party) if claims else []
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:

@@ -82,8 +82,7 @@ class PartyRun:
         progress: Progress | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.setting = setting
-        self.name = setting.party
+        self.setting, self.name = setting, setting.party
         self.records: list[Record] = []
         job, split = setting.job, setting.split
         is_leader = self.name == split.leader
@@ -100,9 +99,8 @@ class PartyRun:
         self._fingerprint = _fingerprint(setting)
         self._rows = dict(setting.rows)
         self._label_loss = self._protect_labels() if is_leader else None
-        self._limit = Limit(
-            split, self.name, job.privacy.max_epsilon, job.privacy.delta, self._label_loss
-        )
+        most, delta = job.privacy.max_epsilon, job.privacy.delta
+        self._limit = Limit(split, self.name, most, delta, self._label_loss)
         self.stopped: str | None = None
         self._returned = self._protect_gradients(is_leader)
         self._watch: LabelWatch | None = None
@@ -154,12 +152,11 @@ class PartyRun:
 
     def settle(self) -> None:
         """Make the folder contain the loaded state and nothing later."""
-        folder = self.setting.folder
-        forget_after(folder, self.done)
+        forget_after(self.setting.folder, self.done)
         self._releases.settle(self.done)
         if self._recorder is not None:
             self._recorder.close()
-        self._recorder = Recorder(folder, self._metrics, durable=False)
+        self._recorder = Recorder(self.setting.folder, self._metrics, durable=False)
         self.records = self._recorder.records
 
     def train(self) -> Exchange[None]:
@@ -186,19 +183,20 @@ class PartyRun:
             self.setting.folder.write_atomically(TRACEBACK, whole.encode())
             failure.add_note(f"the traceback is in {self.setting.folder.path / TRACEBACK}")
             raise
+        finally:
+            self.keep_account()
         if self.stopped is not None and self.done not in held(self.setting.folder):
             self._checkpoint()
         self._finish()
 
     def _train(self) -> Exchange[None]:
         job = self.setting.job
-        for record in () if self._has_told else self.records:
-            self._tell(record)
         if not self._has_told:
+            for record in self.records:
+                self._tell(record)
             for sentence in account.opening(self.setting.split, self.name):
                 self.say(sentence)
-            forecast = self._limit.forecast(job.epochs)
-            if forecast is not None:
+            if (forecast := self._limit.forecast(job.epochs)) is not None:
                 self.say(forecast)
         self._has_told = True
         self._watch_labels()
@@ -242,6 +240,13 @@ class PartyRun:
                 Line(math.inf, 0.0, "the failure of a part, which the other parties were told")
             )
         return found
+
+    def keep_account(self) -> None:
+        """Write how often each example was sent so far, and this party's account."""
+        if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
+            ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
+            self.setting.folder.write_atomically(account.SENT, self._releases.table(ids))
+        keep_accounts(self.setting.folder, self.figures(), self.event)
 
     def ledger(self) -> Ledger:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
@@ -341,10 +346,6 @@ class PartyRun:
     def _finish(self) -> None:
         with uninterrupted():
             write_model(self.setting.folder, self.party.modules)
-        if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
-            ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
-            self.setting.folder.write_atomically(account.SENT, self._releases.table(ids))
-        keep_accounts(self.setting.folder, self.figures(), self.event)
         why = "" if self.stopped is None else f": {self.stopped}"
         self.event(f"finished after step {self.done}{why}")
 

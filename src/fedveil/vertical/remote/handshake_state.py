@@ -50,7 +50,7 @@ class Standing:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What all parties have agreed: the run, the purpose, the step, and this party's examples."""
+    """The agreement of all parties: the run, the purpose, the step, and this party's examples."""
 
     run: bytes
     purpose: str

@@ -208,7 +208,11 @@ class Machine:
         run.restore(agreement.step)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         introduce(run.event, what, self._began, agreement.notes)
-        result = drive(side(run), channels)
+        try:
+            result = drive(side(run), channels)
+        finally:
+            if agreement.purpose != TRAIN:  # training has written it itself
+                run.keep_account()
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
