@@ -32,7 +32,7 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.split import split_target
 from fedveil.attacks.split.labels import attack
 from fedveil.attacks.split.split_target import SplitTarget
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.entropy import Secure
 from fedveil.mechanisms.label_gradients import normal
 from fedveil.tasks.tables.own_tables import held_out

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.data import datasets
 from fedveil.data.examples import Examples
 from fedveil.learning.oriented_filters import FilterBank, OrientedFilters

@@ -13,7 +13,7 @@ from fedveil.attacks.effort import Effort, by_effort
 from fedveil.attacks.split import features, unsplit
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.split_target import SplitTarget
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.record.run_folder import JOB
 from fedveil.studies.several_runs import refuse_changed
 from fedveil.vertical.job import VerticalJob

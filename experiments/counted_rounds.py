@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.message import Message, decode, encode, encoded_bytes
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import encode_indices

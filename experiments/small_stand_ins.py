@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from torch import nn
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.data import purchase100
 from fedveil.data.datasets import load
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.data import femnist
 from fedveil.data.data_folders import find
 from fedveil.data.datasets import load

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from fedveil.base.arrays import Array, Bools, Int64s, Uint64s
+from fedveil.base.array_types import Array, Bools, Int64s, Uint64s
 from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 

@@ -29,7 +29,7 @@ from fedveil.pages.run_page import duration, seconds
 from fedveil.pages.run_summary import Ending, best_round, ending
 from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
 from fedveil.privacy.finding import CONFIDENCE, Finding
-from fedveil.privacy.guarantee_word import told
+from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.ledger import Line
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.finding_lines import as_data

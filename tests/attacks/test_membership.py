@@ -17,11 +17,11 @@ from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
-from fedveil.attacks.membership.shadow_models import shadow_attack
+from fedveil.attacks.membership.shadow_attack import shadow_attack
 from fedveil.attacks.membership.shadow_runs import Pool
 from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Bools, Float32s, Float64s, Int64s
+from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.engine.simulation import simulate
 from fedveil.entropy import Seeded

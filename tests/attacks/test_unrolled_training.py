@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout

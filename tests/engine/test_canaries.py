@@ -13,7 +13,7 @@ import fedveil
 from fedveil.engine.canaries import Canaries, CanaryTraining
 from fedveil.engine.canary_bounds import BY_NOISE, Canvass
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_reports import ReportEvidence
+from fedveil.engine.canary_evidence import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
 from fedveil.engine.executors.client_side import Trained
 from fedveil.engine.job_protection import make_protection
@@ -23,7 +23,7 @@ from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable
 from fedveil.privacy.choice_audit import Choice, in_pairs, told_true
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.base import Aggregate
 from fedveil.protections.reading import Reading
 from fedveil.record.finding_lines import FINDINGS, read_findings

@@ -51,7 +51,7 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
     assert fedveil.simulate(job(rounds=3, **limited), tmp_path / "run").stopped is None
     more = fedveil.resume(tmp_path / "run", rounds=9)
     assert len(more.metrics) == 4
-    assert "round 5 would bring the most-drawn client to epsilon 2.4" in str(more.stopped)
+    assert "round 5 would bring the most-drawn client to epsilon 2.5 at" in str(more.stopped)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
          "rounds = 4 would exceed target_epsilon = 2 of protection central_gaussian, whose "
          "noise was made for 3 rounds: start a new run"),
         ({"name": "distributed_dp", "distributed_dp": {"reconstruct_secrets_threshold": 5}},
-         "rounds = 4 would cost more than target_epsilon = 8 of"),
+         "rounds = 4 would exceed target_epsilon = 8 of"),
         ({"name": "distributed_dp",
           "distributed_dp": {"reconstruct_secrets_threshold": 5, "noise_multiplier": 1.0}}, None),
         ({"name": "central_gaussian"}, None),

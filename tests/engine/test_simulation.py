@@ -305,7 +305,7 @@ def test_max_epsilon_ends_the_run_in_good_order(tmp_path: Path) -> None:
     run = fedveil.simulate(settings, tmp_path / "run")
     assert len(run.metrics) == 4
     assert run.stopped is not None
-    assert "round 5 would bring the most-drawn client to epsilon 2.4" in run.stopped
+    assert "round 5 would bring the most-drawn client to epsilon 2.5 at" in run.stopped
     assert (run.folder / "model.safetensors").exists()
     assert fedveil.resume(run.folder).stopped == run.stopped
 

@@ -364,7 +364,7 @@ def test_what_an_evaluation_tells_is_in_the_clients_own_account_before_its_app_i
     for _ in range(2):
         (reply,) = grid.send_and_receive([Message(to_records({}), 1, kind)])
         assert set(reply.content) == {"metrics"}
-    told = f"{TIMING}\nthe metric loss (reveal)"
+    told = f"the metric loss (reveal)\n{TIMING}"
     assert accounts == [[0, told, told]] * 2
 
 
@@ -377,4 +377,4 @@ def test_a_round_of_an_app_goes_on_with_the_means_of_those_that_have_one() -> No
     result = strategy.start(grid, record_of({"w": np.zeros(9, np.float32)}), num_rounds=1)
     assert strategy.rounds[0].reports == 4
     assert result.train_metrics_clientapp[1] == {"loss": 0.5}
-    assert strategy.ledger.in_clear == (TIMING, "the metric loss (reveal)")
+    assert strategy.ledger.in_clear == ("the metric loss (reveal)", TIMING)

@@ -20,8 +20,8 @@ from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStoppe
 from fedveil.flower.job import client_app
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import told_shape
-from fedveil.flower.job.identity_file import make_identity, read_identity
 from fedveil.flower.job.job_client import Member
+from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.own_file import OwnFile
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
@@ -223,7 +223,7 @@ def test_a_model_that_is_not_the_jobs_is_not_trained(
     grid = LocalGrid(other, tmp_path / "state")
     with pytest.raises(Exception, match="every client of round 1 failed"):
         serve(app, grid, tmp_path / "run")
-    assert "gave another model" in caplog.text
+    assert "returned another model" in caplog.text
 
 
 def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Path):

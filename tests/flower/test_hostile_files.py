@@ -10,8 +10,8 @@ import pytest
 from fedveil.errors import DeploymentError, FedveilError, RunFolderError
 from fedveil.flower.app.saved_charges import KeptRounds
 from fedveil.flower.job.app_folder import read_roster
-from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.saved_states import run_name
+from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.own_file import number_in
 from hostile_files import HOSTILE, bounded

@@ -45,7 +45,7 @@ def test_the_number_only_grows_and_outlives_whoever_wrote_it(tmp_path: Path):
     AnsweredFile(path).note(3)
     for round in (0, 1, 3):
         for refused in (AnsweredFile(path).check, AnsweredFile(path).note):
-            with pytest.raises(AnsweredBefore, match="update of round 3 has left it"):
+            with pytest.raises(AnsweredBefore, match="already sent its update for round 3"):
                 refused(round)
     AnsweredFile(path).note(7)
     assert path.read_text() == "7"
@@ -224,4 +224,4 @@ def test_in_a_flower_app_a_rounds_number_is_answered_once(
     assert record.reports == 0
     ((reason, count),) = record.withheld.items()
     assert (count, len(calls)) == (5, 6)
-    assert "update of round 1 has left it" in reason
+    assert "already sent its update for round 1" in reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.label_gradients import Marvell, MaxNorm, NoiseLaw, Own, most_auc, normal

@@ -13,7 +13,7 @@ from scipy import stats
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy.gaussian_curve import analytic_sigma
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.one_run_audit import (
     audit_run,
     gaussian_lower_bound,

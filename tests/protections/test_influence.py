@@ -25,7 +25,7 @@ from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import build
 from fedveil.protections.exact_sum import MAX_MAGNITUDE
-from fedveil.protections.robust_sum import Combining
+from fedveil.protections.robust_combining import Combining
 from fedveil.secagg.client import Client
 from round_parts import ROUND, client_half, report_of, server_half
 

@@ -14,7 +14,7 @@ from fedveil.federated.job import Job
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS, build
 from fedveil.protections.exact_sum import ExactSum
-from fedveil.protections.robust_sum import Combining, MiddleSum
+from fedveil.protections.robust_combining import Combining, MiddleSum
 from job_checks import problems
 from round_parts import client_half, report_of, server_half
 

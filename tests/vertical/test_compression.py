@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vertical_parts
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError, InvalidValue, JobError
 from fedveil.language import generation

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.attacks.roc import area
-from fedveil.base.arrays import Bools, Float64s, Int64s
+from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.intervals import share

@@ -19,13 +19,13 @@ import numpy as np
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.server_view import Seen, repeated
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.engine.assembly import report_entropy
 from fedveil.entropy import Entropy
 from fedveil.errors import AttackImpossible
 from fedveil.privacy import audit, intervals
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading
@@ -49,8 +49,8 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     Evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these. Otherwise it is how far the reading's estimate lies from the midpoint
-    of the two updates towards `a`.
+    protection states these probabilities. Otherwise it says how far the reading's estimate lies
+    from the midpoint of the two updates, and is positive on the side of `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)

@@ -27,7 +27,7 @@ from torch import nn
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.pictures import grid
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Array, Float64s
+from fedveil.base.array_types import Array, Float64s
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
@@ -339,7 +339,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step over 5, 10 and 20 examples.
 
     The attacker knows the model, the size of a batch and the report. If the reports reveal nothing,
-    it receives the cohort's sum, whose rank is that of all the examples in it.
+    it receives the cohort's sum, in which all clients' examples count as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

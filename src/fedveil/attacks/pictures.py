@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 
 _GAP, _SCALE = 2, 3
 

@@ -15,7 +15,7 @@ from fedveil.attacks.distinguishing import Pair, real_pair, telling
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.server_view import repeated
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.packing import packed_size
 from fedveil.engine.assembly import report_entropy
 from fedveil.entropy import Entropy
@@ -23,7 +23,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import project
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading
@@ -63,7 +63,7 @@ def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]
     """Return the cosine and correlation of an estimate with the true update, and its error.
 
     The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
-    correlation if one is constant.
+    correlation is 0 if a vector is constant.
     """
     truth = update.astype(np.float64)
     size = float(np.linalg.norm(truth)) or 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.message import Message
 from fedveil.entropy import Entropy
 from fedveil.protections.base import ClientContext, Protection, RoundContext, State

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.server_view import Seen, seen
-from fedveil.base.arrays import Bools, Float32s, Int64s
+from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
@@ -35,7 +35,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.base import Protection
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import JOB, MODEL

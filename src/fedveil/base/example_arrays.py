@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Bools
+from fedveil.base.array_types import Array, Bools
 
 #: The shape of an example, or of each of its inputs. -1 means that the length differs by example.
 Shape: TypeAlias = "tuple[int, ...] | dict[str, tuple[int, ...]]"

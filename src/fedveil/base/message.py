@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.errors import MessageInvalid, MessageTooLong
 
 Value: TypeAlias = int | float | bool | str | bytes | Array

@@ -11,7 +11,9 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Prints that the run is still going, if nothing else was printed for `every_s` seconds."""
+    """Calls `say`, to report that a step is still running, after `every_s` seconds without
+    output.
+    """
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say

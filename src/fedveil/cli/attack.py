@@ -313,7 +313,7 @@ def show(found: Finding) -> None:
     """Show a finding as a table: the attack's figures beside those of guessing."""
     from rich.table import Table
 
-    from fedveil.privacy.guarantee_word import told
+    from fedveil.privacy.guarantee_strength import told
 
     promised = told(found.epsilon, found.delta)
     say(

@@ -168,7 +168,7 @@ def audit(
 
 
 def _print_findings(folder: Path, *, json: bool) -> None:
-    from fedveil.privacy.guarantee_word import Figure
+    from fedveil.privacy.guarantee_strength import Figure
     from fedveil.record.finding_lines import as_data, read_findings
     from fedveil.record.run_folder import job_of
 
@@ -263,7 +263,7 @@ def identity(
     file: Annotated[Path, typer.Argument(help="The file to write the private key to.")],
 ) -> object:
     """Create a client's signing key (for active_security) and print its public key."""
-    from fedveil.flower.job.identity_file import make_identity
+    from fedveil.flower.job.signing_key_file import make_identity
 
     public = make_identity(file)
     document(f"{public}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.array_types import Float32s, Int32s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.exponential import exponentials

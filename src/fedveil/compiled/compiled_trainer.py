@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Float32s, Int32s
+from fedveil.base.array_types import Float32s, Int32s
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.compiled.operation import ROW, TOKENS, NotServedError
 from fedveil.entropy import Seeded

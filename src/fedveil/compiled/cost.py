@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s, Int64s
+from fedveil.base.array_types import Float32s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.exponential import exponentials

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.kernels import compiled
 
 (SGD, ADAM, ADAMW, ADAGRAD) = range(4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.base.arrays import Float32s, Int32s
+from fedveil.base.array_types import Float32s, Int32s
 from fedveil.compiled import fields
 from fedveil.compiled.native import native
 from fedveil.compiled.operation import Memory, Row

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.compiled import fields as f
 from fedveil.compiled import steps
 from fedveil.compiled.chain import follow

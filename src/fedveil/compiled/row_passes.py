@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.base.kernels import compiled
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from numpy.lib.stride_tricks import as_strided
 
-from fedveil.base.arrays import Float32s, Float64s, Int32s, Int64s
+from fedveil.base.array_types import Float32s, Float64s, Int32s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.deferred_steps import begin_steps, take_held

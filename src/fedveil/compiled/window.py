@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from fedveil.base.arrays import Float32s, Int32s, Int64s
+from fedveil.base.array_types import Float32s, Int32s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.data.examples import Dataset, centred, held_out
 from fedveil.errors import MissingExtra
 

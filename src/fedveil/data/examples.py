@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Bools, Float32s, Int64s
+from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import Shape, Targets, alike, shape_of
 from fedveil.data import inputs
 from fedveil.data.targets import checked, next_tokens, outputs

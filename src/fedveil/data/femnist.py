@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, read_text
 from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, centred, make_dataset

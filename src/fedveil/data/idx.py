@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.base.arrays import Uint8s
+from fedveil.base.array_types import Uint8s
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import find, reading
 from fedveil.errors import DataInvalid

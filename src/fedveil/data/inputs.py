@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.example_arrays import is_plain, joined, ragged
 from fedveil.errors import DataInvalid
 

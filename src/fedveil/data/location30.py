@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.data.data_folders import find
 from fedveil.data.examples import Dataset, held_out
 from fedveil.data.npz_archive import read_npz

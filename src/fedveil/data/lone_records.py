@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.arrays import Array, Bools
+from fedveil.base.array_types import Array, Bools
 from fedveil.base.example_arrays import (
     Targets,
     all_of,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid

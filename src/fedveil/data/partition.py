@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.base.validate import choice, integer, positive
 from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy
@@ -47,7 +47,7 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return a partition of only the examples whose indices are in `chosen`.
+        """Return a partition of only the examples for which the mask `chosen` is True.
 
         A client may end up without any.
         """

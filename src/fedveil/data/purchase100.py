@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Bools
+from fedveil.base.array_types import Array, Bools
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, lines, opened
 from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, Labels, held_out

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float32s, Int64s
+from fedveil.base.array_types import Array, Float32s, Int64s
 from fedveil.base.example_arrays import Targets, is_plain, is_ragged, items, ragged, values
 from fedveil.data import inputs
 from fedveil.errors import DataInvalid

@@ -18,7 +18,7 @@ from fedveil.base.example_arrays import Shape
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
-from fedveil.engine.client_rate import ScheduledTrainer, client_rate
+from fedveil.engine.client_learning_rate import ScheduledTrainer, client_rate
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining, Training
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.stateful_training import (

@@ -21,12 +21,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.message import Message, only_fields, take
 from fedveil.base.validate import integer
 from fedveil.engine.canary_bounds import Canvass
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_reports import ReportEvidence, prefixed, within
+from fedveil.engine.canary_evidence import ReportEvidence, prefixed, within
 from fedveil.engine.canary_sums import SumEvidence
 from fedveil.engine.executors.client_side import ClientSide, Made, Trained, Training
 from fedveil.engine.executors.executor import Executor
@@ -36,7 +36,7 @@ from fedveil.engine.run_records import CANARIES
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import Aggregate, Protection, RoundContext, State, Update
 from fedveil.rounds.loop import MergeableHalf

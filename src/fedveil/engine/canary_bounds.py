@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fedveil.base.arrays import Bools
-from fedveil.engine.canary_reports import WAYS, ReportEvidence
+from fedveil.base.array_types import Bools
+from fedveil.engine.canary_evidence import WAYS, ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
 from fedveil.privacy.choice_audit import Choice, Counted, in_pairs
 from fedveil.privacy.finding import BOUND, CONFIDENCE, Measured
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.intervals import share
 from fedveil.privacy.noise_audit import MeasuredNoise, moved_distance
 from fedveil.privacy.one_run_audit import alone, audit_run, distance_of_epsilon, epsilon_of_distance

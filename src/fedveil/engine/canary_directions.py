@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 

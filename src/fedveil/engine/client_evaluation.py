@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float64s
+from fedveil.base.array_types import Array, Float64s
 from fedveil.data.examples import Examples
 from fedveil.data.partition import Partition
 from fedveil.errors import TaskInvalid

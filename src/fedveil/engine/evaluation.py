@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Array, Float32s
+from fedveil.base.array_types import Array, Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut
 from fedveil.engine.executors.client_states import ClientStates

@@ -10,7 +10,7 @@ from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.federated.job import Job
 from fedveil.protections.base import BY_SIZE, TIMING, JobContext, Protection
 from fedveil.protections.catalog import build
-from fedveil.protections.robust_sum import Combining
+from fedveil.protections.robust_combining import Combining
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.assembly import make_way
 from fedveil.engine.client_evaluation import ClientTest, HeldOut, summary

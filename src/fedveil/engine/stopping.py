@@ -12,7 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.base.message import Message, only_fields, take, take_array
 from fedveil.base.validate import finite_vector, integer
 from fedveil.errors import JobError

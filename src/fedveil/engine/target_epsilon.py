@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from fedveil.base.validate import positive
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import project
 from fedveil.protections.base import Protection
 from fedveil.protections.cost_key import CostKey

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedveil.protections.base import Weighting
 from fedveil.protections.catalog import POSITIONS
-from fedveil.protections.robust_sum import Combination
+from fedveil.protections.robust_combining import Combination
 from fedveil.settings.settings import Block, Device, Under, or_function
 
 _NOISED = [name for name, p in POSITIONS.items() if p.noised(p.settings_type())]

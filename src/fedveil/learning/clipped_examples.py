@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.base.arrays import Bools, Float32s, Float64s, Int64s
+from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_torch

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Array, Int64s
+from fedveil.base.array_types import Array, Int64s
 from fedveil.base.example_arrays import opened
 from fedveil.learning.learning_task import Task
 from fedveil.learning.task_trainer import on_device

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedveil.base import own_code
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.example_arrays import Opened, Targets
 from fedveil.errors import TaskInvalid
 from fedveil.learning import task_metrics

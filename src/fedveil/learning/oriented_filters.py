@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.errors import ModelInvalid
 
 #: Filters are rounded to multiples of this, so that they are the same on every machine.

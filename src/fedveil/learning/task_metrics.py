@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 
 #: The better direction of a figure.
 Better = Literal["higher", "lower"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Array, Bools
+from fedveil.base.array_types import Array, Bools
 from fedveil.base.example_arrays import as_whole, blank, is_plain
 from fedveil.errors import ModelInvalid
 from fedveil.learning.token_layers import beyond_is_nan

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Array, Bools, Float32s, Int64s
+from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import is_plain
 from fedveil.entropy import Entropy
 from fedveil.learning.device import seed_torch

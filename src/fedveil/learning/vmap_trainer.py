@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.base.arrays import Float32s, Int64s
+from fedveil.base.array_types import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.losses import each_loss

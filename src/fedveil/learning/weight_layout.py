@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Bools, Float32s
+from fedveil.base.array_types import Bools, Float32s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.own_layers import own_names
 from fedveil.learning.trained_part import TrainedPart

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.validate import finite_vector, positive
 from fedveil.errors import InvalidValue
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Int32s, Int64s
+from fedveil.base.array_types import Array, Int32s, Int64s
 from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.arrays import (
+from fedveil.base.array_types import (
     Array,
     Float32s,
     Float64s,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float32s, Int64s, Uint8s
+from fedveil.base.array_types import Array, Float32s, Int64s, Uint8s
 from fedveil.base.packing import packed_size
 from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy, Secure
@@ -20,7 +20,7 @@ from fedveil.mechanisms.exact.biased_bits import byte_tables, double_above_q
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.compose import plain_sum
-from fedveil.privacy.guarantee_word import told
+from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.loss import PrivacyLoss, as_written, format_epsilon, rounded_up
 from fedveil.privacy.loss_distribution import LossDistribution
 

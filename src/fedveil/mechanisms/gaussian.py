@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import choice, finite_vector, real_vector, within
 from fedveil.entropy import Entropy

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Int8s
+from fedveil.base.array_types import Array, Int8s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Int64s, Uint8s
+from fedveil.base.array_types import Array, Int64s, Uint8s
 from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue

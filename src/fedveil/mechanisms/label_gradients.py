@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Bools, Float64s
+from fedveil.base.array_types import Array, Bools, Float64s
 from fedveil.base.validate import positive
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

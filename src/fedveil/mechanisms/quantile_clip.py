@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float32s, Float64s
+from fedveil.base.array_types import Array, Float32s, Float64s
 from fedveil.base.validate import finite_vector, integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import stretch

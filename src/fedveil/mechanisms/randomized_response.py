@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, number, within
 from fedveil.entropy import Entropy

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Int64s, Uint8s
+from fedveil.base.array_types import Array, Int64s, Uint8s
 from fedveil.base.message import Message
 from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.errors import InvalidValue
 
 _LIBRARIES = ("torch", "mindspore")

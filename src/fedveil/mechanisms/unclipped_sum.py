@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.validate import finite_vector, integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedveil.privacy.guarantee_word import Figure, attacker_wrong, told
+from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, told
 from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import Record

@@ -15,7 +15,7 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import best_round, ending
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.guarantee_word import MEANS, Promise, told
+from fedveil.privacy.guarantee_strength import MEANS, Promise, told
 from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.byte_count import shown_bytes

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
-from fedveil.privacy.guarantee_word import Promise
+from fedveil.privacy.guarantee_strength import Promise
 from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS

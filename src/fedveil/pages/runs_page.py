@@ -24,7 +24,7 @@ from fedveil.pages.vertical_page import (
     parties_of,
     what_it_is,
 )
-from fedveil.privacy.guarantee_word import told
+from fedveil.privacy.guarantee_strength import told
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import digits, figures, word
 from fedveil.record.run_folder import JOB

@@ -11,7 +11,7 @@ from fedveil.pages.read_run import ReadRun, read_party
 from fedveil.pages.run_page import found, repeat
 from fedveil.pages.run_summary import Ending, vertical_ending
 from fedveil.pages.table import Table
-from fedveil.privacy.guarantee_word import MEANS, told
+from fedveil.privacy.guarantee_strength import MEANS, told
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
 from fedveil.record.recorder import Record

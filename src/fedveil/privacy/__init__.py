@@ -4,7 +4,7 @@
 """
 
 from fedveil.privacy.compose import compose
-from fedveil.privacy.guarantee_word import Figure, attacker_wrong, promise, told
+from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, promise, told
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution

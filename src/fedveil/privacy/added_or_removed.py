@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
 from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, PrivacyLoss

@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float64s
+from fedveil.base.array_types import Array, Float64s
 from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit_scores import Scorer, as_rows, learned
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import PrivacyLoss, as_written
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object

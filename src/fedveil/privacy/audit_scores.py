@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.errors import InvalidValue
 
 #: Returns a number for each row of a table of outputs: larger if the first input is likelier.

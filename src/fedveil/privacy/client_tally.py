@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Uint32s, Uint64s
+from fedveil.base.array_types import Array, Uint32s, Uint64s
 from fedveil.base.message import take_array
 from fedveil.errors import MessageInvalid
 from fedveil.privacy.compose import Charge, cost, plain_sum

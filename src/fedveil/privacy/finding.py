@@ -59,7 +59,7 @@ class Measured:
         return self.high < self.guess if error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the claimed epsilon that this bound is compared with.
+        """Return the claimed epsilon that this lower bound is compared with.
 
         It is the metric's own `epsilon` or, if that is NaN, `finding`: the epsilon of its finding.
         """

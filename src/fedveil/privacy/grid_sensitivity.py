@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float32s, Float64s, Int64s
+from fedveil.base.array_types import Float32s, Float64s, Int64s
 
 #: A sum lies within this many steps of zero: a float32 represents these whole numbers.
 LARGEST = 1 << 24

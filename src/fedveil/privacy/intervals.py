@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer
 from fedveil.privacy.finding import CONFIDENCE, Measured

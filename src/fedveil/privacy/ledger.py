@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.message import Message, encode, take
 from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally
 from fedveil.privacy.compose import Charge, cost
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger_message import (
     MAX_RELEASES,
     MAX_ROUND,
@@ -367,7 +367,7 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return lists of charges: each is all that a bit, parameter or client may be charged at once.
+    """Return lists of charges, each for one case of what a bit, parameter or client is charged.
 
     A loss stated for a unit also holds for every part of it, and `part` is the better statement if
     there is one. A change of one parameter shows in everything that is stated per update, in all

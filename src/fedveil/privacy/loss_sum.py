@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 
 #: Tilted mass that one step may leave out on either side. It is added to the slack.
 TAIL = 1e-13

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
 from fedveil.base.message import Message, take
 from fedveil.base.validate import integer, within
@@ -99,9 +99,9 @@ def moved_distance(
 
     Its unit is the standard deviation of the noise. `moves` says, for each client, how far a
     release lies in the direction of its update, on average over the rounds, in the units of
-    `noise`. Nothing is assumed about how far it should. The bound is too large with probability at
-    most `error`, half of it for the mean of the moves (Student) and half for the noise. The second
-    number returned is how much the mean's uncertainty has lowered the bound.
+    `noise`. No value of it is assumed. The bound is too large with probability at most `error`,
+    half of it for the mean of the moves (Student's t) and half for the noise. The second number is
+    how much the mean's uncertainty has lowered the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

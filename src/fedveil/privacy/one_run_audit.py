@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import finite_vector, integer, within
 from fedveil.errors import InvalidValue
@@ -32,7 +32,7 @@ from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 
 #: An epsilon that replaces 0 if a curve needs one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20
@@ -43,7 +43,8 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    The scores must be likelier positive if the canary is in, and symmetric about 0.
+    A score is that of a canary, a test input that a fair coin put into the run or left out. It must
+    be likelier positive if the canary is in, and symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -51,9 +52,11 @@ def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
 
 
 def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) -> int:
-    """Return how many guesses are right if the `highest` highest scores are guessed to be in.
+    """Return how many guesses are right about which canaries are in the run.
 
-    The `lowest` lowest are guessed to be out. `included` holds the canaries' coins.
+    A canary is a test input that a fair coin put into the run or left out; `included` holds the
+    coins. The canaries with the `highest` highest scores are guessed in, those with the `lowest`
+    lowest out.
     """
     order = np.argsort(-scores, kind="stable")
     above, below = order[:highest], order[len(order) - lowest :]
@@ -63,7 +66,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    It holds for every (epsilon, delta)-private run, by the theorem at the top of this module.
+    The guesses are those of `lower_bound`. The bound holds for every (epsilon, delta)-private run,
+    by the theorem at the top of this module.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -80,8 +84,9 @@ def lower_bound(
 ) -> float:
     """Return the largest epsilon at `delta` that the right guesses refute, or 0 if there is none.
 
-    Of the coins of all canaries, `guesses` were guessed and `right` of the guesses were right. The
-    result is above the run's epsilon with probability at most 1 - confidence.
+    Each canary is a test input that a fair coin put into the run or left out. `guesses` of the
+    coins were guessed, and `right` guesses were right. The result is above the run's epsilon with
+    probability at most 1 - confidence.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     return _largest(lambda eps: p_value(canaries, guesses, right, eps, delta) <= error)
@@ -90,12 +95,12 @@ def lower_bound(
 def gaussian_lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a tighter version of `lower_bound` that is valid for a run with Gaussian noise only.
+    """Return a larger lower bound than `lower_bound`, valid for a run with Gaussian noise only.
 
     The hypothesis that is tested is that replacing a canary is at least as hard to detect as
     telling N(0, 1) from N(mu, 1), where mu is the distance at which these are exactly (epsilon,
     delta)-private (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private
-    by other noise may be refuted although it is private.
+    by other noise may be refuted although it is private. The arguments are those of `lower_bound`.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
@@ -106,12 +111,12 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon from guessing all coins of independent canaries.
+    """Return a lower bound on epsilon from guessing the coins of all canaries.
 
-    `right` of the guesses were right. Each is right with probability at most (e^epsilon + delta) /
-    (1 + e^epsilon) or, in a run with Gaussian noise, Phi(mu / 2), where mu is that of
-    `gaussian_lower_bound` and Phi the normal distribution function. Clopper and Pearson bound that
-    probability.
+    It is valid if the canaries' outcomes are independent. `right` guesses were right. Each is right
+    with probability at most (e^epsilon + delta) / (1 + e^epsilon) or, in a run with Gaussian noise,
+    Phi(mu / 2), where mu is that of `gaussian_lower_bound` and Phi the normal distribution
+    function. Clopper and Pearson bound that probability.
     """
     error = _checked(canaries, canaries, right, delta, confidence)
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
@@ -123,9 +128,9 @@ def independent_lower_bound(
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """Result of testing a claim about one run by its canaries' scores.
+    """Result of testing a claim about one run, by guessing which canaries are in it.
 
-    `bound` is a lower bound on epsilon in any case, `alone` one if the canaries' outcomes are
+    `bound` is a lower bound on epsilon in any case. `alone` is one if the canaries' outcomes are
     independent. Both hold at once at `confidence`. `reachable` is what `bound` would be if every
     guess were right. `unseen` and `unseen_alone` are the true epsilons up to which `bound` and
     `alone` would probably not have refuted the claim; they are infinite if they never can.
@@ -164,11 +169,11 @@ def audit_run(
     gaussian: bool = False,
     confidence: float = CONFIDENCE,
 ) -> OneRunAudit:
-    """Test a claim about one run by its canaries' scores.
+    """Test a claim about one run by the scores of its canaries.
 
-    A score is positive if the canary seems to be in. `included` holds the canaries' coins.
-    `gaussian` says that the claim is one of Gaussian noise; otherwise only its epsilon and delta
-    are assumed.
+    A canary is a test input that a fair coin put into the run or left out; `included` holds the
+    coins. A positive score means that the canary seems to be in. `gaussian` says that the claim is
+    one of Gaussian noise; otherwise only its epsilon and delta are assumed.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -202,7 +207,7 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing all coins: a lower bound on epsilon and the number of right guesses.
+    """Result of guessing all canaries' coins: a lower bound on epsilon, and the right guesses.
 
     `unseen` is the true epsilon up to which the bound would probably not have refuted the claim.
     """
@@ -255,12 +260,13 @@ def _unseen(
 
 @functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
-    """Return how many coins to guess for the largest lower bound, if the claim is exact.
+    """Return how many canaries' coins to guess for the largest lower bound on epsilon.
 
-    The number is fixed before the run. Under Gaussian noise with exactly the claimed (epsilon,
-    delta), a canary's log-likelihood ratio is N(mu² / 2, mu²) if it is in, where mu is the claim's
-    `distance_of_epsilon`. The plan assumes one standard deviation fewer right guesses than
-    expected. If no Gaussian noise has the claim, all coins are guessed.
+    The number is fixed before the run, and best if the claim is exact. Under Gaussian noise with
+    exactly the claimed (epsilon, delta), a canary's log-likelihood ratio is N(mu² / 2, mu²) if it
+    is in the run, where mu is the claim's `distance_of_epsilon`. The plan assumes one standard
+    deviation fewer right guesses than expected. If no Gaussian noise has the claim, all coins are
+    guessed.
     """
     if not (0 < claim.delta < 1 and 0 < claim.epsilon < _MOST):
         return canaries
@@ -279,9 +285,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def _expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses if only the surest `share` of canaries is guessed.
+    """Return the expected share of right guesses if only the surest canaries are guessed.
 
-    A canary's score is N(mu² / 2, mu²) if it is in, and N(-mu² / 2, mu²) if it is out.
+    They are a share `share` of all. A canary's score is N(mu² / 2, mu²) if it is in the run, and
+    N(-mu² / 2, mu²) if it is out.
     """
 
     def beyond(threshold: float) -> Float64s:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.kernels import compiled
 
 Pairs: TypeAlias = Int64s

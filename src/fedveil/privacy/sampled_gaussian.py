@@ -45,7 +45,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, positive, within
 from fedveil.errors import InvalidValue

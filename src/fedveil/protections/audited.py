@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.privacy.choice_audit import Choice
 from fedveil.protections.reading import Domain
 

@@ -30,7 +30,7 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.description import Description, Whose
 from fedveil.protections.last_answered import Answered
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_sum import Combining
+from fedveil.protections.robust_combining import Combining
 from fedveil.rounds.loop import ServerHalf
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedveil.base.arrays import Float64s, Int32s, Int64s, into_floats
+from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
@@ -22,7 +22,6 @@ from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
-from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
@@ -34,6 +33,7 @@ from fedveil.protections.base import (
     State,
     Update,
 )
+from fedveil.protections.clip_norm import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.directions import Direction
 from fedveil.protections.grid_report import GridReport

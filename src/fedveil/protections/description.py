@@ -14,7 +14,7 @@ from fedveil.protections.advice import Rule, Stronger
 from fedveil.protections.audited import Audited
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.mindspore_names import Dialect
-from fedveil.protections.robust_sum import Combination
+from fedveil.protections.robust_combining import Combination
 from fedveil.settings.settings import Settings
 
 #: The unit that a loss protects: all data of a client, or one of its examples.

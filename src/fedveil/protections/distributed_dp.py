@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil.base.arrays import Float64s, Int8s, Signed
+from fedveil.base.array_types import Float64s, Int8s, Signed
 from fedveil.base.message import Message
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
@@ -22,10 +22,10 @@ from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
-from fedveil.protections.adaptive_clip import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import Aggregate, ClientContext, JobContext, Spending, State, Update
+from fedveil.protections.clip_norm import AdaptiveClipSettings, Clipped, Clipping, clip_follows
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.description import Whose
 from fedveil.protections.directions import Direction

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil.base.arrays import into_floats
+from fedveil.base.array_types import into_floats
 from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take_array
 from fedveil.base.packing import add
 from fedveil.entropy import Entropy
@@ -38,7 +38,7 @@ from fedveil.protections.grid_report import GridReport
 from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_sum import Combining, Sum
+from fedveil.protections.robust_combining import Combining, Sum
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 

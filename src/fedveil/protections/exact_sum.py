@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import into_floats
+from fedveil.base.array_types import into_floats
 from fedveil.base.kernels import compiled
 
 PLACES = 44

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.base.packing import pack, packed_size, unpack
 from fedveil.errors import MessageInvalid

@@ -27,7 +27,7 @@ from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_sum import Combining
+from fedveil.protections.robust_combining import Combining
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 

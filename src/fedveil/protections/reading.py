@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s, Float64s, Int8s
+from fedveil.base.array_types import Float32s, Float64s, Int8s
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Uint8s
+from fedveil.base.array_types import Uint8s
 from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid

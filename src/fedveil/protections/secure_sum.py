@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Signed
+from fedveil.base.array_types import Signed
 from fedveil.base.message import Message, encode, encoded_bytes, only_fields, take_array
 from fedveil.base.packing import add_packed, pack, packed_size, spare_bits_zero
 from fedveil.entropy import Entropy, Secure, Seeded

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedveil.base.arrays import Int8s
+from fedveil.base.array_types import Int8s
 from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
 from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse

@@ -18,7 +18,7 @@ from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil.secagg.client import Client
-    from fedveil.secagg.in_memory import SecureSum, run_round
+    from fedveil.secagg.in_memory_round import SecureSum, run_round
     from fedveil.secagg.keys import Identity
     from fedveil.secagg.server import Server
     from fedveil.secagg.terms import Terms
@@ -29,7 +29,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "fedveil.secagg.client": ["Client"],
-        "fedveil.secagg.in_memory": ["SecureSum", "run_round"],
+        "fedveil.secagg.in_memory_round": ["SecureSum", "run_round"],
         "fedveil.secagg.keys": ["Identity"],
         "fedveil.secagg.server": ["Server"],
         "fedveil.secagg.terms": ["Terms"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedveil.base.arrays import Array, Signed, Uint8s
+from fedveil.base.array_types import Array, Signed, Uint8s
 from fedveil.base.message import Message, Value, only_fields, take
 from fedveil.base.packing import pack
 from fedveil.entropy import Entropy
@@ -158,9 +158,9 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Deal shares of this client's seed and mask key to its neighbourhood.
+        """Return the answer that deals shares of this client's two secrets to its neighbours.
 
-        Returns the answer.
+        The secrets are its seed and its mask key.
         """
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
@@ -189,9 +189,9 @@ class Client:
         return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Check what the message shows of the neighbourhood, and save its mask keys and the digest.
+        """Return the cipher key of each member of the neighbourhood that the message shows.
 
-        Returns each member's cipher key.
+        Checks the message, and saves the members' mask keys and the digest of what was shown.
         """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
@@ -231,10 +231,7 @@ class Client:
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
     def _masked(self, message: Message, vector: Array | None, origin: bytes) -> dict[str, Value]:
-        """Open the shares that were dealt to this client, and mask its vector.
-
-        Returns the answer.
-        """
+        """Return this client's masked vector, after opening the shares that were dealt to it."""
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
@@ -270,10 +267,7 @@ class Client:
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Sign the list of survivors and everything else that this client was shown.
-
-        Returns the answer.
-        """
+        """Return this client's signature of the list of survivors and of all that it was shown."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None

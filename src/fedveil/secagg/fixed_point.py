@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Float64s, Int64s, Uint64s, into_floats
+from fedveil.base.array_types import Array, Float64s, Int64s, Uint64s, into_floats
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import finite_vector, integer, positive
 from fedveil.entropy import Entropy

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]

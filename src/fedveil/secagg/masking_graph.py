@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.lazy import special
 from fedveil.entropy import Entropy
 

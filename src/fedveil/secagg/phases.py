@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedveil.base.arrays import Uint8s
+from fedveil.base.array_types import Uint8s
 from fedveil.base.message import Message, Value, encoded_bytes, take, take_array
 from fedveil.base.packing import packed_size
 from fedveil.errors import MessageInvalid

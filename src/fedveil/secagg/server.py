@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from fedveil.base import packing
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.message import Message, Value, only_fields, take, take_array
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue, MessageInvalid, ReportRejected, RoundVoid
@@ -318,7 +318,7 @@ class Server:
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
         """Remove from the sum the survivors' own masks and those they share with dropped clients.
 
-        `seeds` make the former, and `pairs`, the mask keys of the dropped clients, the latter.
+        `seeds` are the survivors' seeds, and `pairs` the mask keys of the dropped clients.
         """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}

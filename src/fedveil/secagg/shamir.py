@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Uint64s
+from fedveil.base.array_types import Uint64s
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy

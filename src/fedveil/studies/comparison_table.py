@@ -13,7 +13,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_word import Figure, told
+from fedveil.privacy.guarantee_strength import Figure, told
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import figures, title, word

@@ -10,7 +10,7 @@ import torch
 from scipy.special import softmax
 from torch.nn import functional
 
-from fedveil.base.arrays import Array, Float64s
+from fedveil.base.array_types import Array, Float64s
 from fedveil.learning import task_metrics
 from fedveil.learning.losses import WEIGHTED, mean_loss
 from fedveil.vertical.calibration import calibrated, log_loss

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.data.examples import holdout
 from fedveil.errors import MissingExtra
 from fedveil.tasks.scoring import ByLabel

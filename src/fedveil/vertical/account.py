@@ -1,9 +1,9 @@
 """Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
 Under EmbeddingDP an example pays each time it is sent: once in each epoch and, if it is held out,
-once in each evaluation. It pays once more for a step that a killed process had begun and its
-successor repeats with fresh randomness. Randomness drawn from the job's seed is the same in a
-repetition, so that costs nothing. Under `reuse` an example pays once.
+once in each evaluation. It pays once more for a step that a killed process had begun, if the next
+process repeats the step with fresh randomness. Randomness from the job's seed is the same in a
+repetition, so the repetition costs nothing. Under `reuse` an example pays only once.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ _MOST = 1 << 20
 class Releases:
     """Counts how often each example was sent.
 
-    `train` has one count for each training example, by position; `looks` is the number of
-    evaluations, in each of which every held-out example is sent.
-
-    With `fresh` randomness the counts are on disk before a report is sent, so that a process that
-    takes over knows what its killed predecessor may have sent.
+    `train` has one count for each training example, by position. `looks` is the number of
+    evaluations, in each of which every held-out example is sent. With `fresh` randomness the counts
+    are on disk before a report is sent, so that a process that takes over knows what the killed
+    process before it may have sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -62,7 +61,7 @@ class Releases:
         self._begun: int | None = None
 
     def restore(self, step: int, looks: int) -> None:
-        """Restore the counts for a run that resumes after `step` with `looks` evaluations."""
+        """Restore the counts of a run that resumes after `step`, with `looks` evaluations done."""
         if self._folder is None:
             self.train = self._sent(0, step)
             self.looks = looks
@@ -72,7 +71,7 @@ class Releases:
         self.looks = begun_looks
 
     def examples(self, step: int) -> int:
-        """Return the number of distinct examples in the steps up to `step`."""
+        """Return the number of distinct examples in steps 1 to `step`."""
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
@@ -88,7 +87,7 @@ class Releases:
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
-        """Write the restored counts to disk."""
+        """Write the restored counts to disk. They cover the steps up to `step`."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -124,7 +123,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the step and evaluation begun last to a file.
+        """Write to a file which step and which evaluation was begun last.
 
         The bytes survive a crash of the process, but not always one of the machine.
         """
@@ -136,9 +135,10 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Return the step that the counts cover, and the last step and evaluation that were begun.
+        """Return the step that the counts cover, and the step and the evaluation that were begun
+        last.
 
-        A run that has `done` steps has both files.
+        A run that has done `done` steps, if any, must have both files.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -163,7 +163,7 @@ class Releases:
 
 
 def _noted(step: int, looks: int) -> bytes:
-    """Encode two numbers, followed by a few bytes of their digest."""
+    """Encode the numbers of a step and an evaluation, followed by a few bytes of their digest."""
     data = np.array([step, looks], "<i8").tobytes()
     return data + hashlib.sha256(data).digest()[:8]
 
@@ -171,10 +171,12 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """Return the ledger of every example: training examples by position, then one held-out example.
+    """Return a ledger with every training example by position, then one entry for held-out
+    examples.
 
     Round n of the ledger is the nth time that an example was sent. All held-out examples were sent
-    equally often, so one entry stands for all of them.
+    equally often, so one entry stands for all of them. `label` is the loss of a label under
+    LabelDP.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -189,7 +191,10 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return an example's charges for being sent. Under `reuse` only the `first` time has any."""
+    """Return what an example is charged for being sent once.
+
+    `first` is True for its first time. Under `reuse` any further time costs nothing.
+    """
     return _charges(
         (part, privacy)
         for part, privacy in _private_parts(split, party)
@@ -202,9 +207,9 @@ def figures(
 ) -> list[Line]:
     """Return a party's epsilons: per bit, per one-hot row, per example sent once, and for the run.
 
-    The last is that of the example sent most often. If no party protects any crossing, no guarantee
-    is made and the list is empty. If some crossings are protected and one of this party's is not,
-    its epsilon is infinite: the whole example has no guarantee.
+    The last one is that of the example sent most often. If no party protects any crossing, no
+    guarantee is made and the list is empty. If some crossings are protected, but one of this
+    party's is not, this party's epsilon is infinite: the whole example has no guarantee.
     """
     found = []
     parts = _private_parts(split, party)
@@ -255,13 +260,13 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def _bare_parts(split: SplitModel, party: str) -> list[str]:
-    """Return the parts of `sends_unprotected`, or none if the run claims no protection at all."""
+    """Return the parts of `sends_unprotected`, or none if no party claims any protection."""
     claims = any(part.privacy is not None for part in split.parts)
     return sends_unprotected(split, party) if claims else []
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return a party's parts that send outputs computed from its own data without protection."""
+    """Return a party's parts that send, without protection, outputs computed from its own data."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

@@ -35,7 +35,7 @@ class TaskSettings(Choice):
 
 
 class OptimizerSettings(Block):
-    """How a part's parameters follow their gradients. null uses the task's value."""
+    """The optimiser of a part's parameters. null means the task's value."""
 
     name: Literal["sgd", "adam", "adamw"] | None = Field(
         None, description="the torch optimiser of that name"
@@ -54,7 +54,7 @@ class OptimizerSettings(Block):
 
 
 class EmbeddingDPSettings(Block):
-    """One bit for every value that is sent, randomised: 1/32 of the bytes."""
+    """One randomised bit in place of every float32 that is sent, which takes 1/32 of the bytes."""
 
     eps: float | None = Field(
         None,
@@ -134,7 +134,7 @@ class PrivacySettings(Block):
 
 
 class PartPrivacySettings(Block):
-    """Protection of one part's output when it is sent to another party."""
+    """Protection of one part's output whenever it is sent to another party."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None,
@@ -210,7 +210,7 @@ class AlignmentSettings(Block):
 
 
 class CheckpointSettings(Block):
-    """How often a run is saved, which bounds the work lost to an interruption."""
+    """How often a run is saved, which limits the work lost to an interruption."""
 
     every_steps: int = Field(
         100, ge=1, description="all parties save after every N steps, and after the last"

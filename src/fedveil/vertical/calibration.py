@@ -1,4 +1,4 @@
-"""Calibrated probabilities: a class predicted with 0.2 is right for one example in five.
+"""Calibrated probabilities: of all classes predicted with probability 0.2, one in five is right.
 
 A network is usually overconfident, and class weights make its probabilities of rare classes too
 high. Here all scores are multiplied by one factor, and each class's scores are shifted by a
@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 
 #: Larger scores are clipped to this size: e^-2000 is 0.
 _LARGEST = 1000.0
@@ -21,8 +21,8 @@ _LARGEST = 1000.0
 def calibrated(outputs: Array, labels: Array) -> Float64s:
     """Turn `outputs`, which are logits, into calibrated probabilities [examples, classes].
 
-    The even-numbered examples are calibrated on the labels of the odd-numbered ones and vice versa,
-    so that no example is calibrated on its own label.
+    Examples with even numbers are calibrated on the labels of those with odd numbers, and vice
+    versa, so that no example is calibrated on its own label.
     """
     # A model may mask a class with minus infinity, whose product with 0 is NaN.
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
@@ -42,7 +42,7 @@ def log_loss(probabilities: Float64s, labels: Array) -> float:
 
 
 def _fit(scores: Float64s, labels: Int64s) -> tuple[float, Float64s]:
-    """Return the factor of all scores, and each class's shift."""
+    """Return the factor by which to multiply all scores, and the shift of each class's scores."""
     rows = np.arange(len(labels))
 
     def cost(at: Float64s) -> tuple[float, Float64s]:

@@ -1,12 +1,12 @@
 """Compression of values to 1 to 8 bits each, with optional error feedback.
 
-Every example's values are rounded to 2^bits evenly spaced levels between their minimum and maximum,
-which are sent with them as two float32. Compression saves bytes and protects nothing.
+Every example's values are rounded to 2^bits evenly spaced levels between their minimum and maximum.
+These two are sent with the values as float32. Compression saves bytes and protects nothing.
 
-With error feedback the sender adds the rounding error of an example's values to the values of the
-next step that has this example, so that errors do not accumulate (J. Wang et al., Fine-tuning
-Language Models over Slow Networks using Activation Compression with Guarantees, 2022, for the
-forward pass).
+With error feedback, the sender saves the rounding errors of an example's values and adds them to
+its values in the next step with this example, so that errors do not accumulate (J. Wang et al.,
+Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees, 2022,
+for the forward pass).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Float32s, Uint8s
+from fedveil.base.array_types import Float32s, Uint8s
 from fedveil.base.packing import pack, packed_size, unpack
 from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
@@ -32,7 +32,9 @@ Place = tuple[str, bool]
 
 @dataclass(frozen=True)
 class Compression:
-    """Settings of compression: the bits per value, the directions and error feedback."""
+    """Settings of compression: the bits per value, the compressed directions, and error
+    feedback.
+    """
 
     bits: int = 8
     forward: bool = True
@@ -48,7 +50,7 @@ class Compression:
 
 
 def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
-    """Return packed codes of `values` [examples, ...], and each example's minimum and maximum."""
+    """Return packed codes of `values`, [examples, ...], and each example's minimum and maximum."""
     rows = values.reshape(len(values), -1).astype(np.float64)
     ranges = np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1).astype(np.float32)
     low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
@@ -59,7 +61,7 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
 
 
 def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
-    """Decode the values. Raises InvalidValue if codes or ranges do not fit the other arguments."""
+    """Decode the values. Raises InvalidValue if codes or ranges do not fit `shape` and `bits`."""
     codes = np.empty(math.prod(shape), np.int64)
     if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
         raise InvalidValue("its ranges are not minima and maxima")
@@ -74,15 +76,16 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
 
 
 class Errors:
-    """The rounding errors of each example's values at the last step, by part and direction."""
+    """The rounding errors of each example's values in its last step, by part and direction."""
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the errors of the examples at `positions`, 0 if there are none yet.
+        """Return the errors of the examples at `positions`. They are 0 before an example's first
+        step.
 
-        `like` has the shape and type of the result.
+        `place` is the part and the direction. `like` has the shape and type of the result.
         """
         found, held = np.zeros_like(like), self._held.get(place)
         if held is not None:
@@ -91,7 +94,7 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Store the errors of a step that has been applied."""
+        """Save the errors of a step, now that the step has been applied."""
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1
@@ -119,5 +122,5 @@ class Errors:
 
 
 def staging() -> defaultdict[Place, list[tuple[Positions, Float32s]]]:
-    """Return an empty store for the errors of a step until it is applied."""
+    """Return an empty store for a step's errors, which are saved only if the step is applied."""
     return defaultdict(list)

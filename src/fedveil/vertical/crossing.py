@@ -1,12 +1,13 @@
-"""The encoding of a tensor for its way to another party, and the checks when it is received.
+"""The encoding of a tensor that is sent to another party, and the checks when it is received.
 
     {"kind": "tensor", "name": part, "step": n, "micro": m, "data": array}
 
 `name` is the part's name, with `.grad` for a returned gradient and `.test` for an output of an
-evaluation. `data` contains the values unchanged, as float32 or as the 16 bits of a bfloat16. Under
-EmbeddingDP an output is sent as bits, one instead of each float, and decoded to 0.0 and 1.0. Under
-`compression`, `data` contains codes, and `ranges` the minimum and maximum of each example. Sending
-unchanged values copies nothing here; receiving copies once if the bytes are read-only.
+evaluation. `micro` is the number of the micro-batch. `data` contains the values unchanged, as
+float32 or as the 16 bits of a bfloat16. Under EmbeddingDP an output is sent as bits, one instead of
+each float, and decoded to 0.0 and 1.0. Under `compression`, `data` contains codes, and `ranges` the
+minimum and maximum of each example. Sending unchanged values copies nothing here; receiving copies
+once if the bytes are read-only.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np
 def tensor_message(
     transfer: Transfer, fields: Mapping[str, npt.NDArray[Any]], *, training: bool, step: int
 ) -> dict[str, Value]:
-    """Build the message with a tensor for the other party. `fields` are its encoded values."""
+    """Build the message that sends a tensor to another party. `fields` are its encoded values."""
     name = _name_of(transfer, training)
     return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as an array, which shares their memory if that is the CPU's."""
+    """Return a tensor's values as an array. It shares the tensor's memory if that is the CPU's."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.uint16)
@@ -58,7 +59,9 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
 
 
 def check_sizes(split: SplitModel, rows: int) -> None:
-    """Raise an error if a tensor of `rows` examples is too large for one message."""
+    """Raise an error if a tensor of `rows` examples at some crossing is too large for one
+    message.
+    """
     for crossing in split.crossings:
         for gradient in (False, True) if crossing.gradient else (False,):
             held = crossing.compressed(gradient=gradient)
@@ -93,9 +96,10 @@ def check_word(message: Message, peer: str, word: str, step: int) -> None:
 def from_wire(
     message: Message, transfer: Transfer, *, training: bool, step: int, rows: int
 ) -> torch.Tensor:
-    """Decode the tensor in a message of an untrusted peer. Raises ExchangeError if it is not due.
+    """Decode the tensor in a message of an untrusted peer. Raises ExchangeError if it is invalid.
 
-    Checks name, step, micro-batch, type, shape and finiteness.
+    Checks that name, step, micro-batch, type and shape are those of the tensor that is expected
+    now, and that all values are finite.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
@@ -171,8 +175,8 @@ def _decompressed(
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return True if no value is NaN or infinite.
 
-    The sum is tried first, in one pass without extra memory. If it is finite, so are all values; if
-    not, the values may just be too large to add up, so each is checked.
+    The sum is computed first, in one pass without extra memory. If it is finite, so are all values.
+    If it is not, the values may just be too large to add up, so each value is checked.
     """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 

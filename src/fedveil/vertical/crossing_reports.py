@@ -1,7 +1,7 @@
 """The EmbeddingDP reports that a party sends: drawn for every step, or drawn once and reused.
 
-A reused report is written to a file before it is sent, so that a process that takes over from a
-killed one sends the same report and an example pays once.
+A report that will be reused is written to a file before it is sent. A process that takes over from
+a killed one then sends the same report, so the example pays only once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _KEY_BYTES = 8
 
 
 class Reports:
-    """Applies EmbeddingDP to a tensor before it is sent: each report from its own random stream.
+    """Applies EmbeddingDP to a tensor before it is sent. Each report has its own random stream.
 
-    Reports of a crossing under `reuse` are saved in `folder`, or stay in memory without one. `note`
-    is called with sentences for this party alone.
+    Reports of a crossing under `reuse` are saved in `folder`, or kept in memory if there is no
+    folder. `note` is called with sentences for this party alone.
     """
 
     def __init__(
@@ -61,10 +61,11 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
-        """Return the values, with all of an example's values set to zero if one of them is NaN.
+        """Return the values. If one value of an example is NaN, all values of that example become
+        zero.
 
         The gradients that another party returns can push a part to NaN for chosen examples. An
-        omitted report would then reveal these examples, which no noise would cover.
+        omitted report would then reveal which examples these are, and no noise would cover that.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -77,9 +78,9 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError if the file has reports of fewer than `examples` training examples.
+        """Raise RunFolderError if the saved reports cover fewer than `examples` training examples.
 
-        Drawing them again would cost privacy again.
+        Drawing missing reports again would cost privacy again.
         """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
@@ -123,7 +124,10 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of `keys`. New ones are in the file when this returns."""
+        """Return the reports of `keys`.
+
+        New ones are drawn by `draw`, and are in the file on return.
+        """
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

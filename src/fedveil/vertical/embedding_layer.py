@@ -13,16 +13,13 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 
 
 class EmbeddingDPLayer(nn.Module):
-    """Applies EmbeddingDP to its input: bits 0 and 1 of the same shape and dtype.
+    """Replaces its input by EmbeddingDP bits, 0 or 1, of the same shape and dtype.
 
     The layer protects in training and in evaluation alike. It remembers no report, so every pass of
-    an example costs `loss` again.
-
-    gradient = "straight_through" passes the gradient of the bits on as the gradient of the input,
-    so that the layers below learn. It is not the derivative, which is 0 almost everywhere. gradient
-    = "none" passes nothing on, so the reader of the bits need not return a gradient.
-
-    Without `entropy`, the layer uses secure randomness.
+    an example costs `loss` again. gradient = "straight_through" uses the gradient of the bits as
+    the gradient of the input, so that the layers below learn. It is not the derivative, which is 0
+    almost everywhere. gradient = "none" gives the input no gradient, so the reader of the bits need
+    not return one. Without `entropy`, the layer uses secure randomness.
     """
 
     def __init__(

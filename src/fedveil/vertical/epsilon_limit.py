@@ -1,9 +1,9 @@
-"""A party's limit on the privacy budget of its examples: `privacy.max_epsilon`."""
+"""A party's limit on the privacy spent by its examples: `privacy.max_epsilon`."""
 
 from __future__ import annotations
 
 from fedveil.errors import LimitReached
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.vertical.account import repeated_spending, sends_unprotected
@@ -11,7 +11,8 @@ from fedveil.vertical.split import SplitModel
 
 
 class Limit:
-    """Refuses to send an example if that would bring it above `epsilon` at `delta`.
+    """Refuses to send an example if the example would then have spent more than `epsilon` at
+    `delta`.
 
     An example pays for its values each time they are sent and, if it is trained on, once for its
     label. Labels without LabelDP have no epsilon and no limit. Unprotected values have an infinite
@@ -33,9 +34,10 @@ class Limit:
         self._spent: dict[tuple[int, bool], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
-        """Raise `LimitReached` if an example that was sent `times` times is above the limit.
+        """Raise `LimitReached` if an example that was sent `times` times would be above the limit.
 
-        A training example is `labelled`. `what` names the step or the evaluation in the error.
+        `labelled` is True for a training example. `what` names the step or the evaluation in the
+        error.
         """
         if self._epsilon is None:
             return
@@ -52,7 +54,7 @@ class Limit:
             )
 
     def forecast(self, epochs: int) -> str | None:
-        """Return a warning if a run of `epochs` epochs will end early, else None."""
+        """Return a warning if the limit will end a run of `epochs` epochs early, otherwise None."""
         try:
             self.check(f"epoch {epochs}, the last,", epochs, labelled=True)
         except LimitReached as limit:
@@ -60,7 +62,10 @@ class Limit:
         return None
 
     def figure(self, times: int, *, labelled: bool) -> Figure:
-        """Return the privacy spent by an example that was sent `times` times."""
+        """Return the privacy spent by an example that was sent `times` times.
+
+        `labelled` is True for a training example, which pays for its label too.
+        """
         key = times, labelled
         if key not in self._spent:
             ledger = Ledger()

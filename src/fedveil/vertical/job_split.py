@@ -1,4 +1,4 @@
-"""The task and the split model of a job, identical on every machine that takes part."""
+"""The task and the split model of a job. They are equal on every machine that takes part."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedveil.vertical.task import Task, build, initial
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
-    """Return the job's task. It finds its files of an earlier start in the run folder `folder`.
+    """Return the job's task. In a resumed run, it reads its own files from the run folder `folder`.
 
-    Initial weights are drawn from `own_seed`, a party's own, or else from the job's seed.
+    Initial weights are drawn from `own_seed`, the party's own seed, or else from the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
     task = build(job.task.name, job.task.settings, seed, folder)
@@ -49,8 +49,8 @@ def make_split(
 ) -> SplitModel:
     """Return the split model: the task's parts with the job's changes.
 
-    Builds modules that the job names, or that the task derives from a party's data, only for the
-    parties in `here`, or for all if it is None. `own_seed` is as in `make_task`.
+    Modules that the job names, or that the task derives from a party's data, are built only for the
+    parties in `here`, or for all if `here` is None. `own_seed` is as in `make_task`.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)
@@ -139,7 +139,10 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 def _optimizer(
     base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
 ) -> Optimizer | OwnOptimizer:
-    """Return the task's optimiser with the job's and then the part's settings applied."""
+    """Return the task's optimiser `base` with the job's settings, then the part's, applied to it.
+
+    `place` is the part's key in error messages.
+    """
     said = {
         key: value
         for settings in (job, part)
@@ -167,7 +170,10 @@ def _optimizer(
 
 
 def _own_module(name: str, part: str, seed: int) -> nn.Module:
-    """Call the user's function for a part's module. `seed` and `part` set the initial weights."""
+    """Call the user's function `name` for a part's module.
+
+    `seed` and `part` determine its initial weights.
+    """
     place = f"parts.{part}.module = {name!r}"
     make = load(name, key=place, error=InvalidValue)
     with told(place, InvalidValue):

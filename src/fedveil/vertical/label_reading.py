@@ -1,11 +1,11 @@
 """Attacks that read labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is (p - e_label), the probabilities minus 1 at the label, passed
-back through the leader's part. If that part is linear and there are two classes, every gradient is
-a multiple of one vector, and its sign reveals the label. Otherwise the gradients of one class lie
-closer to each other than to those of other classes. The attacker knows its own gradients, the sizes
-of the classes and, for some attacks, the labels of a few examples. It knows nothing of the leader's
-part.
+The gradient of an example's loss is (p - e_label), the predicted probabilities p minus 1 at the
+label, passed back through the leader's part. If that part is linear and there are two classes,
+every gradient is a multiple of one vector, and its sign reveals the label. Otherwise the gradients
+of one class are closer to each other than to those of other classes. The attacker knows its own
+gradients, the sizes of the classes and, for some attacks, the labels of a few examples. It knows
+nothing of the leader's part.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
 
@@ -28,10 +28,11 @@ _ROUNDS, _STARTS = 30, 8
 
 
 def directions(looks: Sequence[Float64s]) -> Float64s:
-    """Scale each example's gradients to length 1, and put those of all looks side by side.
+    """Scale each example's gradients to length 1, and concatenate those of all `looks`.
 
     A look contains the gradients of one of the follower's parts, [examples, values]. The inner
-    product of two rows of the result is the sum of the looks' cosines. A row of zeros stays zero.
+    product of two rows of the result is the sum, over the looks, of the cosine between their
+    gradients. A row of zeros stays zero.
     """
     found = []
     for gradients in looks:
@@ -42,10 +43,11 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
-    """Run the norm attack: the greater an example's score, the rarer its class is likely to be.
+    """Run the norm attack. A larger score of an example means that its class is likely to be rarer.
 
     A network that has learnt the class frequencies makes larger errors on the rarer class. The
-    score is the sum of an example's gradient norms, each divided by the mean norm of its look.
+    score is the sum over the looks of an example's gradient norm, divided by the mean norm in that
+    look.
     """
     scores = np.zeros(len(looks[0]))
     for gradients in looks:
@@ -55,9 +57,10 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_sign(rows: Float64s) -> Float64s:
-    """Return scores whose signs separate two classes, without telling which class is which.
+    """Return scores whose signs separate two classes, without saying which sign is which class.
 
-    `rows` are from `directions`. The score is the projection on their first right singular vector.
+    `rows` come from `directions`. The score is a row's projection on the first right singular
+    vector of all rows.
     """
     if rows.shape[1] > len(rows):  # the smaller of the two products gives the same scores
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -72,8 +75,8 @@ def by_sign(rows: Float64s) -> Float64s:
 class Window:
     """The gradients returned in a few consecutive steps.
 
-    `rows` are from `directions`. `places` has the example of each row, as its position among all
-    examples; an example may occur several times.
+    `rows` come from `directions`. `places` has, for each row, the position of its example among all
+    examples. An example may occur several times.
     """
 
     places: Int64s
@@ -88,12 +91,12 @@ class Window:
 def by_known(
     windows: Sequence[Window], examples: int, known: Int64s, labels: Int64s, classes: int
 ) -> Float64s:
-    """Run the direction attack: how near each example's gradients point to each class.
+    """Run the direction attack: score how near each example's gradients are to those of each class.
 
     Returns scores [examples, classes]. `labels` are those of the examples `known`. A class's centre
     starts as the mean of its known rows in the first window. It then becomes the mean of all rows
-    nearest to it, repeatedly until nothing changes, in one window after the other. A class without
-    a known example never has the best score.
+    that are nearest to it, repeatedly until nothing changes, in one window after another. A class
+    without a known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -110,11 +113,11 @@ def by_known(
 
 
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
-    """Sort examples into `classes` groups without any label.
+    """Sort all `examples` into `classes` groups, without using any label.
 
-    Two groups are formed by `by_sign`, more by distance. More groups start at examples of the first
-    window that point in different directions, drawn from `seed`. Of several starts the one is used
-    whose examples lie closest to the centre of their group.
+    Two groups are formed by `by_sign`, more groups by distance. The latter start at examples of the
+    first window that point in different directions, drawn from `seed`. Of several starts, the
+    result is the one whose examples are closest to the centre of their group.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -130,10 +133,11 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return [examples, groups]: cosines to the centre of each group, summed over the windows.
+    """Return the cosines to the centre of each group, summed over the windows: [examples, groups].
 
     The centres move with the weights of the leader's part. So each window starts from the centres
-    of the previous one, and adds an example's earlier cosines when it assigns the example.
+    of the previous one, and adds an example's earlier cosines when it assigns the example to a
+    group.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -143,30 +147,33 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn groups into classes, so that most of the labels at `places` are right."""
+    """Turn `groups` into classes, so that most of the known `labels`, of the examples at `places`,
+    are right.
+    """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
 
 
 def decided(scores: Float64s, common: int) -> Int64s:
-    """Return the class with the best score, or `common` if all classes score the same."""
+    """Return each example's class with the best score, or `common` if all its scores are equal."""
     found: Int64s = scores.argmax(axis=1).astype(np.int64)
     found[scores.max(axis=1) == scores.min(axis=1)] = common
     return found
 
 
 def ceiling(eps: float | None, shares: Float64s) -> float:
-    """Return the success rate of the best attacker under LabelDP who sees the randomised label.
+    """Return the success rate of the best attacker who sees only the label as LabelDP randomised
+    it.
 
-    `shares` are the prior probabilities of the classes. If they are equal, the best guess is the
-    randomised label, right with probability e^eps / (e^eps + k - 1). Otherwise it is the class c
-    with the largest
+    `shares` are the prior probabilities of the k classes. If they are equal, the best guess is the
+    randomised label, which is right with probability e^eps / (e^eps + k - 1). Otherwise it is the
+    class c with the largest
 
         share(c) · e^eps   if c is the randomised label,   share(c)   for any other c,
 
-    over e^eps + k - 1. An attacker who can infer the label from the features is right more often,
-    as is anyone with the features and a model: that is no leak of the label. If `eps` is None,
-    there is no LabelDP.
+    divided by e^eps + k - 1. An attacker who can infer the label from the features is right more
+    often, as is anyone with the features and a model: that is no leak of the label. If `eps` is
+    None, there is no LabelDP.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())
@@ -189,10 +196,10 @@ def _likely(eps: float | None, classes: int) -> Float64s:
 def _settled(
     rows: Float64s, centres: Float64s, before: Float64s | float = 0.0
 ) -> tuple[Float64s, Float64s]:
-    """Move the centres until they are the means of their nearest rows.
+    """Move the centres until each is the mean of the rows nearest to it.
 
-    Returns the centres and the cosines. The scores of earlier windows, `before`, are added to the
-    cosines when the nearest centre is chosen.
+    Returns the centres and the rows' cosines to them. `before` are the scores of earlier windows,
+    which are added to the cosines when a row's nearest centre is chosen.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -208,14 +215,17 @@ def _settled(
 
 
 def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
-    """Return the direction of each group's mean, or zeros for an empty group."""
+    """Return the direction of the mean of each of `count` groups, or zeros for an empty group."""
     sums = np.zeros((count, rows.shape[1]))
     np.add.at(sums, groups, rows)
     return directions([sums])
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows. A row is likelier the farther it is from those drawn before."""
+    """Draw `count` rows. A row is drawn more likely the farther it is from those drawn before.
+
+    `seed` and `start`, the number of the attempt, determine the draw.
+    """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -231,7 +241,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Return a distinct class for each group, so that most labels are right.
 
-    A tie goes to the class with the group's own number.
+    In a tie, a group gets the class with the group's own number.
     """
     from scipy.optimize import linear_sum_assignment
 

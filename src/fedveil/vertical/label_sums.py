@@ -1,4 +1,4 @@
-"""Sums of the returned gradients of some examples over a run's epochs, as an attacker would add."""
+"""Sums of some examples' returned gradients over a run's epochs, as an attacker would compute."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.vertical.step import Occasion
 
 
 class GradientSums:
-    """Adds up the gradients returned for the first examples of a run, separately for every part.
+    """Adds up the gradients returned for the first examples of a run, separately for each part.
 
     Each micro-batch's gradients are divided by their root mean square norm, because gradients
     shrink as a model learns, and noise in proportion to their size shrinks with them. At most
-    `examples` examples with `values` numbers in total are followed.
+    `examples` examples are followed, with at most `values` numbers in total.
     """
 
     def __init__(self, examples: int, values: int) -> None:
@@ -56,5 +56,5 @@ class GradientSums:
         return np.array([self._labels[place] for place in self._rows])
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        """Return the sums of some parts: [examples, values] each."""
+        """Return the sums for each of `parts`, [examples, values]."""
         return [self._sums[part][: len(self._rows)] for part in parts]

@@ -2,8 +2,8 @@
 
 The leader plays the attacker on the gradients that it sends, after any protection, against the
 labels that it trains on. It groups examples by the directions of their gradients (`label_reading`).
-Every second example decides which group is which class, and the others test the result. The run
-itself does not depend on it.
+Every second example decides which group is which class, and the other examples test the result. The
+run itself does not depend on the measurement.
 
 Accuracy is misleading for a rare class: always guessing the common class is nearly always right. So
 labels count as read if the confidence interval of any of these is above chance: the accuracy, the
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area, chance_of_ranks, share
 from fedveil.vertical.label_reading import (
@@ -47,10 +47,10 @@ _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp 
 
 
 class LabelWatch:
-    """Passes gradients to `passed`, which returns them protected, and measures what these reveal.
+    """Measures what gradients reveal about labels after `passed`, which protects and returns them.
 
-    `classes` is the task's. After the first steps `tell` is called with a sentence for every cut,
-    and with one for all cuts of a follower together if it has several.
+    `classes` is the task's number of classes. After the first steps `tell` is called with a
+    sentence for each cut of a follower, and one for all its cuts together if there are several.
     """
 
     def __init__(
@@ -105,7 +105,10 @@ class LabelWatch:
         return passed
 
     def step_ended(self, *, last: bool = False) -> None:
-        """Count a step that all parties have applied. `last` marks the last step of the run."""
+        """Count a step that all parties have applied.
+
+        `last` is True for the last step of the run.
+        """
         watched = self._watches
         self._steps += 1
         if watched and (last or self._steps == self._windows[0][1]):
@@ -131,7 +134,9 @@ class LabelWatch:
             yield f"labels: {self._read(where, looks, labels)}, measured in {when}"
 
     def _of_sums(self, sums: GradientSums) -> Iterator[str]:
-        """Yield a sentence for each group of cuts about the sums over the run's epochs."""
+        """Yield a sentence for each group of cuts, about the gradients summed over the run's
+        epochs.
+        """
         for where, group in self._groups():
             told = self._read(where, sums.of(group), sums.labels)
             yield f"labels: {told}, added up over steps {self._began} to {self._end}"
@@ -141,7 +146,9 @@ class LabelWatch:
         return self._began + self._steps - 1
 
     def _groups(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each cut of a follower, and all its cuts together, with a description."""
+        """Yield each cut of a follower by itself, then all its cuts together, each with a
+        description.
+        """
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
                 yield f"the gradients of {', '.join(group)} returned to {follower}", group
@@ -207,10 +214,10 @@ def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
 def _scores(
     rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, classes: int
 ) -> list[tuple[str, int, Float64s]]:
-    """Return scores that rank a class above the others, each with its name and the class.
+    """Return scores that rank a class above the others: a name, the class, and each row's score.
 
-    For two classes these are the sign and the norm; for more, the nearness to each class that
-    occurs.
+    For two classes these are the sign and the norm. For more classes it is the nearness to each
+    class that occurs.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -225,7 +232,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the recall of the rarest class. Its chance level is the false positive rate."""
+    """Return the recall of the rarest class, with its false positive rate as the chance level."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -243,7 +250,9 @@ def _shown(measured: Measured) -> str:
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Attack sequences: every second label is known, and the nearest one is the guess."""
+    """Attack the labels of sequences: every second label is known, and the nearest one is
+    guessed.
+    """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)

@@ -7,7 +7,9 @@ from fedveil.record.recorder import Record
 
 
 def line(record: Record) -> str:
-    """Format a record: `epoch 0 step 10/43391 loss: 10.653997` and its cost, or an evaluation."""
+    """Format a record as `epoch 0 step 10/43391 loss: 10.653997` with its cost, or as an
+    evaluation.
+    """
     if "look" in record:
         shown = (
             f"{name.removeprefix('test_')} {value:.4f}"

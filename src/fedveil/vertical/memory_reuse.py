@@ -1,4 +1,4 @@
-"""Makes glibc reuse the memory that one step frees for the next step."""
+"""Makes glibc keep the memory that one step frees, for use in the next step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LARGEST_KEPT = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """Make this process reuse the memory of freed tensors. Does nothing without glibc.
+    """Make this process keep the memory of freed tensors. Does nothing without glibc.
 
-    Every step allocates the same tensors. By default glibc returns blocks of a megabyte to the
-    system and faults them in again page by page, which takes longer than computing their contents.
+    Every step allocates tensors of the same sizes. By default glibc returns blocks of a megabyte to
+    the system and gets them back page by page, which takes longer than computing their contents.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

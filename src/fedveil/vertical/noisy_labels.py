@@ -29,7 +29,7 @@ def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Row
 
 
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
-    """Return `rows` with the labels from a file that `file_of` made."""
+    """Return `rows` with the labels from the file at `path`, which `file_of` encoded."""
     with intact(path):
         fields = unsealed(read_bytes(path, MOST_STATE_BYTES))
         only_fields(fields, "labels")
@@ -40,7 +40,7 @@ def kept(path: Path, rows: Rows, classes: int) -> Rows:
 
 
 def file_of(rows: Rows) -> bytes:
-    """Encode the labels of `rows` as a file for `kept`."""
+    """Encode the labels of `rows` as a file that `kept` reads."""
     assert rows.labels is not None, "the leader has the labels"
     return sealed({"labels": rows.labels.reshape(-1).long().numpy()})
 

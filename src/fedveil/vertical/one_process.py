@@ -1,7 +1,7 @@
-"""A vertical run in one process: every party, exact and repeatable.
+"""A vertical run with every party in one process, exact and repeatable.
 
-The run folder contains the job and a folder for each party, equal to the one on the party's own
-machine.
+The run folder contains the job and a folder for each party, which equals the one on the party's own
+machine in a distributed run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SEEDED = (
 
 @dataclass(frozen=True)
 class VerticalRun:
-    """A finished run: each party's records and ledger, and the joined model."""
+    """A finished run: each party's records and ledger, and the model with all parts."""
 
     job: VerticalJob
     split: SplitModel
@@ -79,7 +79,7 @@ def train(
 
     `out` is the run folder (by default a new one under runs/). `progress` is called with each of
     the leader's records, `say` with every other log line. With `encoded`, every message is encoded
-    and decoded, as between machines, which changes only the run time.
+    and decoded as between machines, which changes only the run time.
     """
     with ExitStack() as stack:
         stack.enter_context(threads(job.threads))
@@ -99,8 +99,8 @@ def resume(
 ) -> VerticalRun:
     """Resume an interrupted run from the last step that all parties have saved.
 
-    With seeded randomness it produces the same bytes as an uninterrupted run. `progress` is called
-    with the old records first.
+    With seeded randomness the run produces the same bytes as an uninterrupted one. `progress` is
+    called with the records of earlier steps first.
     """
     with ExitStack() as stack:
         parties = _reopened(folder, stack, progress, say, encoded)
@@ -129,7 +129,10 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """Run an exchange among all parties of a run with its model. Returns the leader's result."""
+    """Run the exchange `how` among all parties of a run with its model.
+
+    Returns the leader's result.
+    """
     with ExitStack() as stack:
         return _reopened(folder, stack).look(how)
 
@@ -246,7 +249,10 @@ class _Parties:
         return drive_together(exchanges, encoded=self._encoded)
 
     def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
-        """Return each party's positions of the common examples, and note how many are left out."""
+        """Return, for each party, its positions of the common examples.
+
+        Logs how many are left out.
+        """
         positions = align({name: columns.ids for name, columns in owned.items()}, self.task.leader)
         for name, columns in owned.items():
             left_out = len(columns) - len(positions[name])

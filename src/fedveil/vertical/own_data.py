@@ -8,10 +8,11 @@ from fedveil.vertical.split import Part
 
 
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
-    """Return the parts whose output their owner computes from its own columns.
+    """Return the parts whose output is computed from their owner's own columns.
 
     A part counts if it reads columns, or the output of another part of its owner that counts. An
-    input from another party does not count, even if it was computed from the owner's data.
+    input from another party does not make it count, even if that was computed from the owner's
+    data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

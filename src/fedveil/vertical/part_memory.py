@@ -1,6 +1,6 @@
-"""Memory that a party's parts need, computed from their shapes before anything is allocated.
+"""The memory that a party's parts need, computed from their shapes before any is allocated.
 
-Torch's meta device makes modules that have shapes but no values: billions of parameters in a
+Torch's meta device creates modules that have shapes but no values: billions of parameters in a
 second.
 """
 
@@ -26,10 +26,10 @@ _BYTES = 4
 
 @dataclass(frozen=True)
 class PartMemory:
-    """The number of a part's parameters, and the bytes needed to train it.
+    """A part's number of parameters, and the bytes needed to train it.
 
-    Parameters that parts share count for the first part. `stepping` is the temporary memory of
-    torch's optimiser while it changes one parameter on a CPU.
+    A parameter that several parts share counts for the first of them. `stepping` is the temporary
+    memory of torch's optimiser while it changes one parameter on a CPU.
     """
 
     part: str
@@ -42,10 +42,10 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """Return the parties whose parts' shapes are known before any part is built.
+    """Return the parties whose parts have known shapes before any part is built.
 
-    There are none if the job names a function for a module. Otherwise the task's `by_shape` lists
-    them.
+    There are none if the job names a user's function for a module. Otherwise the task's `by_shape`
+    lists them.
     """
     if any(part.module is not None for part in job.parts.values()):
         return []
@@ -54,7 +54,7 @@ def sizable(job: VerticalJob, task: Task) -> list[str]:
 
 
 def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
-    """Build the parts of `parties` on the meta device: shapes without values."""
+    """Build the parts of `parties` on the meta device, which gives shapes without values."""
     with torch.device("meta"):
         return make_split(job, task, parties)
 
@@ -71,13 +71,16 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
 
 
 def needed(parts: Collection[PartMemory]) -> int:
-    """Return the bytes for some parts together. Their optimisers step one after the other."""
+    """Return the bytes that `parts` need together. Their optimisers step one after another."""
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
     return held + max((part.stepping for part in parts), default=0)
 
 
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
-    """Raise ModelInvalid if the device has too little free memory, before anything is allocated."""
+    """Raise ModelInvalid if the device has too little free memory for the parts of `here`.
+
+    Nothing is allocated for this. None means all parties.
+    """
     wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
         return
@@ -91,7 +94,7 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 
 def told(parts: Sequence[PartMemory]) -> str:
-    """Describe the memory for some parts together as a sentence."""
+    """Return a sentence on the memory that `parts` need together."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
@@ -133,7 +136,7 @@ def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
 
 
 def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
-    """Return how many numbers an optimiser stores for each trained number, or 0 if unknown."""
+    """Return how many numbers an optimiser stores per trained number, or 0 if that is unknown."""
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
@@ -142,8 +145,9 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
     """Return how many temporary numbers an optimiser needs while it changes the parameters in turn.
 
-    SGD makes one tensor of a parameter's size for weight decay. Adam makes two, and frees the
-    second only after making those of the next parameter.
+    `learning` has the size of each parameter. For weight decay, SGD creates one tensor of a
+    parameter's size. Adam creates two, and frees the second only after creating those of the next
+    parameter.
     """
     if not isinstance(optimizer, Optimizer):
         return 0

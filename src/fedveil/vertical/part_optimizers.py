@@ -34,7 +34,7 @@ class PartOptimizers:
         return part in self._made
 
     def step(self, number: int) -> None:
-        """Update the weights by their gradients. `number` is the step's, from 1."""
+        """Update the weights by their gradients. `number` is the number of the step, from 1."""
         for made in self._made.values():
             made.step(number)
 
@@ -58,7 +58,7 @@ class PartOptimizers:
                     raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
-        """Restore the state. A schedule continues at the number of the next step."""
+        """Restore the state. A learning rate schedule continues with the next step."""
         self._made = {
             part.name: _Made.of(part, own) for part, own in trained(self._split, self._party)
         }
@@ -70,7 +70,7 @@ class PartOptimizers:
 
 @dataclass(frozen=True)
 class _Made:
-    """A part's optimiser for its own parameters, with its learning rate schedule if it has one."""
+    """The optimiser of a part's own parameters, with its learning rate schedule if it has one."""
 
     part: Part
     own: list[nn.Parameter]
@@ -99,7 +99,9 @@ class _Made:
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Return True if the optimiser can have these values for a parameter of that shape."""
+        """Return True if the optimiser's state for a parameter of this shape may have these
+        values.
+        """
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # only the task knows the state of its own optimiser
         sgd = isinstance(self.optimizer, torch.optim.SGD)
@@ -112,7 +114,7 @@ class _Made:
 
 
 def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
-    """Yield the trained parts with their parameters. A shared one belongs to the first part."""
+    """Yield the trained parts with their parameters. A shared one goes to the first part only."""
     taken: set[int] = set()
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):

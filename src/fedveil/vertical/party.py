@@ -1,7 +1,7 @@
 """A party: its parts, their optimisers, and its side of every step.
 
-The same object serves a run in one process and a party alone on its machine. It asks an engine to
-send and receive (see `channel`), and does not know where the other parties are.
+The same class serves a run in one process and a party alone on its machine. A party asks an engine
+to send and receive (see `channel`), and does not know where the other parties are.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ class Party:
     - the receiver checks every tensor: name, step, micro-batch, type, shape, finiteness;
     - weights and optimisers change only after the party knows that every party has checked
       everything that it receives in the step (`schedule` defines the message that says so);
-    - a tensor that is not due ends the step with ExchangeError at every party, and weights,
-      optimiser states and running statistics are those from before the step.
+    - a tensor that is not expected ends the step with ExchangeError at every party, and weights,
+      optimiser states and running statistics are then those from before the step.
 
-    Parties can still diverge if a process dies, a link breaks, or a `ready` or `commit` arrives
-    that is not due, after the first party knew that all have checked the step. Then one party has
-    applied the step and another has not, and both go back to the last checkpoint that both have.
+    There is one exception, which begins when the first party knows that all have checked the step:
+    if then a process dies, a link breaks, or an unexpected `ready` or `commit` arrives, one party
+    may have applied the step and another not. Both then go back to the last checkpoint that both
+    have.
 
     With `in_flight = 1` a step computes the same as the joined model, to the bit. With more, the
     gradients of that number of micro-batches are added up, each weighted by its share of the batch,
     and the weights change at the end of the step: no gradient is ever stale.
 
-    `loss` is a mean over a batch; only the leader has one. `entropy` is the randomness of
+    `loss` returns a batch's mean loss; only the leader has it. `entropy` is the randomness of
     EmbeddingDP, `seed` that of dropout. `report` replaces the encoding of a crossing's values as
     bits, and `returned` processes the gradients that the leader sends back.
     """
@@ -113,9 +114,9 @@ class Party:
         self._bytes: dict[tuple[SplitModel, int, bool, int], tuple[int, int]] = {}
 
     def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
-        """Train on a batch. Returns its mean loss if this party knows it.
+        """Train on a batch. Returns its mean loss, or None if this party does not learn the loss.
 
-        The caller numbers the steps, equally for every party. `settled` means that every example
+        The caller numbers the steps, equally for every party. `settled` is True if every example
         was in an earlier step, so that parts under `reuse` learn no more (`SplitModel.settled`).
         """
         self._context = self._contexts[settled]
@@ -135,9 +136,9 @@ class Party:
     def look(
         self, number: int, batch: Batch, *, occasion: int = 0
     ) -> Exchange[torch.Tensor | None]:
-        """Run the forward pass alone, with the same protection. Returns the outputs at the leader.
+        """Run only the forward pass, with the same protection. Returns the outputs at the leader.
 
-        `occasion` distinguishes reports that are drawn for the same `number` at different times.
+        `occasion` distinguishes reports that are drawn at different times for the same `number`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -154,14 +155,17 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is over."""
+        """Tell every peer except `but` that the step is over, for this `reason`.
+
+        `at_limit` is True if the run ends because a limit is reached.
+        """
         for peer in self._peers:
             if peer != but:
                 with suppress(LinkLost, PeerRefused):  # the original error matters more
                     yield Send(peer, abort_message(reason, at_limit=at_limit))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return weights, statistics, optimiser states and fed back compression errors.
+        """Return weights, statistics, optimiser states and saved compression errors.
 
         Weights and statistics are named `<part>/<name>`, optimiser states
         `<part>//<parameter>/<name>`, and compression errors `<part>///forward` or `backward`.
@@ -208,7 +212,9 @@ class Party:
         weights: Mapping[str, Mapping[str, torch.Tensor]],
         held: Mapping[str, Mapping[int, Mapping[str, torch.Tensor]]],
     ) -> None:
-        """Raise `InvalidValue` unless these are weights and optimisers of this party's parts."""
+        """Raise `InvalidValue` unless `weights` and optimiser states `held` fit this party's
+        parts.
+        """
         if set(weights) - set(self.modules) or any(part not in self._optimizers for part in held):
             raise InvalidValue(f"it contains parts that are not {self.name}'s")
         for part, module in self.modules.items():
@@ -217,7 +223,9 @@ class Party:
         self._optimizers.check(held)
 
     def _check_left_out(self, left_out: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Raise `InvalidValue` unless these are compression errors of this party's tensors."""
+        """Raise `InvalidValue` unless `left_out` are compression errors of tensors that this party
+        sends.
+        """
         feeds = {
             (each.part, direction): each.output
             for each in self.split.crossings
@@ -263,7 +271,9 @@ class Party:
         return step
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
-        """Return the party's instructions, and which of their messages carry the loss."""
+        """Return the party's instructions for `micros` micro-batches, and which messages carry the
+        loss.
+        """
         split = self._context.split
         key = split, micros, training
         if key not in self._programs:
@@ -272,7 +282,10 @@ class Party:
         return self._programs[key]
 
     def _switch(self, *, training: bool) -> None:
-        """Switch the modules to training or evaluation mode. Frozen ones never train."""
+        """Switch the modules to training or evaluation mode.
+
+        Frozen ones stay in evaluation mode.
+        """
         for part in self._context.split.owned_by(self.name):
             module, wanted = self.modules[part.name], training and not part.frozen
             if module.training != wanted:
@@ -290,7 +303,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 class _Statistics:
     """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them.
 
-    Torch's version counters show which buffers change. Until then all of them are saved.
+    Torch's version counters show which buffers change. Until that is known, all of them are saved.
     """
 
     def __init__(self, modules: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """One party's side of a whole run: epochs, evaluations, records and checkpoints.
 
-A party alone on its machine agrees with its peers on the step to resume from, restores it and runs
-`train` over its channels.
+A party alone on its machine agrees with its peers on the step from which to resume, restores it and
+runs `train` over its channels.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ Progress = Callable[[Record], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a party's side of a run is built from.
+    """Everything from which a party's side of a run is built.
 
-    `rows` are its examples in the agreed order. `order_seed`, which comes from the leader,
-    determines the order of training. `entropy` is the randomness of everything that the party
-    sends, and `folder` is its run folder. `own_seed` determines its initial weights and its
-    dropout; None uses the job's seed.
+    `rows` are its examples in the agreed order. The leader's `order_seed` determines the order of
+    training. `entropy` is the randomness of everything that the party sends, `folder` its run
+    folder. `own_seed` determines its initial weights and dropout; None uses the job's seed.
     """
 
     job: VerticalJob
@@ -72,9 +71,9 @@ class Setting:
 
 
 class PartyRun:
-    """A party in a run. Call `restore` before `train`, with a step that all parties have saved.
+    """A party in a run. Call `restore` with a step that all parties have saved, then `train`.
 
-    If `train` has ended with an error, call `restore` and `train` again with a saved step.
+    If `train` has ended with an error, call `restore` and `train` again.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class PartyRun:
         self.records = self._recorder.records
 
     def train(self) -> Exchange[None]:
-        """Run all remaining steps, and write the files that a run ends with.
+        """Run all remaining steps, and write the files with which a run ends.
 
         The run ends early, without an error, before a step or an evaluation that would bring an
         example of any party above that party's `privacy.max_epsilon`. If one of this party's own
@@ -248,7 +247,7 @@ class PartyRun:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
     def say(self, sentence: str) -> None:
-        """Log a sentence, also for the user who started this party."""
+        """Log a sentence, and show it to the user who started this party."""
         self.event(sentence)
         self._say(sentence)
 
@@ -263,7 +262,7 @@ class PartyRun:
         self._releases.close()
 
     def _watch_labels(self) -> None:
-        """Have the leader measure what its gradients reveal, in the first and the last steps."""
+        """At the leader, measure what its gradients reveal in the first and last steps."""
         split = self.setting.split
         has_told = self._watch is not None and self._watch.has_told
         if self.name == split.leader and self.done < self.total and not has_told:
@@ -286,7 +285,7 @@ class PartyRun:
         return (self._watch or self._returned)(crossing, gradient, labels, occasion)
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
-        """Run all held-out examples. The leader calls `take` with each batch's outputs."""
+        """Evaluate all held-out examples. The leader calls `take` with each batch's outputs."""
         looks = self._releases.looks + 1
         self._limit.check(f"evaluation {looks} of the held-out examples", looks, labelled=False)
         self._releases.begin_look()
@@ -356,9 +355,9 @@ class PartyRun:
         return ReturnedGradients(settings, saved_key(setting.folder, setting.entropy))
 
     def _protect_labels(self) -> PrivacyLoss | None:
-        """Draw the labels for training, once for the run. A resumed run reads them from the file.
+        """Draw the labels for training, once for the run. Returns the loss of a label.
 
-        They are on disk before anything is computed from them.
+        A resumed run reads the file that has them before anything is computed from them.
         """
         settings = self.setting.job.privacy.label_dp
         rows = self._rows["train"]
@@ -382,7 +381,7 @@ class PartyRun:
 
 
 def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
-    """Save the job, and the files of these parties' task that a resumed run needs."""
+    """Save the job, and those files of the task that `parties` need to resume the run."""
     keep_job(folder, job, own_functions(job))
     for party in parties:
         for name, data in files_of(task, party).items():
@@ -390,7 +389,7 @@ def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[
 
 
 def _fingerprint(setting: Setting) -> str:
-    """Return a digest of everything that must be unchanged when a run is resumed."""
+    """Return a digest of everything that must be unchanged if a run is resumed."""
     digest = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
     digest.update(f"{setting.party} {setting.order_seed}".encode())
     for part in setting.split.owned_by(setting.party):

@@ -1,4 +1,4 @@
-"""A model's predictions for the held-out examples as a file: a table, or the outputs themselves."""
+"""A file with a model's predictions for the held-out examples: a table, or the model's outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.own_code import called
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
@@ -25,7 +25,7 @@ TABLE, ARRAYS = ".csv", ".npz"
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The ids of the held-out examples, the last part's outputs and the columns of predictions.
+    """The ids of the held-out examples, the last part's outputs, and columns of predictions.
 
     There are no columns if the outputs are written to an .npz file unchanged.
     """
@@ -38,8 +38,8 @@ class Predictions:
 class PredictionFile:
     """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
 
-    An existing file is never overwritten. This is checked before anything is sent, as is whether
-    the task's outputs fit a line, so that no report is wasted.
+    An existing file is never overwritten. The constructor checks this before anything is sent. It
+    also checks that the task's outputs fit a line, so that no report is wasted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,10 +90,10 @@ def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[st
 def told_classes(
     outputs: Array, labels: Array, names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return each example's predicted class and the probabilities of all classes.
+    """Return each example's predicted class and the probabilities of all classes, as columns.
 
-    Classes go by name, or by number without `names`. The prediction is the class with the highest
-    output. The probabilities are calibrated.
+    Classes are named by `names`, or by their number without it. The prediction is the class with
+    the highest output. The probabilities are calibrated.
     """
     chosen, shares = outputs.argmax(axis=1), calibrated(outputs, labels)
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
@@ -105,5 +105,5 @@ def told_classes(
 
 
 def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
-    """Return each example's predicted number, with the digits that a float32 has."""
+    """Return each example's predicted number as a column, with the digits that a float32 has."""
     return {"prediction": [f"{number:.7g}" for number in numbers]}

@@ -1,7 +1,7 @@
 """The gradients that the leader returns to followers, under `privacy.label_protection`.
 
-The noise of an example at a crossing is drawn once for the run. So an attacker who adds up an
-example's gradients of all epochs adds up the same noise, not independent noise.
+An example's noise at a crossing is drawn once for the run. So an attacker who adds up an example's
+gradients over all epochs adds up the same noise, not independent noise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.message import only_fields, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.entropy import Entropy, Seeded
@@ -39,10 +39,10 @@ _KEY_BYTES = 32
 
 
 class ReturnedGradients:
-    """Adds noise to the gradients of each micro-batch and crossing before they are sent.
+    """Adds noise to the gradients of each micro-batch at each crossing before they are sent.
 
-    It uses the labels that the run trains on. Every crossing has noise of its own. `key` determines
-    all noise of a run; a resumed run needs the same key.
+    The noise depends on the labels with which the run trains. Every crossing has noise of its own.
+    `key` determines all noise of a run; a resumed run needs the same key.
     """
 
     def __init__(self, settings: LabelProtectionSettings | None, key: bytes) -> None:
@@ -67,7 +67,10 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return each example's own standard normal numbers, the same in every call."""
+        """Return `values` standard normal numbers for each of the examples at `places`.
+
+        An example's numbers are the same in every call.
+        """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 
@@ -77,8 +80,8 @@ def projection(
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what its gradients may reveal about a label in the run.
 
-    Marvell bounds an AUC for one gradient of each cut, if gradients of a class are equal or
-    Gaussian. The divergences of the cuts add up, since every cut has noise of its own.
+    Marvell bounds the AUC of an attack on one gradient of each cut, if gradients of a class are
+    equal or Gaussian. The divergences of the cuts add up, since every cut has noise of its own.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
@@ -107,10 +110,10 @@ def drawn_key(entropy: Entropy) -> bytes:
 
 
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
-    """Return the key in a leader's folder. Draws and saves it if the run has none yet.
+    """Return the noise key in a leader's folder. Draws and saves it if the run has none yet.
 
-    Raises `RunFolderError` if a run that has begun has lost it: with other noise, the difference of
-    two epochs would reveal what the noise hides.
+    Raises `RunFolderError` if a run that has begun has lost its key: with other noise, the
+    difference of two epochs would reveal what the noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

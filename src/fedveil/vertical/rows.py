@@ -27,8 +27,8 @@ Ids = npt.NDArray[Any]
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     """Return each party's positions of the examples that all parties have, in the leader's order.
 
-    A party without ids has no data and takes part in all examples. If the leader is such a party,
-    the order is that of the first party with ids.
+    A party without ids has no data and takes part in all examples. If the leader has no ids, the
+    order is that of the first party with ids.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -53,8 +53,8 @@ class Rows:
     """One party's examples of a subset, in the agreed order.
 
     A party without data has `count` rows and no columns. `ids` are those of the party's own rows,
-    or none if it has no data. Columns stay in `stored`, possibly on disk. `at` has the examples'
-    positions in them; None means all rows in order.
+    or none if it has no data. Columns stay in `stored`, possibly on disk. `at` has the positions in
+    `stored` of the examples; None means all rows in order.
     """
 
     count: int
@@ -65,7 +65,7 @@ class Rows:
 
     @classmethod
     def aligned(cls, owned: Columns, wanted: tuple[str, ...], positions: Positions) -> Rows:
-        """Return the rows of `owned` at `positions`, with the columns `wanted` by the parts."""
+        """Return the rows of `owned` at `positions`, with only the columns `wanted`."""
         missing = [name for name in wanted if name not in owned.columns]
         if missing:
             known = ", ".join(owned.columns) or "none"
@@ -102,7 +102,10 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add a tensor's rows to a digest, a limited number at a time. `at` selects and orders them."""
+    """Add a tensor's rows to a digest, a limited number at a time.
+
+    `at` selects the rows and their order.
+    """
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):
@@ -115,8 +118,8 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 class Order:
     """The examples of each training step, equal for all parties.
 
-    Every epoch goes through all examples once, in an order of its own determined by the seed. Its
-    last step may be short. Steps are numbered from 1, epochs from 0.
+    Every epoch uses all examples once, in an order of its own that the seed determines. Its last
+    step may have fewer examples. Steps are numbered from 1, epochs from 0.
     """
 
     seed: int
@@ -133,7 +136,7 @@ class Order:
         return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def in_turn(self) -> list[Positions]:
-        """Return batches of all examples, once each and without shuffling."""
+        """Return batches that contain all examples once, without shuffling."""
         return np.split(np.arange(self.count), range(self.batch_size, self.count, self.batch_size))
 
 

@@ -44,7 +44,7 @@ _LATENCY = 1
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run one part on one micro-batch, forward or backward.
+    """An instruction to run one part on one micro-batch, forward or backward.
 
     The kind `loss` means both passes of the last part, with the loss between them.
     """
@@ -56,7 +56,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One tensor in transit: a part's output or, if `gradient`, the gradient of it."""
+    """One tensor that is sent: a part's output or, if `gradient`, the gradient of that output."""
 
     crossing: Crossing
     micro: int
@@ -78,7 +78,7 @@ class SendTensor:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTensor:
-    """Wait for the other party's next tensor, and check it."""
+    """An instruction to wait for another party's next tensor, and check it."""
 
     transfer: Transfer
 
@@ -97,7 +97,7 @@ class ReceiveWord:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Update the weights by the gradients of the whole batch."""
+    """An instruction to update the weights by the gradients of the whole batch."""
 
 
 Instruction: TypeAlias = Compute | SendTensor | ReceiveTensor | SendWord | ReceiveWord | Apply
@@ -107,7 +107,7 @@ Program: TypeAlias = tuple[Instruction, ...]
 def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
     """Return each party's program for a step of `micros` micro-batches.
 
-    Without `training`, parts only run forward, up to the last part.
+    Without `training`, parts run only forward, up to the last part.
     """
     orders = _orders(split, micros, training)
     sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
@@ -118,7 +118,7 @@ def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[s
 
 
 def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
-    """Return the sizes of min(`rows`, `in_flight`) micro-batches, larger ones first."""
+    """Return the sizes of min(`rows`, `in_flight`) micro-batches, the larger ones first."""
     micros = min(rows, in_flight)
     size, larger = divmod(rows, micros)
     return (size + 1,) * larger + (size,) * (micros - larger)
@@ -136,7 +136,9 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # each stage's next micro-batch
 
     def start(stage: _Stage) -> int | None:
-        """Return the earliest start of the stage's next operation, or None if still unknown."""
+        """Return the earliest start of the stage's next operation, or None if it is still
+        unknown.
+        """
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -164,7 +166,10 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return each stage's prerequisites within a micro-batch, in an order that respects them."""
+    """Return each stage's prerequisites within a micro-batch.
+
+    Stages come after their prerequisites.
+    """
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -181,7 +186,7 @@ def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
 
 
 def _returning(split: SplitModel, name: str) -> list[_Stage]:
-    """Return the backward passes that produce a gradient of `name`'s output."""
+    """Return the backward passes that produce a gradient of the output of part `name`."""
     silent = {
         consumer
         for crossing in split.crossings
@@ -198,7 +203,7 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
     """Return the parts whose forward pass leads to a tensor for another party.
 
-    The second result are the parts whose backward pass does. Both follow chains of parts of one
+    The second result has the parts whose backward pass does. Both follow chains of parts of one
     owner only.
     """
     forward = {crossing.part for crossing in split.crossings}
@@ -308,11 +313,14 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if the last tensor to `peer` is sent after the last receipt from any party."""
+    """Return True if the program sends its last tensor to `peer` after its last receipt.
+
+    That tensor then implies the word `ready` or `commit`.
+    """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 
 
 def _last(found: Iterable[bool]) -> int:
-    """Return the last position of True, or -1 if there is none."""
+    """Return the position of the last True in `found`, or -1 if there is none."""
     return max((place for place, here in enumerate(found) if here), default=-1)

@@ -2,8 +2,9 @@
 
 A split model is an ordered list of parts. Each part belongs to one party and reads columns of its
 owner's data, or outputs of earlier parts. An output that another party's part reads is a crossing;
-its gradient is returned the same way. The last part belongs to the leader, who alone has the labels
-and the loss. Every crossing has the leader at one end: followers exchange nothing with each other.
+its gradient is returned to the sender. The last part belongs to the leader, the only party with the
+labels and the loss. Every crossing has the leader at one end: followers exchange nothing with each
+other.
 
     followers' bottoms, leader's top     left:  bank   <- data.x
                                          right: shop   <- data.x
@@ -42,7 +43,8 @@ class Optimizer:
     """The settings of one of torch's optimisers for a part.
 
     The learning rate rises linearly over the first `warmup_steps` steps and is `lr` from then on.
-    Each step's gradient, over all of the part, is clipped to the L2 norm `gradient_norm`.
+    In each step, the gradient of all the part's parameters together is clipped to the L2 norm
+    `gradient_norm`.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -77,10 +79,10 @@ class Optimizer:
 class EmbeddingPrivacy:
     """The settings of EmbeddingDP for a part's output, applied before it is sent.
 
-    `eps` is the source's, eps/2 a bit; None quantises without noise and guarantees nothing. Under
-    `gradient = "none"` no gradient is returned. `reuse` remembers the report of an example and
-    sends it again: the part learns in the first epoch, from the gradients of its reports, and does
-    not change from the second epoch on, in which no gradient is returned.
+    `eps` is the source's epsilon: a bit has epsilon eps/2. None means quantisation without noise,
+    which guarantees nothing. Under `gradient = "none"` no gradient is returned. `reuse` saves the
+    report of an example and sends it again: the part learns in the first epoch, from the gradients
+    of its reports. From the second epoch on it does not change, and no gradient is returned.
     """
 
     eps: float | None = None
@@ -98,12 +100,11 @@ class Part:
     """One party's piece of the network.
 
     `module` is called with one tensor for each of `inputs`, with the examples along the first
-    dimension. It returns one tensor of shape (examples, *output) and type `dtype`. It is None if
-    another party keeps the module to itself. The parameters of a `frozen` part do not change.
-    `optimizer` may be a function from the parameters to any torch optimiser, or to an optimiser and
-    its learning rate schedule, which advances once a step. `privacy` is applied when the output is
-    sent to another party, never when the owner's own parts read it, and `compression` to everything
-    sent.
+    dimension. It returns one tensor of shape (examples, *output) and type `dtype`. `module` is None
+    if another party has it. The parameters of a `frozen` part do not change. `optimizer` may be a
+    function from the parameters to any torch optimiser, or to an optimiser and its learning rate
+    schedule, which advances once a step. `privacy` is applied when the output is sent to another
+    party, never when the owner's own parts read it. `compression` is applied to everything sent.
     """
 
     name: str
@@ -119,20 +120,20 @@ class Part:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns of its owner's data that it reads."""
+        """Return the columns of the owner's data that the part reads."""
         return tuple(name[len(DATA) :] for name in self.inputs if name.startswith(DATA))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Return the names of the parts whose output it reads."""
+        """Return the names of the parts whose output this part reads."""
         return tuple(name for name in self.inputs if not name.startswith(DATA))
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """One part's output for all parts of one other party, sent to it once.
+    """One part's output, sent once to another party, for all parts there that read it.
 
-    One example's values have the shape `output`. `gradient` is True if their gradient is returned.
+    An example's values have the shape `output`. `gradient` is True if their gradient is returned.
     """
 
     part: str
@@ -146,7 +147,10 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """Return the compression of the output or gradient, if any. EmbeddingDP bits have none."""
+        """Return the compression of the output or `gradient`, if any.
+
+        EmbeddingDP bits have none.
+        """
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None
@@ -196,20 +200,20 @@ class SplitModel:
         )
 
     def runs_backward(self, name: str) -> bool:
-        """Return True if the part gets a gradient that its or an earlier part's weights need."""
+        """Return True if the part gets a gradient that its own or earlier weights need."""
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:
         """Return True if the part's output for an example never changes.
 
-        That is so if no weight of the part, or of the parts that it depends on, changes.
+        This is so if no weight changes in the part and in the parts on which it depends.
         """
         part = self.by_name[name]
         moves = self.runs_backward(name) and not part.frozen
         return not moves and all(self.is_constant(source) for source in part.sources)
 
     def replace(self, name: str, **changes: Any) -> SplitModel:
-        """Return the same model with one part changed, checked again."""
+        """Return the model with `changes` to the part `name`. The result is checked again."""
         parts = [replace(part, **changes) if part.name == name else part for part in self.parts]
         return SplitModel(parts, leader=self.leader)
 
@@ -227,12 +231,14 @@ class SplitModel:
         return settled
 
     def joined(self) -> Joined:
-        """Return all parts as one module, as one machine would train it, without any privacy."""
+        """Return all parts as one module, as one machine would train it, without privacy."""
         return Joined(self)
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Map each part to True if its output's gradient would change its or earlier weights."""
+        """Map each part to True if its output's gradient would change its own or earlier
+        weights.
+        """
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))
@@ -301,7 +307,7 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if the privacy of `source` means that `consumer` returns no gradient."""
+    """Return True if the privacy of `source` makes `consumer` return no gradient to it."""
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

@@ -1,4 +1,4 @@
-"""One party's execution of its program: a training step or an evaluation of a batch."""
+"""One party's execution of its program: a training step, or the evaluation of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.base.message import Message, Value, encoded_bytes
 from fedveil.base.own_code import place_of
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
@@ -46,7 +46,7 @@ Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Te
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One party's rows of the examples of a step, or of a micro-batch.
+    """One party's rows of the examples in a step or a micro-batch.
 
     `positions` are the examples' positions in the list that all parties have in the same order.
     """
@@ -77,7 +77,7 @@ class Occasion:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Everything that is the same for all of a party's steps."""
+    """Everything that is equal in all of a party's steps."""
 
     name: str
     split: SplitModel
@@ -94,17 +94,17 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number, far enough apart to add the number of a micro-batch."""
+        """Map each part to a number. Numbers are far enough apart to add that of a micro-batch."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
 @dataclass(eq=False)
 class Step:
-    """The instructions of one party for one batch, executed one after another.
+    """One party's instructions for one batch, executed one after another.
 
-    `tells` are the places of the messages that carry the loss (`last_words`). `occasion` and
-    `number` identify the step in reports; `seed` is for random numbers that its modules draw from
-    torch. Bytes are counted if `measure` is set.
+    `tells` are the positions in the program of the messages that carry the loss (`last_words`).
+    `occasion` and `number` identify the step in reports. `seed` is for random numbers that the
+    party's modules draw from torch. Bytes are counted if `measure` is True.
     """
 
     context: Context
@@ -138,7 +138,7 @@ class Step:
         self._tells = self.tells if self.training and self.context.tell_loss else frozenset()
 
     def run(self) -> Exchange[None]:
-        """Execute all instructions up to `Apply`, which the caller executes."""
+        """Execute all instructions up to `Apply`, which is left to the caller."""
         for place, instruction in enumerate(self.program):
             match instruction:
                 case schedule.Compute():
@@ -183,11 +183,11 @@ class Step:
         return message
 
     def _told(self, place: int) -> dict[str, Value]:
-        """Return the loss as a field, for the leader's last message to a follower in the step."""
+        """Return the loss as a field if the message at `place` carries it, otherwise nothing."""
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Return the message without the loss, and store the loss if this message carries it."""
+        """Return the message without the loss, which is saved if this message carries it."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -233,7 +233,10 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return an input of a part. The party's parts that read it add up their gradients."""
+        """Return the output of `source` as an input.
+
+        All parts here that read it add up their gradients.
+        """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))
@@ -259,7 +262,7 @@ class Step:
             torch.autograd.backward(loss)
 
     def _gradient(self, name: str, micro: int) -> torch.Tensor | None:
-        """Return an output's gradient: from this party's own parts, plus those of other parties."""
+        """Return the gradient of an output, from this party's own parts and other parties."""
         leaf = self._leaves.pop((name, micro), None)
         found = [] if leaf is None or leaf.grad is None else [leaf.grad]
         for crossing in self.context.split.crossings:
@@ -292,7 +295,7 @@ class Step:
         return {**sent, **self._told(place)}
 
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """Encode a tensor's values, compressed if its crossing is, with error feedback."""
+        """Encode a tensor's values. Compressed ones include the error feedback."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
         if crosses is None or not crosses.error_feedback or not self.training:
             return fields_of(transfer, tensor)
@@ -306,7 +309,10 @@ class Step:
         return {"data": data, "ranges": ranges}
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
-        """Raise ExchangeError for NaN or infinity, and name the parties whose values were used."""
+        """Raise ExchangeError if the tensor contains NaN or infinity.
+
+        The error says `what` the tensor is, and names the parties whose values went into it.
+        """
         if is_finite(tensor):
             return
         crossings, owner = self.context.split.crossings, self.context.name
@@ -323,7 +329,7 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the report of a part's output, which is the same for every receiver."""
+        """Return the report of a part's output. It is the same report for every receiver."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])
@@ -348,7 +354,7 @@ class Step:
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
     def _failure(self, part: str, error: Exception) -> PartFailed:
-        """Return the error to raise. The other parties learn only the name of the part."""
+        """Return the error to raise for `part`. Other parties learn only the part's name."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
         place = place_of(error)
         where = "" if place is None else f" ({place})"
@@ -369,7 +375,7 @@ def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Bat
 
 
 def last_words(program: Program, leader: str) -> frozenset[int]:
-    """Return the places of the leader's last message to each follower, in either's program."""
+    """Return the positions in `program` of the leader's last message to each follower."""
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):
         match step:

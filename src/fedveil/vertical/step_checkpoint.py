@@ -1,8 +1,8 @@
-"""A party's checkpoints: one file for each saved step, data only, each written atomically.
+"""A party's checkpoints: a file for each saved step, with data only, written atomically.
 
-All parties save after the same steps. A party keeps its last two checkpoints: it may have been
-killed before or after its peers saved. No party begins a step before all have ended the previous
-one, so one of the two is the last that all parties have.
+All parties save after the same steps. A party keeps its last two checkpoints, because it may have
+been killed before or after its peers saved. No party begins a step before all have ended the
+previous one, so one of the two is the last that all parties have.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Checkpoint:
     """A party's state after a step.
 
     Tensors are written from their own memory, and read from the file one at a time. `metrics_bytes`
-    and `metrics_digest` identify the part of the metrics file written so far. `window` has the sums
-    for its next line.
+    and `metrics_digest` identify the part of the metrics file that was written by then. `window`
+    has the sums for its next line.
     """
 
     step: int
@@ -42,9 +42,9 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
 
     def write(self, folder: RunFolder) -> None:
-        """Save this checkpoint, and delete those that no party can resume from any more.
+        """Save this checkpoint, and delete those from which no party can resume any more.
 
-        `forget_after` has already deleted those of later steps.
+        Checkpoints of later steps are already deleted (`forget_after`).
         """
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
@@ -71,13 +71,13 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Restore a party from this checkpoint. An error names the tensor that does not fit."""
+        """Restore `party` from this checkpoint. An error names the tensor that does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 
 
 def held(folder: RunFolder) -> list[int]:
-    """Return the steps of a folder's checkpoints, in order."""
+    """Return the steps of the checkpoints in a folder, in order."""
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{9}", name))
 
@@ -109,7 +109,7 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
 
 
 def from_last_step(command: str, path: Path) -> str:
-    """Return a sentence that says how to resume a run that ended early."""
+    """Return a sentence that says how to resume, with `command`, a run that ended early."""
     return (
         f"resume it with `{command} --resume {path}`, from the last step that all parties "
         f"have saved"
@@ -117,7 +117,7 @@ def from_last_step(command: str, path: Path) -> str:
 
 
 def forget_after(folder: RunFolder, step: int) -> None:
-    """Delete the checkpoints after `step`: the resumed run may differ from them."""
+    """Delete the checkpoints of steps after `step`, which the resumed run repeats."""
     for later in held(folder):
         if later > step:
             (folder.path / _file(later)).unlink()

@@ -13,7 +13,7 @@ from fedveil.vertical.party import Party
 class StepWindow:
     """Sums over the steps since the last record: loss, bytes, seconds, examples.
 
-    A checkpoint saves `kept`, which is everything except the times.
+    A checkpoint saves `kept`, which has all sums except the times.
     """
 
     def __init__(self, party: Party, kept: Message | None = None) -> None:
@@ -37,7 +37,7 @@ class StepWindow:
         self._waited += self._at[3] - waited
 
     def look_away(self) -> None:
-        """Exclude everything since the last step from the sums."""
+        """Exclude the time since the last step from the sums."""
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 

@@ -99,24 +99,32 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """Return the parts. The seed determines initial weights; shapes are equal everywhere."""
+        """Return the model's parts. The seed determines initial weights.
+
+        Shapes do not depend on it.
+        """
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data, without ids if it has none, and never another party's data."""
+        """Return a party's own data, without ids if it has none.
+
+        Never reads another party's data.
+        """
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch."""
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return a batch's sums, such as loss_sum and correct, and `examples`; see `averages`."""
+        """Return a batch's sums, such as loss_sum and correct, and `examples`, for use by
+        `averages`.
+        """
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:
-    """Build the task that a job names.
+    """Build the task called `name`.
 
-    Its function is called with those of the arguments `settings`, `seed` and `folder` that it
-    accepts. `settings` is the task's block of the job (None for the defaults), `folder` that of a
-    resumed run, which contains the task's own files.
+    A user's function is called with those of the arguments `settings`, `seed` and `folder` that it
+    accepts. `settings` is the task's block of the job (None for the defaults), `folder` the folder
+    of a resumed run, which contains the task's own files.
     """
     key = f"task.name = {name!r}"
     make: Callable[..., Task] = load(
@@ -168,9 +176,9 @@ def initial(seed: int, part: str, make: Callable[[], M]) -> M:
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
-    """Turn sums from `Task.metrics` into averages: x_sum becomes x, correct becomes accuracy.
+    """Turn sums from `Task.metrics` into averages: x_sum becomes x, and correct becomes accuracy.
 
-    The divisor is `tokens` if it is among the sums, else `examples`.
+    The divisor is the sum called `tokens`, if there is one, otherwise `examples`.
     """
     count = sums["tokens"] if "tokens" in sums else sums["examples"]
     names = {name: name.removesuffix("_sum") for name in sums if name not in ("examples", "tokens")}

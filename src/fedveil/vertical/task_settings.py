@@ -1,4 +1,4 @@
-"""The built-in tasks and their settings, as a job file names them. Importable without torch."""
+"""The built-in tasks and their settings, as a job file names them. Imported without torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TabularSettings(Settings):
 
 
 class TableSettings(Settings):
-    """One party's table. Parties do not compare these settings with each other."""
+    """One party's table. These settings may differ between the parties' copies of the job."""
 
     path: FilePath | None = Field(
         None,

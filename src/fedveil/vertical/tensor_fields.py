@@ -3,7 +3,7 @@
     layout       := JSON of {name: [type, shape]}
     tensor/NAME  := its bytes
 
-A file of gigabytes is never in memory as a whole, neither on writing nor on reading.
+A file of gigabytes is never in memory as a whole, neither in writing nor in reading.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.errors import MessageInvalid
@@ -28,7 +28,9 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return a sealed file's other fields and its tensors, reading one tensor at a time."""
+    """Return the tensors in a sealed file, read one at a time, and the file's other fields
+    first.
+    """
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -41,7 +43,7 @@ def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
 
 
 def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
-    """Return the fields for the tensors. Contiguous tensors in CPU memory are not copied."""
+    """Return the fields that store the tensors. Contiguous tensors in CPU memory are not copied."""
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     layout = {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -54,9 +56,9 @@ def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
 def taken(
     message: Message, let_go: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return a message's other fields and its tensors. Raises `MessageInvalid` for bad fields.
+    """Return a message's other fields, and its tensors. Raises `MessageInvalid` for invalid fields.
 
-    `let_go` is called before each tensor's bytes are copied: it may free those of earlier ones.
+    `let_go` is called before each tensor's bytes are copied: it may free those of earlier tensors.
     """
     names = [name for name in message if name.startswith(_TENSOR)]
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}
@@ -76,7 +78,7 @@ def taken(
 
 
 def _made(dtype: torch.dtype, shape: list[int], raw: Array) -> torch.Tensor:
-    """Return a tensor with memory of its own."""
+    """Return a tensor with a copy of the bytes `raw` as its memory."""
     tensor = torch.empty(shape, dtype=dtype)
     _bytes_of(tensor)[:] = raw
     return tensor

@@ -23,7 +23,7 @@ from fedveil.attacks.split.token_reading import (
     number_likelihood,
     odds,
 )
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.intervals import share

@@ -16,7 +16,7 @@ from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstru
 from fedveil.attacks.gradient.recovered_examples import Score
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Float32s, Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.engine.assembly import ModelShape, make_model, training_plan
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 
@@ -18,7 +18,7 @@ _EXACT = 1e-3
 
 @dataclass(frozen=True)
 class LastLayer:
-    """Where a model's last dense layer lies in the vector of parameters: its weight, and any bias.
+    """The places of a model's last dense layer, its weight and any bias, in the parameter vector.
 
     `inputs` is the mean of the layer's inputs, and `guesses` the mean of the softmax of its
     outputs, both over inputs of the model that the attacker considers typical.

@@ -14,13 +14,13 @@ from fedveil.attacks.gradient.label_recovery import LastLayer, recover
 from fedveil.attacks.gradient.matching import Distance, Found, by_lbfgs, by_signed_adam
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.smoothness import total_variation
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.protections.reading import Reading
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attacker knows besides the reading: the job, and typical data.
+    """The attacker's knowledge besides the reading: the job, and typical data.
 
     The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
     example, with values in `box`. If the reading is of the mean of several clients' updates,

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedveil.attacks import pictures
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.privacy.finding import Measured
 from fedveil.privacy.intervals import median, share
 

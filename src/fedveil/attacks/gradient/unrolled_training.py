@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 
 
 def lira(answers: Answers, references: References) -> Float64s:

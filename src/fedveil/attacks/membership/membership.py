@@ -22,11 +22,11 @@ from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores
-from fedveil.attacks.membership.shadow_models import shadow_attack
+from fedveil.attacks.membership.shadow_attack import shadow_attack
 from fedveil.attacks.membership.shadow_runs import Pool, play_round, rehearse, split
 from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Bools
+from fedveil.base.array_types import Bools
 from fedveil.entropy import Entropy, Seeded
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Float32s, Float64s, Int64s
+from fedveil.base.array_types import Float32s, Float64s, Int64s
 from fedveil.errors import AttackImpossible
 
 _BATCH = 1000

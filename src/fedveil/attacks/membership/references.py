@@ -12,7 +12,7 @@ import numpy as np
 
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.roc import best_threshold
-from fedveil.base.arrays import Bools, Float64s, Int64s
+from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jvp
 
-from fedveil.base.arrays import Float32s, Float64s, Int64s
+from fedveil.base.array_types import Float32s, Float64s, Int64s
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedveil.attacks.membership.report_scores import Round
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Bools, Float32s, Int64s
+from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
 from fedveil.engine.assembly import make_partition

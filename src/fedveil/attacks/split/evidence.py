@@ -43,7 +43,7 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Return the standard deviation of the numbers that were sent."""
+        """Return the standard deviation of the entries of the mean report."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:

@@ -28,7 +28,7 @@ from fedveil.attacks.split import auxiliary, unsplit, whitebox_inversion
 from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian, Prior, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share

@@ -12,7 +12,7 @@ import numpy as np
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.roc import area
 from fedveil.attacks.split.split_target import Crossed, SplitTarget
-from fedveil.base.arrays import Bools, Float64s, Int64s
+from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
@@ -86,7 +86,7 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """What a follower saw of a run's steps: each example's gradient directions and summed norms.
+    """A follower's view of a run's steps: each example's gradient directions and summed norms.
 
     `true` are the examples' true labels. `added` holds two summaries of the gradients themselves,
     [examples, values] each, from `_added`.

@@ -21,7 +21,7 @@ from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.label_dp import LabelDP
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import project
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import MODEL, job_of

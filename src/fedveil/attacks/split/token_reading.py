@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, positive
 
@@ -80,8 +80,8 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
     """Return a table learnt from known text: the mean of each word's messages, and their number.
 
-    Means of bits start from one report of 1/2, so that they are probabilities of a 1. A word that
-    never occurs has the mean of all.
+    If messages are bits, each mean starts from one report of 1/2, so that it is a probability of a
+    1. A word that never occurs has the mean of all.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -114,9 +114,9 @@ class Habits:
     def posterior(self, likelihood: Float64s) -> Float64s:
         """Return the probability of each word at each place, given all reports of its text.
 
-        `likelihood` is logarithmic. It and the result are [texts, length, words]. The text is
-        modelled as a Markov chain of these frequencies, whose forward and backward passes give the
-        posterior.
+        `likelihood` is ln Pr[reports at a place | word]. It and the result are [texts, length,
+        words]. The text is modelled as a Markov chain with this object's frequencies, whose forward
+        and backward passes give the posterior.
         """
         seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
         forward, backward = np.empty_like(seen), np.empty_like(seen)
@@ -157,7 +157,10 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def bit_told(eps: float | None, reports: int = 1) -> float:
-    """Return how often the majority of `reports` reports of a bit is right. Ties are guessed."""
+    """Return how often the majority of `reports` reports tells a bit correctly.
+
+    A tie is decided by a fair coin.
+    """
     n, q = integer("reports", reports, 1), lie(eps)
     lies = np.arange(n + 1)
     law = _binomial(n, q)

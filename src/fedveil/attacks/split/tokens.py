@@ -23,7 +23,7 @@ from fedveil.attacks.split.token_reading import (
     number_likelihood,
     odds,
 )
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.language.transformer import TiedHead, WordAndPosition
@@ -117,7 +117,7 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What a language model's two cuts send, the leader's tables, and held-out text."""
+    """The tensors of a language model's two cuts, the leader's tables, and held-out text."""
 
     target: SplitTarget
     part: str

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.arrays import Array, Bools, Float64s, Int64s
+from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 from fedveil.base.validate import integer
 from fedveil.protections.reading import Reading
 
@@ -32,7 +32,7 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """What a reported change says about every cell: the sums of delta * x and of delta.
+    """The reported sums of every cell: of delta * x and of delta.
 
     The sums are over the cell's examples x, with delta the loss's derivative at the cell's neuron.
     `known` marks the entries that were reported. `noise` is the standard deviation of an entry,

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedveil.attacks.stealing.imprint_layer import Cells, Imprint
 from fedveil.attacks.stealing.public_prior import PublicLaw
-from fedveil.base.arrays import Bools, Float64s, Int64s
+from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.protections.reading import Reading
 
 #: Largest relative difference of examples' deltas, if they step from one model.

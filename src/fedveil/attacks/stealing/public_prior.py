@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Bools, Float64s
+from fedveil.base.array_types import Array, Bools, Float64s
 
 #: Floor of a feature's variance, relative to the mean variance of the public examples.
 _UNSEEN = 1e-3

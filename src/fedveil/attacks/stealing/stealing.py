@@ -18,7 +18,7 @@ from fedveil.attacks.stealing.imprint_layer import Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.target import Target
-from fedveil.base.arrays import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
@@ -77,9 +77,9 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return the most pairs (original, candidate) that are alike, none occurring twice.
+    """Return pairs (original, candidate) that are alike, as many as possible.
 
-    Two are alike if their PSNR is at least `decibels`.
+    Two are alike if their PSNR is at least `decibels`. None occurs in two pairs.
     """
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching

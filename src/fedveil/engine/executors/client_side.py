@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Bools
+from fedveil.base.array_types import Array, Bools
 from fedveil.base.message import Message
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.base.files import make_inner_folder, write_whole
 from fedveil.base.message import only_fields, take_array
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedveil.base.arrays import Bools, Float32s
-from fedveil.engine.client_rate import client_rate
+from fedveil.base.array_types import Bools, Float32s
+from fedveil.engine.client_learning_rate import client_rate
 from fedveil.engine.executors.client_side import ClientsData, Trained, Training, noting_warnings
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.entropy import Entropy

@@ -16,7 +16,7 @@ from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
 from fedveil.flower.own_account import total_of
-from fedveil.privacy.guarantee_word import Figure
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.directions import weakened
 
 #: Metric by which Flower's strategies weigh their clients by default.

@@ -2,9 +2,9 @@
 
     deploy.py           writes the Flower app of a job
     app_folder.py       the contents of that app's folder beside its code
-    identity_file.py    a client's long-lived signing key
+    signing_key_file.py a client's long-lived signing key
     job_server.py       the ServerApp: the job's rounds, in a run folder (grid_executor.py,
-                        members.py)
+                        node_mapping.py)
     job_client.py       the ClientApp: answers one message of a round at a time
     client_training.py  the part of an answer that needs torch
 

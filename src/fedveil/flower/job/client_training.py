@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 from fedveil.base.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.base.message import Message, take, take_array
 from fedveil.base.quiet import QUIET_S, Quiet

@@ -34,8 +34,8 @@ from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
-from fedveil.flower.job.identity_file import read_identity
 from fedveil.flower.job.saved_states import KEPT_FIELD, kept_states
+from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder

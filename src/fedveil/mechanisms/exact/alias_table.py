@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Bools, Float64s, Int32s, Uint32s, Uint64s
+from fedveil.base.array_types import Array, Bools, Float64s, Int32s, Uint32s, Uint64s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 

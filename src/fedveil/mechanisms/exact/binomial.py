@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Int16s, Int64s
+from fedveil.base.array_types import Int16s, Int64s
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.alias_table import AliasTables
 

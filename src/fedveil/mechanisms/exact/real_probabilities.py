@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.entropy import Entropy
 
 #: Largest supported exponent x of e^x.

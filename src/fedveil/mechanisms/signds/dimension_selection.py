@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import FedveilWarning, InvalidValue

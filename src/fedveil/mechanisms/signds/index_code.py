@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Int64s, Uint8s
+from fedveil.base.array_types import Int64s, Uint8s
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue, MessageInvalid

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.real_probabilities import ExactDraw, at_least_zero, exp_bounds
 

@@ -32,9 +32,9 @@ class MagnitudeEstimator:
 
     It is deterministic: randomised response has already protected each client's bit. In the phase
     `growth`, B = 0 multiplies the estimate by `growth` and B = 1 ends the phase. In the phase
-    `shrink`, B = 0 changes nothing and B = 1 halves the estimate. As in the source, `growth` never
-    returns, so the estimate cannot rise a second time, however large the magnitudes become. With
-    `regrow`, five rounds of B = 0 in a row start it again. The state is `estimate`, `phase` and
+    `shrink`, B = 0 changes nothing and B = 1 halves the estimate. As in the source, the first phase
+    never returns, so the estimate cannot rise a second time, however large the magnitudes become.
+    With `regrow`, five rounds of B = 0 in a row bring it back. The state is `estimate`, `phase` and
     `zeros` (rounds of B = 0 in a row while shrinking). Source: 000, "MagRR".
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Int64s
+from fedveil.base.array_types import Array, Int64s
 from fedveil.base.kernels import HAVE_NUMBA, compiled
 from fedveil.base.validate import finite_vector
 from fedveil.errors import InvalidValue
@@ -236,10 +236,10 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count the entries of each row whose `sign * value` is above `least`, and equal to it.
+    """Count the entries of each row whose `sign * value` is above `least`, and those equal to it.
 
-    Also adds up the magnitudes of those above, in one lane for each place in a row, so that the
-    compiled and the NumPy form add in equal order. A sum is infinite if it exceeds the largest
+    Also adds up the magnitudes of the entries above, in one lane for each place in a row, so that
+    the compiled and the NumPy form add in equal order. A sum is infinite if it exceeds the largest
     float.
     """
     for row in range(len(above)):

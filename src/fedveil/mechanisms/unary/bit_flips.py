@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s, Int16s, Int32s, Int64s, Uint8s
+from fedveil.base.array_types import Float64s, Int16s, Int32s, Int64s, Uint8s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.alias_table import AliasTables
@@ -52,7 +52,10 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite `sums` with a draw of S for each parameter. `states` are their true states."""
+        """Overwrite `sums` with a draw, for each parameter, of its perturbed code's sum.
+
+        The sum is that of the states whose bits are 1. `states` are the parameters' true states.
+        """
         if self._own_lies:
             sums[:] = states
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Uint8s, Uint64s
+from fedveil.base.array_types import Uint8s, Uint64s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.biased_bits import byte_tables

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Int64s
+from fedveil.base.array_types import Int64s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.binomial import Binomial
@@ -51,10 +51,11 @@ class CohortSum:
         self.clients += clients
 
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
-        """Return, for every parameter, a draw of the sum of all clients' S.
+        """Return, for every parameter, a draw of the sum of all clients' reports.
 
-        S is the sum of state * bit over a client's perturbed code; p and q are the probabilities
-        that its own bit, and any other bit, is 1. The sum's distribution is exact.
+        A client's report is the sum of the states whose bits are 1 in its perturbed code. p is the
+        probability that its own state's bit is 1, and q that any other bit is. The distribution is
+        exact.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Float32s, Float64s, Int64s, Uint8s
+from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
 from fedveil.base.packing import add, add_within, pack, packed_size, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
@@ -134,7 +134,7 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        It is also that of the sum S, whose loss composes better.
+        It is also that of S, the sum of the states whose bits are 1, whose loss composes better.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
@@ -185,7 +185,10 @@ class UnaryEncoding:
         return self.perturb_states(states, entropy)
 
     def perturb_states(self, states: States, entropy: Entropy) -> Report:
-        """Return the report of a vector of states, as `encode` returns them."""
+        """Return the report of a vector of states: their perturbed codes, or each code's sum.
+
+        `states` are as `encode` returns them.
+        """
         if self.report == "bits":
             return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
@@ -199,7 +202,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return the sampler of S for codes whose bits rarely flip, or None if they flip often."""
+        """Return the sampler of code sums that suits rarely flipped bits, or None otherwise."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -219,7 +222,7 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Overwrite `sums` with draws of S that are computed from the bits themselves.
+        """Draw codes, and overwrite `sums` with each one's sum of the states whose bits are 1.
 
         Tables for this many states would be too large.
         """
@@ -230,9 +233,9 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add a report's sum S of every parameter to `running`, and return it.
+        """Add to `running`, for every parameter, a report's sum of states whose bits are 1.
 
-        If `running` is None, new sums are started. A report of bits is summed first.
+        Returns `running`, or new sums if it is None.
         """
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
@@ -256,8 +259,8 @@ class UnaryEncoding:
     def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
         """Return an estimate of the mean of n clients' values, for every parameter.
 
-        `reports` are their reports, or the sums of S that `add` has returned. The estimate is
-        unbiased for the mean of the encoded values, state * value_range / cells.
+        `reports` are their reports, or the running sums that `add` has returned for them. The
+        estimate is unbiased for the mean of the encoded values, state * value_range / cells.
         """
         n = integer("n", n, 1)
         if isinstance(reports, np.ndarray):
@@ -271,8 +274,9 @@ class UnaryEncoding:
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Return unbiased estimates of the share of clients in each state, one parameter per row.
 
-        They are (frequency - q) / (p - q), from reports of bits. A row times the states is the mean
-        that `estimate` returns, in cells.
+        They are (frequency - q) / (p - q), where frequency is the share of the reports of bits in
+        which the state's bit is 1. A row times the states is the mean that `estimate` returns, in
+        cells.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
@@ -310,24 +314,28 @@ class UnaryEncoding:
     def sum_law(self, state: int) -> Float64s:
         """Return Pr[S = s] for s = -largest_sum..largest_sum, if the parameter has this state.
 
-        The relative error is below 3 states 2^-53.
+        S is the sum of the states whose bits are 1 in the perturbed code. The relative error is
+        below 3 states 2^-53.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
 
     @property
     def largest_sum(self) -> int:
-        """Return the largest sum S of a code's states. The smallest is its negative."""
+        """Return the largest possible sum of the states whose bits are 1 in a code.
+
+        The smallest is its negative.
+        """
         return largest_sum(self.cells)
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return the smaller of int16 and int32 that holds every sum S of a code's states."""
+        """Return the smaller of int16 and int32 that holds the sum of any code's states."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
     def sum_bits(self) -> int:
-        """Return how many bits a packed sum S takes, such as 12 for 50 cells."""
+        """Return how many bits a packed sum of a code's states takes, such as 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:
@@ -343,7 +351,7 @@ class UnaryEncoding:
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Add an untrusted packed report's sum S of every parameter to `running`, in place.
+        """Do what `add` does for an untrusted packed report.
 
         Raises `InvalidValue`, without adding anything, if the bytes are not a packed report.
         """
@@ -354,7 +362,7 @@ class UnaryEncoding:
 
     @property
     def _span(self) -> tuple[int, int, int]:
-        """Return the least and the largest sum S, and how many bits a packed S takes."""
+        """Return the least and the largest sum of a code's states, and a packed sum's bits."""
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float32s, Int8s
+from fedveil.base.array_types import Float32s, Int8s
 from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.encoding import Kind, Report, UnaryEncoding
 from fedveil.mechanisms.unary.rounding import States, neighbours
@@ -20,9 +20,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     """Return the random choices in a report of `dimension` parameters, for an audit.
 
     In a report of bits, each bit reports the truth with probability e^eps / (1 + e^eps), except the
-    bit of the own state in oue, which is a fair coin. In a report of sums, S equals the state with
-    the probability that its distribution gives, for the two outermost states. There are no choices
-    for sums with more than 127 cells.
+    bit of the own state in oue, which is a fair coin. In a report of sums, a code's sum equals the
+    state with the probability that its distribution gives, for the two outermost states. There are
+    no choices for sums with more than 127 cells.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -74,6 +74,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return the probability at eps that the sum S is `cells` if the state is `cells`."""
+    """Return the probability at eps that a code's sum is `cells` if its state is `cells`."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.mechanisms.unary import code_bits
 from fedveil.mechanisms.unary.encoding import Report, UnaryEncoding
 from fedveil.mechanisms.unary.rounding import States, neighbours
@@ -49,7 +49,7 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
     """Return ln Pr[packed codes | values] as a function of values.
 
-    A bit is 1 with probability p if it is the own state's, and q if not.
+    A bit is 1 with the encoding's probability p if it is that of the own state, and q if not.
     """
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0

@@ -14,10 +14,11 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """The release of one parameter's code, as bits or as their sum S, for the ledger to compose.
+    """The release of one parameter's code, for the ledger to compose.
 
-    `epsilon` is the privacy loss of the code. For S every pair of states is compared. If there are
-    too many cells for tables, the distribution of the bits is used instead: S cannot reveal more.
+    What is released are the code's bits or S, the sum of the states whose bits are 1. `epsilon` is
+    the privacy loss of the code. For S every pair of states is compared. If there are too many
+    cells for tables, the distribution of the bits is used instead: S cannot reveal more.
     """
 
     p: Fraction

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Float32s, Float64s, Int16s, Int32s, Uint64s
+from fedveil.base.array_types import Float32s, Float64s, Int16s, Int32s, Uint64s
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

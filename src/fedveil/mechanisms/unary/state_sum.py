@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
 _Law = Float64s
@@ -24,7 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest sum S of a code's states: that of all positive states.
+    """Return the largest sum of a code's states: that of all positive states.
 
     The smallest is its negative.
     """

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field, ValidationError
 
-from fedveil.base.arrays import Array, Float32s, Float64s
+from fedveil.base.array_types import Array, Float32s, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Array
+from fedveil.base.array_types import Array
 
 
 class Spool:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.arrays import Array, Float64s
+from fedveil.base.array_types import Array, Float64s
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, JobError

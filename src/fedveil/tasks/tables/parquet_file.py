@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.arrays import Array, Float64s, Int64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import csv_file, parquet_file

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 

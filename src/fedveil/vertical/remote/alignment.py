@@ -1,12 +1,12 @@
 """Alignment: how parties on different machines find the examples that all of them have.
 
-The examples are in the leader's order. Parties align by `intersection` (that module says what each
-learns), or by digests, for ids that are no secret. For digests, a follower sends a keyed digest of
-each id, under a key that the leader draws anew every time. They reveal:
+The common examples are used in the leader's order. Parties align by `intersection` (that module
+says what each learns), or by digests, for ids that are no secret. For digests, a follower sends a
+keyed digest of each id, under a key that the leader draws anew every time. Digests reveal:
 
-- to the leader, which of its own examples each follower has, and how many others a follower has;
-  the leader learns another id only by guessing it (ids from a small range, such as consecutive
-  numbers, can all be guessed at once);
+- to the leader, which of its own examples each follower has, and how many further examples a
+  follower has; the leader learns any further id only by guessing it (ids from a small range, such
+  as consecutive numbers, can all be guessed at once);
 - to a follower, which of its own examples all parties have, in the leader's order, and nothing
   about any other id.
 """
@@ -49,8 +49,8 @@ def align_found(
 ) -> Aligned:
     """Align parties by `found`: each follower's position of each of the leader's ids, or -1.
 
-    A party of size 0 has no data and takes part in all examples. If that is the leader, only one
-    follower may have data, and its order is used.
+    `sizes` has each party's number of examples. A party of size 0 has no data and takes part in all
+    examples. If the leader is such a party, only one follower may have data, and its order is used.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
@@ -77,7 +77,8 @@ def _lacking(
 ) -> list[str]:
     """Return a sentence for every follower whose examples differ from the leader's.
 
-    `shared` counts the examples that both have.
+    `shared` has, for each follower, the number of examples that it and the leader have. `used` is
+    the number of examples that all parties have.
     """
     notes = []
     for party, size in sizes.items():

@@ -2,9 +2,9 @@
 
 The group is ristretto255 (RFC 9496), of prime order. H maps an id to a point whose logarithm nobody
 knows: SHA-512, then the group's own map of 64 bytes. A party draws an exponent k, and blinds an id
-x as H(x)^k. Exponents commute: H(x)^(k l) does not depend on the order. Without k and l, telling
-H(x)^k from a random point is as hard as the decisional Diffie-Hellman problem, if H is a random
-oracle. That holds for ids from a small range too.
+x as H(x)^k. Exponents commute: if the other party has exponent l, H(x)^(k l) does not depend on who
+blinds first. Without k and l, telling H(x)^k from a random point is as hard as the decisional
+Diffie-Hellman problem, if H is a random oracle. That holds for ids from a small range too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _DOMAIN = b"fedveil: an id of %s\0"
 
 
 class Blinding:
-    """A secret exponent, drawn once for an alignment and never saved."""
+    """A secret exponent k, drawn once for an alignment and never saved."""
 
     def __init__(self, entropy: Entropy) -> None:
         self._exponent: bytes = _group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
 
     def blinded(self, ids: Ids, subset: str) -> Points:
-        """Return H(x)^k of every id, in their order. Every `subset` has another H."""
+        """Return H(x)^k of every id x, in order. Each `subset` of examples has a different H."""
         point, domain = _group().crypto_core_ristretto255_from_hash, _DOMAIN % subset.encode()
 
         def one(text: bytes) -> bytes:
@@ -50,17 +50,22 @@ class Blinding:
         return self._all(list(texts(ids)), one)
 
     def raised(self, points: Points) -> Points:
-        """Return P^k of every point. Raises `MessageInvalid` for bad points and the identity."""
+        """Return P^k of every point P.
+
+        Raises `MessageInvalid` for an invalid point or the identity.
+        """
         return self._all([row.tobytes() for row in points], self._raised)
 
     @property
     def commitment(self) -> bytes:
-        """Return G^k, the public commitment to which proofs about the exponent refer."""
+        """Return G^k, G being the group's generator: the public commitment to which proofs
+        refer.
+        """
         committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
-        """Prove that `raised` are `points`, raised to the exponent of the commitment."""
+        """Prove that `raised` are `points` raised to the exponent in the commitment."""
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(_group(), self._exponent, self.commitment, weighted, Secure())
 
@@ -69,7 +74,7 @@ class Blinding:
         return raised
 
     def _all(self, given: Sequence[bytes], one: Callable[[bytes], bytes]) -> Points:
-        """Apply `one` to each item, in a thread for each core: the library releases the GIL."""
+        """Apply `one` to each item, on one thread per core. The library releases the GIL."""
 
         def piece(start: int) -> bytes:
             return b"".join(map(one, given[start : start + _PIECE]))
@@ -100,14 +105,17 @@ def check_raised(
 def _weighted(
     commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
 ) -> tuple[bytes, bytes]:
-    """Return Σ d_i B_i and, if `both`, Σ d_i D_i."""
+    """Return Σ d_i B_i and, if `both`, Σ d_i D_i, else an empty value.
+
+    B_i are `points`, D_i are `raised`, and d_i their weights in the proof (`exponent_proof`).
+    """
     ours, theirs = ([row.tobytes() for row in rows] for rows in (points, raised))
     drawn = exponent_proof.weights(commitment, ours + theirs, subset.encode())
     return _sum(drawn, ours), _sum(drawn, theirs) if both else b""
 
 
 def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
-    """Return Σ d_i P_i, computed in pieces by several threads."""
+    """Return Σ d_i P_i for scalars d_i and points P_i, computed in pieces by several threads."""
     times, add = _group().crypto_scalarmult_ristretto255, _group().crypto_core_ristretto255_add
 
     def piece(start: int) -> bytes:
@@ -122,7 +130,7 @@ def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """Return the ids as bytes. A whole number and a text are never equal."""
+    """Return the ids as bytes. The bytes of a whole number and of a text are never equal."""
     if ids.dtype.kind == "U":
         return (b"text " + text.encode() for text in ids.tolist())
     return (b"number %d" % number for number in ids.tolist())

@@ -1,4 +1,4 @@
-"""The examples that all parties have, saved by each party so that they align only once."""
+"""The examples that all parties have. Each party saves its own, so that they align only once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME_BYTES = 16
 class FoundExamples:
     """A party's positions of the examples that all parties have, in the agreed order.
 
-    The leader draws `name` once for an alignment: parties with the same name have the same
+    The leader draws `name` once for each alignment. Parties with the same name have the same
     examples.
     """
 
@@ -29,13 +29,16 @@ class FoundExamples:
     positions: Mapping[Subset, Positions]
 
     def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Encode this for the party's folder. It is valid for these ids alone."""
+        """Encode this for the party's folder. It is valid only for these ids."""
         rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
         return sealed({"name": self.name, "ids": _digest(ids), **rows})
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """Decode saved examples. Returns None if they are of other ids. Raises `MessageInvalid`."""
+        """Decode saved examples. Returns None if they belong to other ids.
+
+        Raises `MessageInvalid`.
+        """
         kept = unsealed(raw)
         if take(kept, "ids", bytes) != _digest(ids):
             return None

@@ -6,9 +6,9 @@
     agreed   leader -> followers   the step to resume from, and which of their examples are used
 
 Whenever a party has restarted, the leader begins a new attempt, and every exchange in progress is
-void. The leader compares the applications with its own state, and rejects one with one sentence. A
-follower uses its own job, whatever the leader says: it answers only in the order of `_DUE`, and
-uses only examples that it has saved, or whose ids the leader has proved to have sent
+void. The leader compares each application with its own state. If it rejects one, it says why in one
+sentence. A follower uses its own job, whatever the leader says: it answers only in the order of
+`_DUE`, and uses only examples that it has saved, or whose ids the leader has proved to have sent
 (`intersection`).
 """
 
@@ -65,10 +65,10 @@ def lead(
     order_seed: int,
     keep_run: Callable[[], None] = lambda: None,
 ) -> Exchange[Agreement]:
-    """Run the leader's side of the handshake. Raises Unfit for a follower that cannot take part.
+    """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
-    `keep_run` is called before a follower may save the run's identity, so that the leader has saved
-    it first.
+    `keep_run` saves the run's identity at the leader. It is called before any follower may save
+    that identity.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -120,7 +120,10 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake. `begin` is the leader's if it has arrived."""
+    """Run a follower's side of the handshake.
+
+    `begin` is the leader's message if already received.
+    """
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -201,7 +204,7 @@ def _steps(message: Message) -> set[int]:
 
 
 def _counts(message: Message) -> dict[Subset, int]:
-    """Return the number of ids of every subset that a party says that it has."""
+    """Return the number of ids in every subset, as stated in a party's message."""
     counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
     if min(counts.values()) < 0:
         raise MessageInvalid("its number of ids is negative")
@@ -216,7 +219,10 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the ids of a new attempt, of all subsets, to the party's count, and save it."""
+    """Add the ids of a new attempt, in all subsets, to the count for `party`, and save the count.
+
+    Returns the new count.
+    """
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -324,7 +330,9 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield what each other party has learnt about this party's ids, for this party's own log."""
+    """Yield sentences on what each other party has learnt about this party's ids, for its own
+    log.
+    """
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -348,10 +356,11 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return this party's rows. After an exchange the leader sends places in the exchange's order.
+    """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    Raises `MessageInvalid` for rows whose ids the leader has not proved to have sent. `leads` is
-    the number of ids that the leader says that it has.
+    After an intersection, the message refers to ids in the order of `exchanged`. Raises
+    `MessageInvalid` for rows whose ids the leader has not proved to have sent. `leads` is the
+    number of ids that the leader says that it has.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

@@ -1,4 +1,4 @@
-"""A party's state before the handshake, and the result of it."""
+"""A party's state before the handshake, and the agreement that results from it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from fedveil.vertical.task import SUBSETS, Subset
 class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` identifies the run in its folder; it is empty for a new run. `examples` are those saved
-    for these ids. The party accepts at most `most_ids` ids from another party, in all attempts to
-    find the intersection together, since each id is a guess at its own. `brought` counts them, and
-    `keep_brought` saves the count before any is answered. Fewer than `least_common` examples in an
-    intersection are rejected; with 0 a leader without ids may use all of them.
+    `run` identifies the run in its folder; it is empty for a new run. `examples` are the common
+    ones that were saved for these ids. The party accepts at most `most_ids` ids from another party,
+    in all intersection attempts together, since each id may be a guess. `brought` counts them, and
+    `keep_brought` saves the count before any is answered. An intersection with fewer than
+    `least_common` examples is rejected. If `least_common` is 0, a leader without ids may use all
+    examples.
     """
 
     party: str
@@ -43,13 +44,13 @@ class Standing:
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:
-        """Return the saved examples if they have that name, else None."""
+        """Return the saved examples if their alignment has that name, else None."""
         return self.examples if self.examples is not None and self.examples.name == name else None
 
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """The agreement of all parties: the run, the purpose, the step, and this party's rows."""
+    """What all parties have agreed: the run, the purpose, the step, and this party's examples."""
 
     run: bytes
     purpose: str

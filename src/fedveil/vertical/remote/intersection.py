@@ -2,26 +2,26 @@
 
 For every subset, with the leader's exponent k and a follower's l (`blinding`), in batches:
 
-    blinded   leader -> follower   H(y)^k of the leader's ids, in its order
-    raised    follower -> leader   the same to the power of l; and H(x)^l of the follower's ids, in
+    blinded   leader -> follower   H(y)^k of the leader's ids y, in its order
+    raised    follower -> leader   these to the power of l; and H(x)^l of the follower's ids x, in
                                    an order that it draws
 
-The leader raises the latter to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. It
-then tells each follower which of its ids, in the drawn order, all parties have, and proves it: with
-the commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is k
-(`exponent_proof`). The follower accepts an id only if that value is one that it raised itself, so
-that the leader has sent the id: a leader cannot claim an example that it does not know.
+The leader raises H(x)^l to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. It then
+tells each follower which of its ids, in the drawn order, all parties have, and proves it: with the
+commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is k
+(`exponent_proof`). The follower accepts an id only if that value is one that it raised itself. This
+shows that the leader has sent the id: a leader cannot claim an example that it does not know.
 
 If both follow the protocol, they learn:
 
-- the leader: how many ids a follower has, and which of its own ids the follower has;
-- a follower: how many ids the leader has, and which of its own ids all parties have, in the
-  leader's order. It learns nothing about another follower.
+- the leader: how many ids a follower has, and which of the leader's own ids the follower has;
+- a follower: how many ids the leader has, and which of the follower's own ids all parties have, in
+  the leader's order. It learns nothing about another follower.
 
-A party that does not follow it may send guessed ids. A leader learns of each whether the follower
-has it, a follower only of those that all parties have. Every id that a party sends is a guess. The
-other party counts guesses in its run folder, over all attempts and restarts, before it answers
-them. It rejects more than its job's `alignment.most_ids`.
+A party that does not follow the protocol may send guessed ids. A leader learns for each guess
+whether the follower has that id, a follower only for those that all parties have. So every id that
+a party sends may be a guess. The other party counts them in its run folder, over all attempts and
+restarts, before it answers them. It rejects more than its job's `alignment.most_ids`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Counts = Mapping[Subset, int]
 class Found:
     """The leader's result of the exchange, with the values that prove it.
 
-    `places[subset][follower]` has the place of each of the leader's ids in the order that the
+    `places[subset][follower]` has, for each of the leader's ids, its place in the order that the
     follower drew, or -1 if the follower does not have it.
     """
 
@@ -60,7 +60,7 @@ class Found:
     _blinding: Blinding
 
     def proof(self, subset: Subset, follower: str, rows: Positions) -> dict[str, Value]:
-        """Return the fields that prove to a follower which of its ids were found."""
+        """Return the fields that prove to a follower which of its ids the leader found."""
         if follower not in self._raised[subset]:
             return {}
         theirs, raised = (points[rows] for points in self._raised[subset][follower])
@@ -73,10 +73,10 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Exchanged:
-    """A follower's side of the complete exchange for one subset.
+    """A follower's view of the complete exchange for one subset.
 
-    It sent its ids in the order `order`, blinded as `own`. `raised` are the leader's ids, raised to
-    the follower's exponent.
+    The follower sent its ids in the order `order`, blinded, as `own`. `raised` are the leader's
+    blinded ids, raised to the follower's exponent.
     """
 
     order: Positions
@@ -84,7 +84,7 @@ class Exchanged:
     raised: Points
 
     def check(self, subset: Subset, rows: Positions, agreed: Message) -> None:
-        """Raise `MessageInvalid` unless the leader has sent each of the ids at these places."""
+        """Raise `MessageInvalid` unless `agreed` proves that the leader sent each id at `rows`."""
         if len(rows) > len(self.raised):
             raise MessageInvalid(
                 f"it claims {len(rows)} {subset} examples, but has brought {len(self.raised)} ids"
@@ -103,7 +103,7 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find each follower's places of the leader's ids. Raises Unfit for an invalid answer.
+    """Find, for each follower, the places of the leader's ids. Raises Unfit for an invalid answer.
 
     `counts` has the number of ids that each follower says that it has. If a follower or the leader
     has none, there is nothing to find.
@@ -121,7 +121,8 @@ def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) 
 def follow(
     ids: Mapping[Subset, Ids], leads: Counts, leader: str, attempt: int, first: Message
 ) -> Exchange[tuple[Message, Mapping[Subset, Exchanged]]]:
-    """Return the leader's next message of another kind, and the complete exchanges by subset.
+    """Run a follower's side. Returns the leader's message that ends it, and the exchanges by
+    subset.
 
     `leads` has the number of ids that the leader says that it has; `first` is its first message. A
     subset is omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
@@ -154,7 +155,10 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange for one subset. `counts` are those of the participating followers."""
+    """The leader's exchange for one subset.
+
+    `counts` has each participating follower's number of ids.
+    """
 
     ids: Ids
     counts: Mapping[str, int]
@@ -163,9 +167,11 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the places, and each follower's ids as it sent them and as they were raised.
+        """Return the places, and each follower's ids in two forms: as it sent them, and raised to
+        k.
 
-        The next batch travels to every follower while the leader raises the current one.
+        k is the leader's exponent, that of `blinding`. The next batch travels to every follower
+        while the leader raises the current one.
         """
         sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
@@ -209,7 +215,7 @@ class _Table:
         return Unfit(follower, f"{follower} broke the alignment: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
-        """Return the position in `theirs` of each of `own`, or -1."""
+        """Return, for each point in `own`, its position in `theirs`, or -1 if it is not there."""
         mine, others = _as_values(own), _as_values(theirs)
         order = np.argsort(others, kind="stable")
         sorted_others = others[order]

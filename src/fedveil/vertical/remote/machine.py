@@ -68,9 +68,9 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    It writes no files before the handshake. `here` selects the party from the task's leader and
+    No files are written before the handshake. `here` selects the party from the task's leader and
     followers. The party's initial weights are drawn from a seed of its own that stays in its
-    folder, so that nobody can rebuild them from the job. Pass `own_seed` for simulation only.
+    folder, so that nobody can compute them from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder
@@ -164,9 +164,9 @@ class Machine:
         return sum(len(ids) for ids in self._ids.values())
 
     def _keep_brought(self) -> None:
-        """Save how many ids each party has sent, before an answer to them is sent.
+        """Save how many ids each other party has sent, before this party answers them.
 
-        The folder belongs to a run from then on, so that a restarted party continues the count.
+        From then on the folder belongs to a run, so that a restarted party continues the count.
         """
         if self.folder is None:
             self._write()
@@ -188,7 +188,7 @@ class Machine:
 
     @property
     def has_finished(self) -> bool:
-        """Return True if all parties have said that their files are written."""
+        """Return True once all parties have said that their files are written."""
         return self.folder is not None and (self.folder.path / FINISHED).exists()
 
     def play(
@@ -201,7 +201,7 @@ class Machine:
     ) -> Session:
         """Restore the agreed step, and run the session's exchange.
 
-        `own` is this party's side of the exchange, if it is not the purpose's.
+        `own` is this party's side of the exchange, if it differs from that of the agreed purpose.
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
@@ -224,7 +224,10 @@ class Machine:
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
-        """Write a run's first files. A party that is refused has written nothing."""
+        """Write a run's first files.
+
+        This happens only after the handshake has accepted the party.
+        """
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
@@ -242,7 +245,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity, in case every other party that has it is killed."""
+        """Save the run's identity, in case all other parties that know it are killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -258,7 +261,10 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run. It stays the same in this process if other parties restart."""
+        """Return the party's run.
+
+        In this process it remains the same object if other parties restart.
+        """
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -291,7 +297,9 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files: until then one may need the others."""
+        """Wait until all parties have written their files, because until then one may need the
+        others.
+        """
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
             for follower in channels:
@@ -321,7 +329,10 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message. After a limit, skips messages of the step that it ended."""
+    """Return the peer's next message.
+
+    After a limit, skips messages of the step that the limit ended.
+    """
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)
@@ -334,7 +345,9 @@ def _check(peer: str, message: Message, due: Message) -> None:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: the one given, the only one, or the one in the certificate."""
+    """Return the follower's name: the one `named`, the task's only one, or that in the
+    certificate.
+    """
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

@@ -2,7 +2,7 @@
 
 The leader listens and each follower connects to it. They agree on the job, the examples and the
 step (`handshake`), restore that step and run the same exchanges as in one process. Whenever a party
-has restarted they agree anew, so that the weights do not depend on whether a party was killed. A
+has restarted they agree again, so the weights do not depend on whether a party was killed. A
 session ends when every party knows that all have written their files.
 """
 
@@ -36,9 +36,9 @@ FOLLOWER = "fedveil vertical follower"
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address where a party meets the others, and the functions that report to the user.
+    """The address at which a party meets the others, and the functions that report to its user.
 
-    Without credentials the link is plaintext, which is allowed on loopback addresses only. A party
+    Without credentials the link is plaintext, which is allowed only on loopback addresses. A party
     that is away for more than `patience_s` seconds ends the session.
     """
 
@@ -59,7 +59,7 @@ def lead(
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a session, from listening to the end.
+    """Run the leader's side of a session, from listening for followers to the end.
 
     `own` is as in `Machine.play`.
     """
@@ -103,7 +103,7 @@ def lead(
 
 
 class _StartOver(PeerRestarted):
-    """The leader begins a new attempt; `begin` is its message."""
+    """Raised if the leader begins a new attempt. `begin` is its message."""
 
     def __init__(self, begin: Message) -> None:
         self.begin = begin
@@ -111,7 +111,7 @@ class _StartOver(PeerRestarted):
 
 
 class _Attentive:
-    """A follower's channel to the leader, which notices the begin of a new attempt."""
+    """A follower's channel to the leader, which recognises the beginning of a new attempt."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
@@ -127,7 +127,9 @@ class _Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part in every session of the leader with the trained model, one after another."""
+    """Take part in all sessions of the leader with the trained model, one after another,
+    forever.
+    """
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)
@@ -136,7 +138,10 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
 
 
 def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
-    """Run a follower's side of a session: training, or with `looks` anything but training."""
+    """Run a follower's side of a session.
+
+    It trains or, with `looks`, does anything but training.
+    """
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
     with (
@@ -192,7 +197,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 @contextmanager
 def _closing(links: Iterable[Link]) -> Iterator[None]:
-    """Close the links at the end, and send the reason to the peers."""
+    """Close the links at the end of the block, and send the peers the reason."""
     reason = ""
     try:
         yield

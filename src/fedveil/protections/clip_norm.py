@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedveil.base.arrays import Float64s
+from fedveil.base.array_types import Float64s
 from fedveil.base.message import Message, only_fields, take
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.quantile_clip import QuantileClip

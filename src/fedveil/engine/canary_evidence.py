@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Bools, Float64s, Int8s
+from fedveil.base.array_types import Array, Bools, Float64s, Int8s
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions

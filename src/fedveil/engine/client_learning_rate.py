@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from fedveil.base import own_code
-from fedveil.base.arrays import Float32s
+from fedveil.base.array_types import Float32s
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer

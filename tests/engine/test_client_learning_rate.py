@@ -11,7 +11,7 @@ import pytest
 import fedveil
 import parts
 from fedveil.engine.assembly import ModelShape, make_model
-from fedveil.engine.client_rate import client_rate
+from fedveil.engine.client_learning_rate import client_rate
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
@@ -44,7 +44,7 @@ def job(**training: Any) -> Job:
         ({}, [0.5, 0.5, 0.5]),
         ({"lr_schedule": "step", "lr_rounds": 2, "lr_factor": 0.5}, [0.5, 0.5, 0.25, 0.25, 0.125]),
         ({"lr_schedule": "cosine", "lr_rounds": 2, "lr_factor": 0.2}, [0.5, 0.3, 0.1, 0.1]),
-        ({"lr_schedule": "test_client_rate:falling"}, [0.5, 0.25, 0.5 / 3]),
+        ({"lr_schedule": "test_client_learning_rate:falling"}, [0.5, 0.25, 0.5 / 3]),
     ],
 )
 def test_rates_of_rounds(settings: dict[str, Any], rates: list[float]) -> None:
@@ -54,10 +54,10 @@ def test_rates_of_rounds(settings: dict[str, Any], rates: list[float]) -> None:
 
 def test_a_rate_that_nobody_can_train_with_is_refused() -> None:
     with pytest.raises(InvalidValue) as told:
-        client_rate(job(lr_schedule="test_client_rate:nothing"), 2)
+        client_rate(job(lr_schedule="test_client_learning_rate:nothing"), 2)
     assert str(told.value) == (
-        "training.lr_schedule = 'test_client_rate:nothing' gives the rate 0.0 in round 2. It must "
-        "be a number above 0"
+        "training.lr_schedule = 'test_client_learning_rate:nothing' gives the rate 0.0 in round 2. "
+        "It must be a number above 0"
     )
 
 

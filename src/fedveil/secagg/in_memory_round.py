@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.base.arrays import Array, Int64s
+from fedveil.base.array_types import Array, Int64s
 from fedveil.base.message import Message, decode, encode
 from fedveil.base.validate import choice, finite_vector, integer, positive
 from fedveil.entropy import Entropy, Secure

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
-from fedveil.base.arrays import Bools, Float64s
+from fedveil.base.array_types import Bools, Float64s
 
 #: A class with fewer members' or others' answers than this uses the model of all classes.
 _FEW = 20
