@@ -50,7 +50,7 @@ class Standing:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What all parties have agreed: the run, the purpose, the step, and this party's examples."""
+    """The run, purpose and step that all parties agreed on, and this party's examples."""
 
     run: bytes
     purpose: str
