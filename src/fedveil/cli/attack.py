@@ -40,7 +40,8 @@ Where = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
-        help="A job file, or the folder of a finished run. Default: a built-in job.",
+        help="A job file, or the folder of a finished run. Default: a built-in job that "
+        "suits the attack.",
     ),
 ]
 Protections = Annotated[
