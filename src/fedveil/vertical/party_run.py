@@ -72,8 +72,7 @@ class Setting:
 
 class PartyRun:
     """A party in a run. Call `restore` with a step that all parties have saved, then `train`.
-
-    If `train` has ended with an error, call `restore` and `train` again.
+    If `train` has ended with an error, call both again.
     """
 
     def __init__(
