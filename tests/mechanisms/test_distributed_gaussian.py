@@ -13,7 +13,7 @@ from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import distributed_gaussian
-from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.hadamard import random_signs
 from fedveil.privacy import audit
@@ -262,3 +262,11 @@ def test_a_share_that_is_withheld_is_found(withheld, wrong):
         score=lambda total: float(total @ apart),
     )
     assert found.refuted is wrong
+
+
+def test_a_mean_is_over_the_shares_in_the_sum_and_not_over_the_planned_clients():
+    noise = DistributedSum(1.0, 2.0, shares=3, clients=5, dimension=4)
+    total = np.array([12, -6, 0, 3], np.int64)
+    assert noise.mean(total.copy(), 3, None) == pytest.approx(noise.step * total / 3)
+    rotated = made(rotation=False, dimension=4, shares=3, clients=5)
+    assert rotated.mean(total.copy(), 3, None) == pytest.approx(rotated.step * total / 3)

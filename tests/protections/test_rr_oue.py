@@ -406,7 +406,7 @@ def test_a_cohort_drawn_at_once_is_alike(kind: str) -> None:
 
 def test_a_cohort_s_law_is_the_convolution_of_its_clients() -> None:
     encoding = protection("oue", eps=0.7, cells=3).encoding(0.7)
-    cohort = CohortSum(40_000, 3, capacity=5)
+    cohort = CohortSum(40_000, 3, capacity=8)  # three clients dropped out
     law = np.ones(1)
     for state in (3, 3, -1, 0, 3):
         cohort.add(np.full(40_000, state, np.int16))

@@ -69,6 +69,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> VerticalRun:
     return train(job(), tmp_path_factory.mktemp("whole") / "run")
 
 
+def test_an_evaluation_is_not_counted_among_the_bytes_of_steps(
+    whole: VerticalRun, tmp_path: Path
+) -> None:
+    """Epochs have six steps, so that records of four steps hold an evaluation in their middle."""
+    seldom = train(job(evaluation={"every_epochs": 3}), tmp_path / "seldom")
+    for party in ("lead", "bank", "shop"):
+        bytes_of = [
+            [r["bytes_sent_per_step"] for r in run.records[party] if "bytes_sent_per_step" in r]
+            for run in (whole, seldom)
+        ]
+        assert bytes_of[0] == bytes_of[1]
+        assert len(bytes_of[0]) > 3
+
+
 def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
     losses = [record["loss"] for record in whole.metrics if "loss" in record]
     assert losses[-1] < 0.7 * losses[0]
