@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """What no test seeds is the same in every run, whichever tests came before.
+    """Seed every generator, so that a test's draws do not depend on earlier tests.
 
     Models' weights are drawn from torch's generator, and Flower's clients from Python's.
     """
@@ -66,7 +66,7 @@ def command(
 
 @pytest.fixture
 def charges(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
-    """Who is charged in which round, as any ledger is told."""
+    """Record the clients that any ledger charges, by round."""
     from fedveil.privacy.ledger import Ledger
 
     told: dict[int, set[int]] = {}

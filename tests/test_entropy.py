@@ -75,7 +75,7 @@ def test_secure_sources_are_independent_of_each_other() -> None:
 
 
 def _in_fork(work: str, source: Entropy) -> bytes:
-    """What a really forked child draws."""
+    """Return the draws of a really forked child."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run."""
+"""A run's display in a terminal."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_half_the_noise_is_refuted() -> None:
 
 
 def test_guesses_are_as_good_as_the_best_test() -> None:
-    """Of two Gaussians at distance mu, k times: right with probability Phi(mu sqrt(k) / 2)."""
+    """Two Gaussians at distance mu, seen k times: right with probability Phi(mu sqrt(k) / 2)."""
     report, run = played(made("dp_encrypt"), 500, 4)
     mu = 2 / GaussianMechanism(1.6, DELTA, clip=1.0).sigma
     assert report.right.low < stats.norm.cdf(mu / 2) < report.right.high
@@ -138,7 +138,7 @@ def test_plain_updates_are_told_apart_for_certain() -> None:
 
 
 def without_likelihood(scaled: bool) -> Iterator[tuple[float, float]]:
-    """What 40 noisy estimates of a say for a, and 40 of b."""
+    """Return the evidence of 40 noisy estimates of a, and of 40 of b."""
     draw = Seeded(1).generator()
     a, b = np.array([1, 2, 5], np.float32), np.array([1, 1, 9], np.float32)
     weight = np.array([1.0, 1.0, 0.0])  # the last entry is not to be looked at

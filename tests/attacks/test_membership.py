@@ -110,7 +110,7 @@ def test_calibration_takes_the_difficulty_away() -> None:
 
 
 def test_lira_is_a_z_score_of_the_references_outside() -> None:
-    """Those that hold the example do not count; the deviation is one for all examples."""
+    """References that contain the example do not count. All examples share one deviation."""
     held = np.array([[False, True], [False, False], [True, False]])
     margins = [[1.0, 50.0], [3.0, 4.0], [70.0, 6.0]]
     known = References([given(margin=row) for row in margins], held, np.zeros(2, np.int64))

@@ -79,7 +79,7 @@ def test_a_few_scores_that_lie_close_together_are_no_evidence() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 1.5])
 def test_intervals_cover(shift: float) -> None:
-    """Of normal scores every figure is known: at most 5% miss, up to the chance of 400 trials."""
+    """For normal scores every figure is known: at most 5% miss, up to the chance of 400 trials."""
     generator = np.random.default_rng(3)
     missed = np.zeros(3, int)
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""What a server sees of every client, under every position."""
+"""The server's view of every client, under every protection."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_buffers_and_frozen_weights_stay() -> None:
 
 
 def test_of_a_head_it_is_the_step_on_features_that_are_fixed() -> None:
-    """As they are when a model is tested: BatchNorm does not look at the batch."""
+    """Return the layers in test mode: BatchNorm does not look at the batch."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 2, 3, stride=2), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten()]
     model = only_head(nn.Sequential(*layers, nn.Linear(18, CLASSES)))

@@ -101,7 +101,7 @@ def test_ctrl_c_ends_every_command_alike(
 
 
 def hear_interrupts() -> None:
-    """What a shell starts in the background is deaf to them."""
+    """A process that a shell starts in the background ignores interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -27,7 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def watched(folder: Path, steps: Iterator[object] = NEVER, patience: float = PATIENCE_S) -> str:
-    """What a watcher shows; a step happens whenever it waits, and it never waits in vain."""
+    """Return a watcher's output. A step happens whenever it waits, and it never waits in vain."""
     out = io.StringIO()
     console = plain_text.console(file=out, width=120)
     watch(folder, console, patience, lambda seconds: next(steps))  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_a_run_is_followed_as_it_grows_a_half_written_line_included(
 
 
 def test_a_run_that_goes_on_after_its_end_is_followed(finished: Path, tmp_path: Path) -> None:
-    """Of a run that was given more rounds, the model of before is still there."""
+    """A run that was given more rounds still has its earlier model."""
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     with (copy / "events.log").open("a") as events:

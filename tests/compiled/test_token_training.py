@@ -163,7 +163,7 @@ def replaced() -> nn.Module:
 
 
 def narrower() -> nn.Module:
-    """What torch itself refuses to add."""
+    """Shapes that torch itself refuses to add."""
     layer = transformer_layer(WIDTH, 1)
     layer.linear2 = nn.Linear(24, 8)
     return nn.Sequential(layer, nn.Linear(8, WIDTH))

@@ -1,4 +1,4 @@
-"""Where data files are looked for."""
+"""The folders that are searched for data files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold on the genuine MNIST. Minutes each: run by hand with FEDVEIL_DATA and -m slow."""
+"""Accuracies on the genuine MNIST. Minutes each: run by hand with FEDVEIL_DATA and -m slow."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def test_a_planted_fault_is_caught_every_time(fault: str, tmp_path: Path) -> Non
 
 
 def shares(missing: int, seed: int) -> Job:
-    """8 clients, canaries and all, of which so many add no share of the noise."""
+    """Return a job of 8 clients, canaries included, of which `missing` add no share of noise."""
     own = {"noise_multiplier": 1.9, "missing": missing, "bits": 16, "active_security": False,
            "reconstruct_secrets_threshold": 2}  # fmt: skip
     return job(

@@ -28,7 +28,7 @@ NAMES = fault_phases(POSITIONS["pw_encrypt"])
 
 
 class Hurried(parts.TwoPhases):
-    """As `TwoPhases`, with a deadline."""
+    """`TwoPhases` with a deadline."""
 
     deadline_s = 1.0
 

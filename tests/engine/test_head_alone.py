@@ -51,7 +51,7 @@ def down(run: Any) -> int:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many examples each call of the fixed layers was given."""
+    """The number of examples in each call of the fixed layers."""
     calls: list[int] = []
     monkeypatch.setattr(parts.Backbone, "saw", calls.append)
     return calls

@@ -19,7 +19,7 @@ import warm_process
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.record.run_folder import RunFolder
 
-#: What goes on with a run, here; a run that is killed has workers of its own.
+#: Resumes a run in this process. A killed run has its own workers.
 pytestmark = pytest.mark.usefixtures("warm_workers")
 #: One worker for all that does not ask for several: each imports torch anew.
 JOB = """
@@ -119,7 +119,7 @@ def whole(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stay_after(rounds: int) -> None:
-    """So many rounds are done and kept, and no more before the process is killed."""
+    """Save exactly this many rounds before the process is killed."""
     write = Checkpoint.write
 
     def staying(self: Checkpoint, folder: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""How a run goes on with more rounds, and how one ends that has no result."""
+"""Runs that resume with more rounds, and runs without a result."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
 
 
 def peak_of_a_round(clients: int) -> int:
-    """The most memory that a round of so many clients holds at once, in bytes."""
+    """Return the peak memory of a round of `clients` clients, in bytes."""
     model = nn.Linear(40, 200)
     weights = Layout(model).vector()
     one_each = np.arange(clients, dtype=np.int64)

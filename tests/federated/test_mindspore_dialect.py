@@ -44,7 +44,7 @@ def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
 
 
 def sharing(job: Job) -> int:
-    """How many of a round's clients share secrets."""
+    """The number of a round's clients that share secrets."""
     return job.protection.pw_encrypt.sharing_clients(job.clients_per_round)
 
 

@@ -131,7 +131,7 @@ def continued(context: int, prompt: bytes, tokens: int) -> Continuation:
 
 
 def by_whole_windows(context: int, prompt: bytes, count: int) -> bytes:
-    """The same continuation, the whole window computed anew for every token."""
+    """Return the continuation with the whole window computed anew for every token."""
     leader, cloud = parties(context)
     embedding, head = leader.modules["embedding"], leader.modules["head"]
     text, begin = list(prompt), max(0, len(prompt) - context)

@@ -1,4 +1,4 @@
-"""What the fixed filters say of an image, and that it depends on that image alone."""
+"""The fixed filters' features of an image, which depend on that image only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a model, against scikit-learn's figures and by hand."""
+"""Metrics of a model, against scikit-learn's and by hand."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LEFT_OUT = shutil.ignore_patterns(".venv*", ".git", "runs", "site", "dist", ".*_
 
 
 def tested(tree: Path, tests: Sequence[str], limit_s: float | None, **variables: str) -> str:
-    """What became of these tests in this tree: "passed", "failed", "hung" or "broke"."""
+    """Run these tests in this tree. Returns "passed", "failed", "hung" or "broke"."""
     paths = {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment = os.environ | paths | variables
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -59,7 +59,7 @@ def tested(tree: Path, tests: Sequence[str], limit_s: float | None, **variables:
 
 
 def applied(tree: Path, mutation: Mutation) -> str:
-    """What the tests say of the bug; the tree is as it was afterwards."""
+    """Return the outcome of the bug's tests. Restores the tree."""
     path = mutation.path(tree)
     stamp, sound = path.stat(), path.read_text("utf-8")
     path.write_text(mutation.of(sound), "utf-8")
@@ -86,7 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--room", help="the mutations of one file of this folder")
     parser.add_argument("--number", type=int, nargs="+", help="these of them alone")
-    parser.add_argument("--part", type=int, help="so many of them, spread over the rooms")
+    parser.add_argument("--part", type=int, help="this number of them, spread over the rooms")
     parser.add_argument("--turn", type=int, default=0, help="which part")
     parser.add_argument("--passed", action="store_true", help="the suite has passed just now")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")

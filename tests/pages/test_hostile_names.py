@@ -134,7 +134,7 @@ def test_two_names_are_two_files() -> None:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_no_text_is_a_terminals_command(terminal: bool) -> None:
-    """Rich's own commands, for colours and a bar, are sent to a terminal as ever."""
+    """Rich's own commands, for colours and a bar, are sent to a terminal unchanged."""
     out = io.StringIO()
     shown = plain_text.console(file=out, force_terminal=terminal, width=200)
     table = RichTable(TAKES_OVER, box=None)

@@ -38,7 +38,7 @@ NOTHING = PrivacyLoss(math.inf, per="update")
 
 @dataclass(frozen=True)
 class Spending:
-    """As protections state it."""
+    """A loss as protections state it."""
 
     loss: PrivacyLoss
     count: int = 1

@@ -1,4 +1,4 @@
-"""A run goes on with the job that it began with, and with no other."""
+"""A run resumes only with the job with which it began."""
 
 from __future__ import annotations
 

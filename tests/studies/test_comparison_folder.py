@@ -1,4 +1,4 @@
-"""A comparison's folder: all cells begin alike, and what was begun is gone on with."""
+"""A comparison's folder: all cells start alike, and an unfinished one is resumed."""
 
 from __future__ import annotations
 

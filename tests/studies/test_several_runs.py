@@ -1,4 +1,4 @@
-"""Runs of an experiment: read where they are, gone on with where they were cut off."""
+"""Runs of an experiment: finished ones are read, unfinished ones resumed."""
 
 from __future__ import annotations
 

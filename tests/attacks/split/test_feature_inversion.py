@@ -167,7 +167,7 @@ def test_unsplit_finds_images_without_the_weights() -> None:
 
 
 def test_the_best_start_is_gone_on_with() -> None:
-    """Of bottoms that do nothing but one, that one is found."""
+    """Find the one bottom that does something among several that do nothing."""
 
     class Dead(nn.Conv2d):
         def forward(self, images: torch.Tensor) -> torch.Tensor:

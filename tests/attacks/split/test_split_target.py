@@ -1,4 +1,4 @@
-"""What a target says crosses is what the receiver gets in a real step."""
+"""A target names exactly the tensors that the receiver gets in a real step."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_numbers_are_the_words(table: Float64s, text: Int64s) -> None:
 
 
 def test_bits_without_noise_are_the_words(table: Float64s, text: Int64s) -> None:
-    """As far as no two words have the same bits."""
+    """Tokens are found unless two words have the same bits."""
     bits = sent(table, text, None)
     assert len(np.unique(table > 0, axis=0)) == WORDS
     assert np.array_equal(nearest(bits, (table > 0).astype(float)), text)
