@@ -283,7 +283,7 @@ def test_several_vertical_runs_stand_in_one_table_and_on_the_same_plots(
         (line for lines in runs["noisy"].figures.values() for line in lines),
         key=lambda line: line.epsilon,
     )
-    assert told["epsilon"][0] == "inf (none)"
+    assert told["epsilon"][0] == "inf (none) for an example's values of left, sent unprotected"
     assert told["epsilon"][1].endswith(f" for {worst.what}")
     losses = {
         name: [record["loss"] for record in run.metrics if "step" in record]

@@ -263,10 +263,14 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
     guesses, *others = apart.said["shop"]
     assert guesses.startswith("lead has brought 70 ids in all")
     assert others == [
+        "The output of right leaves shop without protection.",
         "the leader starts over: back to the last step that all parties have saved",
         "train from step 4",
     ]
-    assert apart.said["bank"] == ["train from step 4"]
+    assert apart.said["bank"] == [
+        "train from step 4",
+        "The output of left leaves bank without protection.",
+    ]
 
 
 class silent_where_it_dies:
