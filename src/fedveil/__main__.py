@@ -9,7 +9,8 @@ import sys
 def main() -> None:
     """Run the command line.
 
-    What is imported lives to the end: looking for garbage among it is a tenth of the start.
+    Garbage collection is off during the imports, which saves a tenth of the start-up time. No
+    imported object is ever garbage.
     """
     gc.disable()
     try:

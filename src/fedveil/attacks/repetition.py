@@ -33,10 +33,10 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 
 
 class Averaged:
-    """Running average of estimates of one update, with each entry weighted as in the readings.
+    """Running average of estimates of one update. Each `Reading` weights the entries of its estimate.
 
-    Estimates of only a direction are summed instead: how often reports name an entry shows how
-    large it is.
+    If a reading gives only a direction, the estimates are summed instead. An entry that more
+    reports name is larger.
     """
 
     def __init__(self, dimension: int) -> None:

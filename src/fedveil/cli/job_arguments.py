@@ -110,6 +110,6 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
 
 
 def remarks(kind: str, texts: Iterable[str]) -> None:
-    """Print each text on a line of standard error."""
+    """Print each text on a line of standard error, labelled with `kind`, such as "warning"."""
     for text in texts:
         remark(text, kind)

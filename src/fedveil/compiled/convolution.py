@@ -112,8 +112,9 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 
 @compiled()
 def _meet_all(m: Float32s, op: Int64s) -> None:
-    """Add up the gradients for a convolution without pooling, where every output may have a
-    gradient.
+    """Add up the gradients of the input, the filters and the bias for a convolution without pooling.
+
+    Every output may have a gradient.
     """
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
     lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]

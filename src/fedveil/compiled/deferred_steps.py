@@ -29,10 +29,10 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps, and return the fields of its row of
-    numbers.
+    """Reserve memory for a dense layer's deferred steps, and return their fields of its operation.
 
-    The factors D and X take at most half as much memory as the weight.
+    The fields hold addresses and sizes. A deferred step adds D' X to the weight. All rows of D and
+    X take at most half as much memory as the weight. Returns no fields if steps are never deferred.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:

@@ -131,8 +131,8 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients for each token's row.
 
-    The gradient of the weight is summed separately and added at the end, because under SGD without
-    momentum or decay adding it changes the weight, which the remaining rows still need.
+    The gradient of the weight is summed separately and added at the end. Under SGD without momentum
+    or decay it is added to the weight itself, which the remaining rows still need unchanged.
     """
     width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
     ends = change + 2 * width  # stores two numbers, to round them like all the others

@@ -161,7 +161,10 @@ class Operation:
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Return the fields for deferred steps, or nothing if this operation never defers steps."""
+        """Reserve memory for this operation's deferred steps, and return its fields for them.
+
+        Returns no fields if the operation never defers steps.
+        """
         return {}
 
 

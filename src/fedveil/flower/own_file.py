@@ -81,7 +81,8 @@ def sealed_names(folder: Path, seals: Path) -> list[str]:
 class _Seals:
     """The digests that the files of a folder may have: before and after their last write.
 
-    The first use creates an empty list and then the key, since a list without files needs no key.
+    The first use writes an empty list of digests, and then the key that authenticates the list. It
+    may be interrupted between the two, because an empty list needs no key.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -234,9 +234,10 @@ BUNDLED: dict[str, type[_Bundled]] = {
 
 
 def find(name: str, metrics: Sequence[str] | None = None) -> Task:
-    """Return the task called `name`, with only the `metrics` given if it is a built-in one.
+    """Return the task called `name`. A built-in task has only the `metrics`, if they are given.
 
-    Raises `TaskInvalid` if there is no such task or metric.
+    Raises `TaskInvalid` if there is no such task or metric, or if `metrics` are given for a user's
+    own task.
     """
     if name in BUNDLED:
         return BUNDLED[name](metrics)

@@ -359,7 +359,7 @@ def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _no_password() -> str:
-    """Stop OpenSSL, which would otherwise ask for a key's password on the terminal."""
+    """Return an empty password, so that OpenSSL does not ask for a key's on the terminal."""
     return ""
 
 

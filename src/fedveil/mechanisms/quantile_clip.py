@@ -95,9 +95,9 @@ class QuantileClip:
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """Return the vector, clipped and in units of the clip, followed by the bit's entry.
+        """Return the vector, clipped and scaled to norm `first` or less, with one more entry.
 
-        That entry is +half if the vector's norm is at most `clip`, and -half if not.
+        That entry, the clip bit, is +`half` if the vector's norm is at most `clip`, else -`half`.
         """
         vector, clip = finite_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1

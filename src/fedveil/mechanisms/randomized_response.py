@@ -26,7 +26,8 @@ class BinaryRandomizedResponse:
     Privacy: eps per bit at delta = 0, if the bit is replaced: the two likelihoods of either output
     differ by exactly the factor e^eps.
 
-    Source: 000, "local differential privacy: random response", P.
+    Source: MindSpore Federated's document on SignDS (000), "local differential privacy: random
+    response", P.
     """
 
     def __init__(self, eps: float) -> None:

@@ -29,7 +29,10 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the model's quality over the clients, if any run measured it."""
+    """Yield plots of the mean, worst tenth and spread of the model's quality among the clients.
+
+    Yields none if no run measured it.
+    """
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip

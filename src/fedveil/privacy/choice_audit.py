@@ -58,10 +58,11 @@ class Counted:
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
-        """Return the true epsilon up to which the counts would probably not refute a false `claim`.
+        """Return the detection limit: the largest true epsilon that would probably go undetected.
 
-        Above it, enough choices are expected to report the truth. It is infinite if `claim` would
-        not be refuted even if all did. `chance` and `error` are those of `lower_bound`.
+        At a larger true epsilon, enough choices are expected to report the truth to refute the
+        false `claim`. The limit is infinite if `claim` would stand even if every choice reported
+        the truth. `chance` and `error` are those of `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):

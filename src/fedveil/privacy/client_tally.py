@@ -71,7 +71,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if no clients can have been charged what the loaded columns say.
+        """Raise `MessageInvalid` if the loaded columns are impossible in `times` rounds.
 
         `times[k]` is the number of rounds in which kind k was charged.
         """

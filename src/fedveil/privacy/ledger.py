@@ -75,8 +75,9 @@ class Line(NamedTuple):
 class Ledger:
     """Records the privacy loss of every client of a run.
 
-    With `adaptive`, losses may have been chosen in view of earlier rounds. Their epsilons and
-    deltas then only add up, which is valid in that case too, and their releases are not stored.
+    With `adaptive`, a round's losses may depend on earlier rounds. The ledger then uses basic
+    composition: it adds epsilons and deltas, which is still valid. Tighter composition would need
+    the releases of the losses, so the ledger does not store them.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -362,7 +363,9 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the epsilon per bit, parameter or round of one client's charges in a round."""
+    """Return the largest epsilon at `delta` that one client's charges in a round, `kind`, have for a
+    bit, a parameter or the whole round, as `per` says.
+    """
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 

@@ -143,7 +143,10 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return the loss of a release without a statement of its own: epsilon is infinite."""
+        """Return the loss of a release for which no epsilon is stated.
+
+        Its own epsilon is infinite. Composition uses the release's distribution.
+        """
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

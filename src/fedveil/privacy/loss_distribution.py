@@ -164,7 +164,11 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss of any two rows, and roughly their largest RMS loss."""
+    """Return the largest finite privacy loss between any two rows, and an estimate of the largest RMS
+    loss between two rows.
+
+    The estimate compares the first row with each of the others.
+    """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

@@ -25,7 +25,10 @@ _FARTHEST = 1e6
 
 @dataclass
 class MeasuredNoise:
-    """Sums of squares of the noise measured in a run's releases of `entries` entries each."""
+    """The noise measured in a run's releases of `entries` entries each.
+
+    `squares` is the sum of the noise's squares over all entries of all releases.
+    """
 
     entries: int
     releases: int = 0

@@ -220,9 +220,9 @@ class Alone(NamedTuple):
 def alone(
     scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
 ) -> Alone:
-    """Guess all coins by their scores, and bound epsilon if canaries' outcomes are independent.
+    """Guess every coin by its score, and return a lower bound of epsilon with the guesses.
 
-    The arguments are those of `audit_run`.
+    The bound is valid only if the canaries' outcomes are independent. The arguments are those of `audit_run`.
     """
     m, delta = len(scores), claim.delta
 

@@ -72,7 +72,7 @@ class SampledGaussian:
     """Gaussian noise on the sum of a batch that takes every example with probability `rate`.
 
     `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an example's
-    contribution. It is the ratio of a `Gaussian`, which this equals at rate 1. The loss is that of
+    contribution, as in `Gaussian`. At rate 1 the two mechanisms are equal. The loss is that of
     replacing one example.
     """
 

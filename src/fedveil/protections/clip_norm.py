@@ -69,9 +69,9 @@ class Clipping:
 
     With a fixed clip, the mechanism's vectors are the updates, and no message mentions the clip.
     With a moving clip (`QuantileClip`), each of the mechanism's vectors is an update followed by
-    its clip bit, with `length` entries and at most the norm `norm`. The moving clip is the
-    protection's state. A client takes it from the message that asks for its report (`words`), and
-    accepts any value within the bounds of a clip.
+    its clip bit. It has `length` entries and a norm of at most `norm`. The moving clip is the
+    protection's state. The server sends it in the message that asks for a report. A client accepts
+    any clip between the smallest and the largest that the rounds can reach.
     """
 
     def __init__(

@@ -22,7 +22,10 @@ Whose: TypeAlias = Literal["client", "example"]
 
 
 class Description(Audited):
-    """The part of a protection that its class alone determines. Every member has a default."""
+    """A protection as known from its class alone, without an instance: its name, settings and rules.
+
+    Every member has a default.
+    """
 
     #: The name by which a job chooses it; a class of your own is named by its module and class.
     name: ClassVar[str] = ""
@@ -72,7 +75,7 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the key that ties a round's noise to the run's number of rounds, or None."""
+        """Return the job key that makes a round's noise depend on the number of rounds, or None."""
         return None
 
     @classmethod

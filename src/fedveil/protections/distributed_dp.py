@@ -281,8 +281,9 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: sums of four shares with one update, under a fixed and a moving
-        clip.
+        """Yield audit cases: sums of one client's update and four clients' shares of noise.
+
+        The clip is fixed in the first case and moving in the others.
         """
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)

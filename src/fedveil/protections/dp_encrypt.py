@@ -80,9 +80,9 @@ class DPEncrypt(Protection):
     """Every client sends its clipped update plus Gaussian noise. The aggregate is the mean of
     these.
 
-    The source sends old weights + noised update. The server knows the old weights, so this is
-    equivalent. Clients count equally: a client's number of examples is not protected, and therefore
-    not sent.
+    MindSpore Federated sends old weights + noised update. The server knows the old weights, so
+    sending only the noised update is equivalent. Clients count equally: a client's number of
+    examples is not protected, and therefore not sent.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
     everyone who reads the report, as `GaussianMechanism` states. With continuous noise (a
@@ -221,7 +221,7 @@ class _Form(Protocol):
         """Return the fields of a report without content. It has the length of every report."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Check an untrusted report completely and return its values, in whole steps."""
+        """Check an untrusted report completely and return its values as numbers of grid steps."""
 
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""

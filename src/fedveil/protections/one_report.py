@@ -14,10 +14,10 @@ from fedveil.protections.phased import PhasedRound
 
 
 class OneReportRound(PhasedRound):
-    """A server half in which every client sends one report. Makes the checks that all of them need.
+    """The server half of a round in which every client sends one report. Makes the common checks.
 
-    A round may have several halves in different places, each with the reports of other clients,
-    which are merged at the end. The merged bytes do not depend on the division of the clients.
+    A round may be divided among several instances, each for a different group of clients. `merge`
+    combines them at the end. The merged bytes do not depend on the division of the clients.
     Pickling includes only the attributes that `merge` reads.
     """
 

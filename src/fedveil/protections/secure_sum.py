@@ -114,7 +114,7 @@ class SecureSum(Protection):
 
     @classmethod
     def against(cls, settings: SecureSumSettings) -> str:
-        """Describe the server against whom the guarantee holds, or who is trusted to add noise."""
+        """Describe the server that the guarantee holds against, or that is trusted to add noise."""
         return super().against(settings) if cls.rests_on_server(settings) else settings.server
 
     @classmethod

@@ -59,7 +59,7 @@ class SecureSumSettings(Settings):
 
     @property
     def server(self) -> str:
-        """The server against which the guarantee holds."""
+        """A phrase for the kind of server against which the guarantee holds."""
         if self.active_security:
             return "a server that lies, within the limits in docs/secure-aggregation.md"
         return "a server that follows the protocol"

@@ -112,9 +112,9 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the source's initial magnitude estimate and its phase.
+        """Return the state before round 1: MagRR's first magnitude estimate and its phase.
 
-        Empty if the step is fixed.
+        The state also counts the rounds of zero bits. It is empty if the step is fixed.
         """
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
@@ -137,7 +137,11 @@ class SignDSProtection(Protection):
         yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of the selection with its sign, and of the bit if one is sent."""
+        """Return the privacy losses of one report.
+
+        They are the loss of the selected dimensions with their common sign and, if the step is
+        estimated, the loss of the magnitude bit.
+        """
         selection = Spending(self.mechanism.loss)
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 

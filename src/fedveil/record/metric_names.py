@@ -52,5 +52,5 @@ def title(name: str) -> str:
 
 
 def digits(value: float) -> str:
-    """Format a metric for readers. A diverged model's has no value."""
+    """Format a metric for readers. NaN, the metric of a diverged model, becomes "undefined"."""
     return "undefined" if math.isnan(value) else f"{value:.4f}"

@@ -41,7 +41,10 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Save the folders of the user's own modules, which `names` gives as `module:function`."""
+    """Write into the run folder the paths from which the user's own modules are imported.
+
+    `names` are references to the user's functions, as `module:function`.
+    """
     roots = dict.fromkeys(root for name in names for root in _import_root(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
@@ -49,8 +52,8 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
     """Open the folder of an earlier run, and load its job. `stack` closes the folder.
 
-    Raises `RunFolderError` if the job file was edited. The user's own modules are also searched
-    for, in last place, in the folders that they were in when the run started.
+    Raises `RunFolderError` if the job file was edited. The paths from which the first run
+    imported the user's own modules are added to the end of the module search path.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
@@ -83,9 +86,9 @@ def look_beside(job: Path) -> None:
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Also search for the user's own modules, in last place, in the folders that a run saved.
+    """Add the import paths that a run saved to the end of the module search path.
 
-    Returns True if the run in `path` saved any list of folders.
+    Returns True if the run in `path` saved a list of import paths.
     """
     imports = path / IMPORTS
     if not imports.exists():

@@ -34,8 +34,8 @@ class Server:
     `receive` refuses a message with `ReportRejected`, which leaves the state unchanged. A client
     that has not answered when `advance` closes a phase has dropped out. `advance` raises
     `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse graph
-    and, if more clients answer than may share secrets, those that continue. `origin` must equal the
-    clients' own.
+    and, if more clients answer than may share secrets, the clients that continue. `origin` is a
+    digest of the data that the vectors were made from. It must be equal on server and clients.
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
     on, two tags, and in the end one share.

@@ -67,7 +67,7 @@ class Settings(BaseModel):
 
 
 class Block(Settings):
-    """A block of a job. A block without keys has the defaults."""
+    """A section of a job file. A section that is present but empty has the default values."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield each key that is set without effect, and the key whose value causes that

@@ -206,8 +206,10 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons of a protection, or only None if its epsilon cannot be solved
-        for.
+        """Return the target epsilons at which a protection runs.
+
+        Returns [None] if none were asked for, or if no parameter of the protection can be solved
+        for. Raises `JobError` if `changes` sets that parameter.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):

@@ -67,13 +67,13 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 
 
 def tally(outcome: Outcome) -> str:
-    """Say how many of the source's numbers and trends were reproduced."""
+    """Say how many of the source paper's numbers and trends were reproduced."""
     agree = sum(verdict.agrees for verdict in outcome.verdicts)
     return f"{agree} of {len(outcome.verdicts)} agree with the source."
 
 
 def verdicts(outcome: Outcome) -> Table:
-    """Return a table of the source's results beside our results."""
+    """Return a table of the source paper's results beside ours."""
     columns = ("what", "the source", "here", "verdict", "why")
     said: set[str] = set()
     return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])

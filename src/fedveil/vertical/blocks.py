@@ -54,7 +54,7 @@ class OptimizerSettings(Block):
 
 
 class EmbeddingDPSettings(Block):
-    """One randomised bit in place of every float32 that is sent, which takes 1/32 of the bytes."""
+    """Settings of EmbeddingDP, which sends one randomised bit in place of each 32-bit value."""
 
     eps: float | None = Field(
         None,

@@ -82,8 +82,9 @@ class Errors:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the errors of the examples at `positions`. They are 0 before an example's first
-        step.
+        """Return the rounding errors of the examples at `positions`.
+
+        An example's errors are 0 before its first step.
 
         `place` is the part and the direction. `like` has the shape and type of the result.
         """
@@ -94,7 +95,7 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Save the errors of a step, now that the step has been applied."""
+        """Save the rounding errors of a step, now that the step has been applied."""
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1
@@ -106,14 +107,14 @@ class Errors:
                 held[positions] = errors
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the errors by name: `<part>///forward` or `<part>///backward`."""
+        """Return the rounding errors by name: `<part>///forward` or `<part>///backward`."""
         return {
             f"{part}///{'backward' if gradient else 'forward'}": torch.from_numpy(held)
             for (part, gradient), held in self._held.items()
         }
 
     def restore(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Restore the errors from tensors by part and direction."""
+        """Restore the rounding errors from `state`: tensors by part, then by direction."""
         self._held = {
             (part, direction == "backward"): held.numpy().copy()
             for part, directions in state.items()
@@ -122,5 +123,5 @@ class Errors:
 
 
 def staging() -> defaultdict[Place, list[tuple[Positions, Float32s]]]:
-    """Return an empty store for a step's errors, which are saved only if the step is applied."""
+    """Return an empty store for a step's rounding errors. A step that is applied saves them."""
     return defaultdict(list)

@@ -81,7 +81,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """Return True once the first steps have been reported."""
+        """Return True once `tell` has been called with the result of the first steps."""
         return len(self._windows) < self._all or not self._all
 
     @property

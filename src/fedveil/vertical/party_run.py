@@ -231,7 +231,7 @@ class PartyRun:
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
-        """Return this party's privacy account so far, including the leader's labels."""
+        """Return this party's epsilons so far. A leader's include the epsilon of its labels."""
         delta, split = self.setting.job.privacy.delta, self.setting.split
         found = account.figures(split, self.name, self._releases, delta, self._label_loss)
         if found and (self.setting.folder.path / TRACEBACK).exists():
@@ -251,7 +251,7 @@ class PartyRun:
         return account.ledger_of(self.setting.split, self.name, self._releases, self._label_loss)
 
     def say(self, sentence: str) -> None:
-        """Log a sentence, and show it to the user who started this party."""
+        """Write a sentence to the log, and show it to the user who started this party."""
         self.event(sentence)
         self._say(sentence)
 

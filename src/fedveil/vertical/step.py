@@ -102,8 +102,9 @@ class Context:
 class Step:
     """One party's instructions for one batch, executed one after another.
 
-    `tells` are the positions in the program of the messages that carry the loss (`last_words`).
-    `occasion` and `number` identify the step in reports. `seed` is for random numbers that the
+    `tells` are the indices in the program of the messages that carry the loss (`last_words`).
+    `number` is the number of the step or look, and `occasion` tells apart the reports of one
+    `number` that are drawn at different times. `seed` is for random numbers that the
     party's modules draw from torch. Bytes are counted if `measure` is True.
     """
 

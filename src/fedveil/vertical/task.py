@@ -148,7 +148,7 @@ def check_party(task: Task, party: str) -> None:
 
 
 def assists_of(task: Task) -> Mapping[str, Assist]:
-    """Return the exchanges that this task's followers support beyond those of every task."""
+    """Return, by name, the exchanges that only this task's followers support."""
     own: Mapping[str, Assist] = getattr(task, "assists", {})
     return own
 

@@ -54,9 +54,9 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """A reading, of one report or of a cohort's aggregate.
+    """An attacker's view: its reading of one report or of a cohort's aggregate, and its knowledge.
 
-    `clients` are those whose examples are sought.
+    `clients` are the clients whose examples it seeks. `cohort` is the number of clients in it.
     """
 
     clients: Sequence[int]

@@ -27,7 +27,7 @@ class Distance:
         return (self._weight * one * other).sum()
 
     def squared(self, update: Tensor) -> Tensor:
-        """Return the update's squared distance from the reading, relative to the reading's square.
+        """Return ||update - reading||^2 / ||reading||^2, for the update estimated in the reading.
 
         Source: Zhu et al. 2019.
         """

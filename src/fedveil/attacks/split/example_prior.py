@@ -26,7 +26,7 @@ class Prior(Protocol):
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return the numbers of likely examples, `examples` of them."""
+        """Return the numbers that a search for `examples` examples starts from: likely ones."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         """Map numbers to the examples that they represent."""

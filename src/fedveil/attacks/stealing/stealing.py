@@ -36,10 +36,11 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Loot:
-    """The clients' examples and the attacker's candidates, as rows with values in [0, 1].
+    """The result of an attack that steals data, as rows with values in [0, 1].
 
-    `public` are as many public examples as there are private ones. They serve as the candidates of
-    an attacker that guesses.
+    `originals` are the clients' examples, and `offered` are the attacker's candidates for them.
+    `public` are an equal number of public examples: the candidates of a baseline attacker that
+    guesses. `saw` says what the attacker saw.
     """
 
     originals: Float64s

@@ -31,7 +31,10 @@ def telling_form(shape: ModelShape) -> Message:
 
 
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
-    """Return a target's shape, and whether targets and whether examples are whole numbers."""
+    """Read the form of targets and examples from the message `common`.
+
+    Returns a target's shape, then True if targets are whole numbers, then True if examples are.
+    """
     if _TARGETS not in common:
         return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())

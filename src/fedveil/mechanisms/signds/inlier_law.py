@@ -71,7 +71,10 @@ class InlierLaw:
         return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
-        """Return floor(2^bits * Pr[v' <= v]) for each possible v but the last. e is e^eps."""
+        """Return floor(2^bits * Pr[V <= v]) for each possible value v of V but the last.
+
+        V is the number of selected dimensions in the top-k set. `e` is e^eps.
+        """
         floors, below, above = [], 0, 0
         total = self._below * e.denominator + self._above * e.numerator
         for v, weight in self._weights():

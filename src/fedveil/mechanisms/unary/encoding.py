@@ -275,8 +275,8 @@ class UnaryEncoding:
         """Return unbiased estimates of the share of clients in each state, one parameter per row.
 
         They are (frequency - q) / (p - q), where frequency is the share of the reports of bits in
-        which the state's bit is 1. A row times the states is the mean that `estimate` returns, in
-        cells.
+        which the state's bit is 1. The sum of a row's entries times
+        their states is the mean that `estimate` returns, in units of a cell.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

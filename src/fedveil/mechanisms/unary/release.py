@@ -16,9 +16,10 @@ from fedveil.privacy.loss_distribution import LossDistribution
 class UnaryRelease:
     """The release of one parameter's code, for the ledger to compose.
 
-    What is released are the code's bits or S, the sum of the states whose bits are 1. `epsilon` is
-    the privacy loss of the code. For S every pair of states is compared. If there are too many
-    cells for tables, the distribution of the bits is used instead: S cannot reveal more.
+    The report holds either the code's bits or S, the sum of the states whose bits are 1. `epsilon`
+    is the privacy loss of the code. For S, the loss distribution is the worst over all pairs of
+    states. With too many cells to tabulate, the distribution of the bits is used. It is an upper
+    bound, because S is computed from the bits.
     """
 
     p: Fraction

@@ -234,5 +234,9 @@ def _points(message: Message, name: str, count: int) -> Points:
 
 
 def _as_values(points: Points) -> npt.NDArray[np.bytes_]:
-    """Return the points as values that NumPy can sort. Equal widths keep distinct ones distinct."""
+    """Return the points as NumPy bytes, which can be sorted.
+
+    NumPy ignores trailing zero bytes, but all points have the same width, so different points stay
+    different.
+    """
     return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").reshape(-1)
