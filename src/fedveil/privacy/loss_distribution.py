@@ -164,8 +164,9 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite privacy loss between any two rows, and an estimate of the largest RMS
-    loss between two rows.
+    """Return the largest finite privacy loss between any two rows.
+
+    The second result estimates the largest RMS loss between two rows.
 
     The estimate compares the first row with each of the others.
     """
