@@ -33,7 +33,7 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 
 
 class Averaged:
-    """Running average of estimates of one update. Each `Reading` weights the entries of its estimate.
+    """Running average of estimates of one update. Each `Reading` weights its own entries.
 
     If a reading gives only a direction, the estimates are summed instead. An entry that more
     reports name is larger.

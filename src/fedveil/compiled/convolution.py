@@ -112,7 +112,7 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 
 @compiled()
 def _meet_all(m: Float32s, op: Int64s) -> None:
-    """Add up the gradients of the input, the filters and the bias for a convolution without pooling.
+    """Add up the gradients of input, filters and bias for a convolution without pooling.
 
     Every output may have a gradient.
     """

@@ -327,7 +327,7 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the cost of reports just before their request, so that a run that ends has paid."""
+        """Record the cost of reports before they are requested. A run that ends now has paid."""
         if self._engine.reports_leave:
             self._attempts.begin(number, self._ledger.charges(spending))
 

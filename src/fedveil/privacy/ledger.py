@@ -363,8 +363,9 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the largest epsilon at `delta` that one client's charges in a round, `kind`, have for a
-    bit, a parameter or the whole round, as `per` says.
+    """Return the largest epsilon, at `delta`, of one client's charges in a round (`kind`).
+
+    It holds for a bit, a parameter or the whole round, as `per` says.
     """
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 

@@ -164,10 +164,10 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite privacy loss between any two rows, and an estimate of the largest RMS
-    loss between two rows.
+    """Return the largest finite privacy loss between any two rows, and an estimate of their largest
+    RMS loss.
 
-    The estimate compares the first row with each of the others.
+    The estimate compares only the first row with each of the others.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

@@ -222,7 +222,8 @@ def alone(
 ) -> Alone:
     """Guess every coin by its score, and return a lower bound of epsilon with the guesses.
 
-    The bound is valid only if the canaries' outcomes are independent. The arguments are those of `audit_run`.
+    The bound is valid only if the canaries' outcomes are independent. The arguments are those of
+    `audit_run`.
     """
     m, delta = len(scores), claim.delta
 

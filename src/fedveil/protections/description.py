@@ -22,7 +22,7 @@ Whose: TypeAlias = Literal["client", "example"]
 
 
 class Description(Audited):
-    """A protection as known from its class alone, without an instance: its name, settings and rules.
+    """A protection as known from its class, without an instance: its name, settings and rules.
 
     Every member has a default.
     """

@@ -181,7 +181,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """Return the epsilon of a client in all rounds so far, including one opened with `state`."""
+        """Return the epsilon of a client in all rounds up to one opened by `state`, inclusive."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
