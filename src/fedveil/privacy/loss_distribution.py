@@ -168,7 +168,7 @@ def _extent(table: Float64s) -> tuple[float, float]:
 
     The second result estimates the largest RMS loss between two rows.
 
-    The estimate compares the first row with each of the others.
+    The estimate compares only the first row with each of the others.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
