@@ -64,12 +64,12 @@ class JobContext:
     Keys that are used in more than one round are then derived from `seed`. In a deployment,
     `roster` has every client's public key, and `identity` is this client's own private key.
     `seeded`: True if the clients' reports and the server's noise are derived from `seed`. `delta`:
-    the delta at which the run's epsilon is stated. `masks`: True if secure aggregation masks the vectors. If False, a
-    simulation adds them unmasked. `unit`: the unit whose data is protected. With "example", one
-    example changes an update by at most the protection's `norm_clip`, and it is in a round with
-    probability `sampling_rate`. `combining`: the way in which the server combines reports.
-    `poisson`: True if cohorts are secret. `clients_per_round` is then their expected size, or the
-    number of all clients if each takes part with probability `turn_rate`.
+    the delta at which the run's epsilon is stated. `masks`: True if secure aggregation masks the
+    vectors. If False, a simulation adds them unmasked. `unit`: the unit whose data is protected.
+    With "example", one example changes an update by at most the protection's `norm_clip`, and it is
+    in a round with probability `sampling_rate`. `combining`: the way in which the server combines
+    reports. `poisson`: True if cohorts are secret. `clients_per_round` is then their expected size,
+    or the number of all clients if each takes part with probability `turn_rate`.
     """
 
     weighting: Weighting
