@@ -82,6 +82,7 @@ def test_the_default_job_is_protected_unless_it_is_asked_not_to_be(
 ) -> None:
     _, _, err = command("run", "--set", "data.name=missing:data", *asked)
     assert ("nothing is protected" in err) == noted
+    assert ("add `--set protection=distributed_dp`\n" in err) == noted  # not the package's own file
 
 
 def test_deploy_takes_the_default_job_of_run(command: Command, tmp_path: Path) -> None:

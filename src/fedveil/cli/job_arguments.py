@@ -52,6 +52,7 @@ def load(
     from fedveil.federated.job import Job
 
     refuse_parted(path, overrides)
+    own = path
     if path is None:
         path = default
     else:
@@ -68,18 +69,23 @@ def load(
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:
-        remarks("note", [_unprotected(job, path)])
+        remarks("note", [_unprotected(job, own)])
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the sentence about a job without protection, with the line that protects it."""
+    """Return the sentence about a job without protection, with what protects it.
+
+    That is a line of the user's own file at `path`, or a setting if there is no file.
+    """
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:
         return f"{said}; docs/which-switch.md helps to choose a protection"
+    if path is None:
+        return f"{said}. To protect it, add `--set {line.replace(': ', '=')}`"
     return f"{said}. To protect it, write `{line}` in {path}"
 
 
