@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -169,23 +169,29 @@ def test_a_seal_vouches_for_one_file_alone(tmp_path: Path) -> None:
         OwnFile(tmp_path / "third").read()
 
 
+def write_and_die(file: OwnFile, data: bytes, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write `data` in a process that is killed after this number of writes to the disk."""
+    left = iter(range(writes))
+
+    def dying(path: Path, data: bytes, mode: int) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write_whole(path, data, mode)
+
+    monkeypatch.setattr(own_file, "write_whole", dying)
+    with contextlib.suppress(KeyboardInterrupt):
+        file.write(data)
+    monkeypatch.undo()
+
+
 def test_a_first_write_that_is_cut_off_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the list nor the key alone locks a client out for ever."""
     for writes in range(5):
-        left, file = iter(range(writes)), OwnFile(tmp_path / str(writes) / "account")
+        file = OwnFile(tmp_path / str(writes) / "account")
         file.path.parent.mkdir()
-
-        def dying(path: Path, data: bytes, mode: int, left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            write_whole(path, data, mode)
-
-        monkeypatch.setattr(own_file, "write_whole", dying)
-        with contextlib.suppress(KeyboardInterrupt):
-            file.write(b"new")
-        monkeypatch.undo()
+        write_and_die(file, b"new", writes, monkeypatch)
         assert file.read() == (b"new" if writes > 3 else None)
         file.write(b"newer")
         assert file.read() == b"newer"
@@ -197,17 +203,7 @@ def test_a_process_killed_between_any_two_writes_leaves_a_file_that_is_read(
 ) -> None:
     file = OwnFile(tmp_path / "account")
     file.write(b"old")
-    left = iter(range(writes))
-
-    def dying(path: Path, data: bytes, mode: int) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        write_whole(path, data, mode)
-
-    monkeypatch.setattr(own_file, "write_whole", dying)
-    with contextlib.suppress(KeyboardInterrupt):
-        file.write(b"new")
-    monkeypatch.undo()
+    write_and_die(file, b"new", writes, monkeypatch)
     assert file.read() == (b"old" if writes == 1 else b"new")
     file.write(b"newer")
     assert file.read() == b"newer"

@@ -384,7 +384,7 @@ def test_a_sum_that_is_not_rotated_is_seen_as_updates(options: dict[str, Any]) -
 
 
 def test_an_amplified_sum_counts_the_honest_clients_noise_alone() -> None:
-    """Of eight reports two may be of clients that tell the server their noise."""
+    """Two of eight reports may come from clients that tell the server their noise."""
     made = protection(
         unit="example", sampling_rate=0.1, delta=1e-6, noise_multiplier=1.0, assume_honest=0.8,
         dropout_tolerance=0.3,
