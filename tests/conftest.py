@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,12 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from warm_workers import warm_workers as warm_workers
+
+# A killed process loses nothing that it wrote; only a power failure does. Syncing costs minutes.
+os.fsync = lambda descriptor: None
+# Tests make many small folders: in memory, where there is room for them.
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # The first call of a compiled loop compiles it; machines are noisy: no test is timed.
 settings.register_profile("fedveil", deadline=None, derandomize=True)

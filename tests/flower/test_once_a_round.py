@@ -59,7 +59,7 @@ def test_the_number_only_grows_and_outlives_whoever_wrote_it(tmp_path: Path):
 
 def granted(path: Path) -> list[int]:
     rounds = []
-    for round in range(200):
+    for round in range(70):
         try:
             AnsweredFile(path).note(round)
         except AnsweredBefore:
@@ -70,10 +70,10 @@ def granted(path: Path) -> list[int]:
 
 def test_of_several_processes_one_answers_a_round(tmp_path: Path):
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(4, mp_context=spawn) as processes:
-        answers = list(processes.map(granted, [tmp_path / "answered"] * 4))
+    with ProcessPoolExecutor(3, mp_context=spawn) as processes:
+        answers = list(processes.map(granted, [tmp_path / "answered"] * 3))
     assert max(Counter(itertools.chain(*answers)).values()) == 1
-    assert (tmp_path / "answered").read_text() == "199"
+    assert (tmp_path / "answered").read_text() == "69"
 
 
 # --- a deployed job -----------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_randomised_response_is_exceeded_as_often_as_is_allowed() -> None:
 
 @pytest.mark.parametrize("eps", [1.0, 4.0])
 def test_a_true_gaussian_claim_is_exceeded_in_at_most_one_run_of_twenty(eps: float) -> None:
-    runs, m = 100, 80
+    runs, m = 60, 80
     over = 0
     for run in range(runs):
         included = coins(m, "gauss", run)
