@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.errors import DeploymentError, FedveilError, RunFolderError
 from fedveil.flower.app.saved_charges import KeptRounds
+from fedveil.flower.job import app_folder
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.saved_states import run_name
 from fedveil.flower.job.signing_key_file import read_identity
@@ -38,8 +39,12 @@ def test_what_is_no_file_of_its_kind_is_refused(reader: str, hostile: str, tmp_p
     assert "\n" not in str(caught.value)
 
 
-def test_a_roster_of_too_many_lines_is_refused(tmp_path: Path) -> None:
+def test_a_roster_of_too_many_lines_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert app_folder._MOST_CLIENTS == 100_000
+    monkeypatch.setattr(app_folder, "_MOST_CLIENTS", 700)
     roster = tmp_path / "roster.yaml"
-    roster.write_text("".join(f"client-{n}: {n}\n" for n in range(100_001)))
-    with pytest.raises(DeploymentError, match="there are more than 200,001 keys and values"):
+    roster.write_text("".join(f"client-{n}: {n}\n" for n in range(701)))
+    with pytest.raises(DeploymentError, match="there are more than 1,401 keys and values"):
         read_roster(roster)

@@ -297,7 +297,8 @@ def _expected_share(mu: float, share: float) -> float:
         return tails
 
     low, high = 0.0, mu * (mu / 2 + 40)
-    while low < (middle := (low + high) / 2) < high:
+    for _ in range(60):  # to 18 digits of the interval
+        middle = (low + high) / 2
         low, high = (middle, high) if beyond(middle).sum() > share else (low, middle)
     right, wrong = beyond(low)
     return float(right / (right + wrong))
