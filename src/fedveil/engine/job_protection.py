@@ -28,7 +28,7 @@ class Deployed:
 
 def job_digest(job: Job) -> bytes:
     """Return a digest of the whole job, to which messages, keys and folders are bound."""
-    return hashlib.sha256(job.to_yaml().encode()).digest()
+    return hashlib.sha256(job.model_dump_json().encode()).digest()
 
 
 def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) -> Protection:
