@@ -191,7 +191,7 @@ def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     `shape` (of one example, or of each of its inputs), and `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(entropy.integer(1 << 63))
+        torch.default_generator.manual_seed(entropy.integer(1 << 63))
         if name in MODELS:
             if isinstance(shape, dict) or -1 in shape:
                 raise ModelInvalid(f"model = {name} needs examples of one array and one shape")

@@ -171,7 +171,7 @@ M = TypeVar("M", bound=nn.Module)
 def initial(seed: int, part: str, make: Callable[[], M]) -> M:
     """Call `make` for a part's module. `seed` and `part` determine its initial weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
+        torch.default_generator.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
         return make()
 
 
