@@ -156,27 +156,27 @@ def test_noise_that_reports_share_is_taken_off_every_score() -> None:
     assert np.allclose(seen.scores, [2.5, 2.5, -2.5])
 
 
-def test_pairs_of_rounds_are_disjoint_and_the_error_is_split_over_all_bounds() -> None:
-    """Seven canaries make three pairs, and five rounds two."""
+def test_no_round_is_in_two_pairs_and_the_error_is_split_over_all_bounds() -> None:
+    """Seven canaries make three pairs. Six rounds make three of neighbours and two of others."""
     choice, directions = Choice("a bit", 1.0, told_true, 3), Directions(0, 7, 30)
     included = np.array([True, False] * 3 + [True])
     seen = ReportEvidence(directions, included, 1.0, 30, [choice])
     truth, empty = np.array([1, 0, -1], np.int8), np.zeros(30)
     reading = Reading(empty, np.ones(30), log_likelihood=lambda update: 0.0,
                       truths=lambda update: [truth])  # fmt: skip
-    for _ in range(5):
+    for _ in range(6):
         for number in range(7):
             seen.read(number, reading, empty, empty.astype(np.float32))
         seen.close(1)
     (counts,) = seen.tally.counts
-    assert [(n.hits, n.tries) for n in counts] == [(35, 70), (14, 28), (15, 30)]
+    assert [(n.hits, n.tries) for n in counts] == [(42, 84), (21, 42), (14, 28), (18, 36)]
     sums = SumEvidence(directions, included, 1.0, make_protection(job(), 30))
     canvass = Canvass(included, seen, sums, 2.0, gaussian=False, measured=False)
     figures = {figure.name: figure for figure in canvass.figures(Figure(3.0, 0.0))}
-    assert len([figure for figure in figures.values() if figure.is_bound]) == 5
+    assert len([figure for figure in figures.values() if figure.is_bound]) == 6
     found = figures["epsilon at least, a bit told true in two rounds"]
-    assert (found.epsilon, found.cases) == (1.0, 28)
-    assert found.value == counts[1].lower_bound(in_pairs(told_true), error=0.05 / 5)
+    assert (found.epsilon, found.cases) == (1.0, 42)
+    assert found.value == counts[1].lower_bound(in_pairs(told_true), error=0.05 / 6)
 
 
 def test_without_canaries_a_run_holds_nothing_of_an_audit(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ random choices that were answered truthfully, in single reports and in both repo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,8 +30,30 @@ _MOST_SCORE = 1e6
 #: The distance by which a client can always move the difference of two rounds, over the length of
 #: its update: the rounds may release it in different directions, and it chooses the sign in both.
 LEAST_STEP = 2.0**0.5
-#: Ways to count a truthful choice: alone, in two rounds, by two canaries.
-WAYS = ("told true", "told true in two rounds", "told true by two canaries")
+#: Ways to count a truthful choice: alone, in a round and the one before, in a round and the one
+#: before that, by two canaries.
+WAYS = (
+    "told true", "told true in two rounds", "told true two rounds apart",
+    "told true by two canaries",
+)  # fmt: skip
+
+
+class _EarlierRounds:
+    """The canaries' reports of the last `lag` rounds, for pairs of rounds that are `lag` apart.
+
+    A round that was paired with an earlier one is not saved: no round is in two pairs.
+    """
+
+    def __init__(self, lag: int) -> None:
+        self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
+
+    def report(self, number: int) -> list[Int8s] | None:
+        """Return the report of canary `number` to pair with the one of this round."""
+        return self.rounds[0].get(number)
+
+    def close(self, now: dict[int, list[Int8s]]) -> None:
+        """End a round, in which the canaries' reports were `now`."""
+        self.rounds.append({} if self.rounds[0] else now)
 
 
 class ChoiceTally:
@@ -43,9 +66,9 @@ class ChoiceTally:
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
         self.choices = choices
         self.counts = [[Counted() for _ in WAYS] for _ in choices]
-        share = _KEPT // max(1, canaries * len(choices))
+        self._earlier = (_EarlierRounds(1), _EarlierRounds(2))
+        share = _KEPT // max(1, 3 * canaries * len(choices))
         self._places = [_spread(choice.count, share) for choice in choices]
-        self._last: dict[int, list[Int8s]] = {}
         self._now: dict[int, list[Int8s]] = {}
 
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
@@ -56,17 +79,16 @@ class ChoiceTally:
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):
             counts[0].add(int((truth == 1).sum()), int((truth >= 0).sum()))
-        self._pairs(1, self._last.get(number), kept)
+        for way, earlier in enumerate(self._earlier, start=1):
+            self._pairs(way, earlier.report(number), kept)
         if number % 2:
-            self._pairs(2, self._now.get(number - 1), kept)
+            self._pairs(3, self._now.get(number - 1), kept)
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Saves its reports to pair them with those of the next round.
-
-        If they were paired with those of the previous round, they are discarded instead.
-        """
-        self._last = {} if self._last else self._now
+        """End the round. Its reports are saved if a later round's are to be paired with them."""
+        for earlier in self._earlier:
+            earlier.close(self._now)
         self._now = {}
 
     def _pairs(self, way: int, others: list[Int8s] | None, kept: list[Int8s]) -> None:
@@ -76,9 +98,13 @@ class ChoiceTally:
     def state(self) -> Message:
         """Return the state for a checkpoint between rounds."""
         counts = [[n.hits, n.tries] for ways in self.counts for n in ways]
-        rows = [np.concatenate(kept) for _, kept in sorted(self._last.items())]
-        last = np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
-        return {"counts": np.array(counts, np.int64).reshape(-1, 2), "last": last}
+        saved = {f"last.{n}": self._rows(kept) for n, (_, kept) in enumerate(self._waiting)}
+        return {"counts": np.array(counts, np.int64).reshape(-1, 2), **saved}
+
+    def _rows(self, kept: dict[int, list[Int8s]]) -> Array:
+        """Return a round's reports, a row for each canary, or no row if there are none."""
+        rows = [np.concatenate(report) for _, report in sorted(kept.items())]
+        return np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
 
     def restore(self, state: Message, canaries: int) -> None:
         """Restore the state of a checkpoint for this number of canaries.
@@ -92,11 +118,17 @@ class ChoiceTally:
                 hits, tries = next(counts)
                 counted.tries = integer("tries", tries, 0)
                 counted.hits = integer("hits", hits, 0, tries)
-        last = take_array(state, "last", np.int8, (None, self._width))
-        if len(last) not in (0, canaries) or (np.abs(last.astype(np.int64)) > 1).any():
-            raise ValueError("field last holds no reports of the canaries")
         ends = np.cumsum([len(at) for at in self._places])[:-1]
-        self._last = {number: np.split(row, ends) for number, row in enumerate(last)}
+        for n, (earlier, _) in enumerate(self._waiting):
+            rows = take_array(state, f"last.{n}", np.int8, (None, self._width))
+            if len(rows) not in (0, canaries) or (np.abs(rows.astype(np.int64)) > 1).any():
+                raise ValueError(f"field last.{n} holds no reports of the canaries")
+            earlier.rounds.append({at: np.split(row, ends) for at, row in enumerate(rows)})
+
+    @property
+    def _waiting(self) -> list[tuple[_EarlierRounds, dict[int, list[Int8s]]]]:
+        """The saved rounds, oldest first, each with the object that holds it."""
+        return [(earlier, kept) for earlier in self._earlier for kept in earlier.rounds]
 
     @property
     def _width(self) -> int:
