@@ -35,25 +35,25 @@ import sabotage as s
 #: Numbers of canaries and rounds.
 EFFORTS = ((20, 2), (100, 2), (100, 6), (300, 6))
 _SUM = {"reconstruct_secrets_threshold": 2}
+_AGAIN = (s.same_noise_each_round, s.same_noise_every_second_round)
 #: Protections with their parameters, and the faults that apply to them.
 ROWS: Sequence[tuple[str, str, dict[str, Any], Sequence[s.Sabotage]]] = (
     ("dp_encrypt", "the defaults", {},
-     (s.same_noise_each_round, s.same_noise_every_second_round, s.same_noise_for_all_clients, s.half_the_noise,
-      s.clip_twice_too_large)),
+     (*_AGAIN, s.same_noise_for_all_clients, s.half_the_noise, s.clip_twice_too_large)),
     ("central_gaussian", "the defaults", {},
-     (s.same_noise_each_round, s.same_noise_every_second_round, s.half_the_noise, s.clip_twice_too_large)),
+     (*_AGAIN, s.half_the_noise, s.clip_twice_too_large)),
     ("distributed_dp", "the defaults", {"distributed_dp": _SUM},
-     (s.same_noise_each_round, s.same_noise_every_second_round, s.half_the_noise, s.clip_twice_too_large,
+     (*_AGAIN, s.half_the_noise, s.clip_twice_too_large,
       s.a_tenth_of_the_shares_missing)),
-    ("signds", "the defaults", {}, (s.same_noise_each_round, s.same_noise_every_second_round, s.bit_in_clear)),
+    ("signds", "the defaults", {}, (*_AGAIN, s.bit_in_clear)),
     ("signds", "sign_eps 1", {"signds": {"sign_eps": 1.0}},
-     (s.same_noise_each_round, s.same_noise_every_second_round, s.bit_in_clear, s.selection_of_twice_the_epsilon)),
+     (*_AGAIN, s.bit_in_clear, s.selection_of_twice_the_epsilon)),
     ("rr", "the defaults", {},
-     (s.same_noise_each_round, s.same_noise_every_second_round, s.epsilon_off_by_a_hundredth, s.lies_off_by_a_hundredth,
+     (*_AGAIN, s.epsilon_off_by_a_hundredth, s.lies_off_by_a_hundredth,
       s.half_the_lies)),
     ("rr", "report bits", {"unary": {"report": "bits"}},
-     (s.same_noise_each_round, s.same_noise_every_second_round, s.epsilon_off_by_a_hundredth, s.lies_off_by_a_hundredth)),
-    ("oue", "the defaults", {}, (s.same_noise_each_round, s.same_noise_every_second_round, s.half_the_lies)),
+     (*_AGAIN, s.epsilon_off_by_a_hundredth, s.lies_off_by_a_hundredth)),
+    ("oue", "the defaults", {}, (*_AGAIN, s.half_the_lies)),
 )  # fmt: skip
 
 
