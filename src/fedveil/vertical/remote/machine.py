@@ -18,7 +18,6 @@ from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
-from fedveil.pages.run_folder_page import keep_page
 from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
@@ -216,7 +215,6 @@ class Machine:
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
-            keep_page(self.root, run.event)
         return Session(self.root.path, run, result, run.figures())
 
     def _side(self, purpose: str) -> Callable[[PartyRun], Exchange[Any]]:
