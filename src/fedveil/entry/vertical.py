@@ -56,5 +56,5 @@ def resume(
 
 def _trained(parties: Parties, step: int) -> VerticalRun:
     run = parties.train(step)
-    keep_page(parties.folder, parties.runs[run.leader].event)
+    keep_page(parties.folder, parties.runs[run.leader].log.event)
     return run

@@ -25,7 +25,9 @@ from fedveil.record.saved_job import reopen
 from fedveil.vertical.job import VerticalJob, job_of_run
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.part_memory import check_memory
-from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
+from fedveil.vertical.party_log import Progress
+from fedveil.vertical.party_parts import Setting
+from fedveil.vertical.party_run import PartyRun, begin, keep_run
 from fedveil.vertical.rows import Rows, align
 from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step_checkpoint import from_last_step, last_common
@@ -159,7 +161,7 @@ class Parties:
                 folder=folder.within(name),
             )
             shown = progress if name == self.split.leader else None
-            self.runs[name] = PartyRun(setting, shown, self._say)
+            self.runs[name] = begin(setting, shown, self._say)
             stack.callback(self.runs[name].close)
 
     def _say(self, sentence: str) -> None:
@@ -180,14 +182,14 @@ class Parties:
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(run.event, what, self._began, [randomness, _SEEDED, *self._notes])
+                introduce(run.log.event, what, self._began, [randomness, _SEEDED, *self._notes])
             self._say(_SEEDED)
             self._together(PartyRun.train)
         return VerticalRun(
             job=self.job,
             split=self.split,
             folder=self.folder.path,
-            records={name: run.records for name, run in self.runs.items()},
+            records={name: run.log.records for name, run in self.runs.items()},
             figures=self.figures(),
             ledgers={name: run.ledger() for name, run in self.runs.items()},
         )

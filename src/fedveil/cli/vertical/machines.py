@@ -118,7 +118,7 @@ def _ended(machine: Machine, session: Session) -> object:
     """Write the page of this party's run, and print how the run ended."""
     from fedveil.pages.run_folder_page import keep_page
 
-    keep_page(machine.root, session.run.event)
+    keep_page(machine.root, session.run.log.event)
     return ended(session.folder)
 
 
