@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from fedveil.entropy import Seeded
+from fedveil.entry.vertical import train
 from fedveil.language.transformer import WordAndPosition
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.privacy import told
-from fedveil.vertical import one_process
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_task
 from fedveil.vertical.log_lines import line
@@ -55,7 +55,7 @@ def curves(
             ],
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs[name] = one_process.train(job, folder / "run", progress=_show)
+        runs[name] = train(job, folder / "run", progress=_show)
     _print_losses(runs)
     _print_costs(runs)
 

@@ -25,9 +25,8 @@ from fedveil.attacks.target import Target
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.data.datasets import load
-from fedveil.engine.federation import Federation
-from fedveil.engine.folder_run import ended_run
 from fedveil.engine.simulation import Simulator
+from fedveil.engine.start import start
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
@@ -40,6 +39,7 @@ from fedveil.record.sealed_message import intact
 from fedveil.starter import DEFAULT_JOB
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from fedveil.studies.folder_run import ended_run
 from fedveil.studies.saved_results import kept
 
 #: A thousand clients of MNIST (examples/private_mnist).
@@ -236,7 +236,7 @@ class Study:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             opened = partial(RunFolder.create, Path(folder) / "run", job.name)
             try:
-                run = Federation(job, Simulator(), opened, stack, dataset=part).run()
+                run = start(job, Simulator(), opened, stack, dataset=part).run()
             except RunFailed:
                 return 0.0
         return float(run.metrics[-1]["accuracy"])

@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedveil.entry.vertical import resume, train
 from fedveil.errors import RunFailed
 from fedveil.link.tls import write_certificates
 from fedveil.record.run_folder import JOB, MODEL
 from fedveil.settings import yaml_file
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.one_process import VerticalRun, resume, train
+from fedveil.vertical.one_process import VerticalRun
 
 #: The command line, with the first weights that one process would draw from the job's seed.
 _COMMAND = """

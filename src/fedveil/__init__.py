@@ -13,7 +13,7 @@ from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedveil import secagg
-    from fedveil.engine.simulation import Run, resume, simulate
+    from fedveil.entry.simulation import Run, resume, simulate
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
     from fedveil.learning.learning_task import Task
@@ -25,7 +25,7 @@ __all__ = ["FedveilError", "Job", "Run", "Task", "__version__", "resume", "secag
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "fedveil.engine.simulation": ["Run", "resume", "simulate"],
+        "fedveil.entry.simulation": ["Run", "resume", "simulate"],
         "fedveil.errors": ["FedveilError"],
         "fedveil.federated.job": ["Job"],
         "fedveil.learning.learning_task": ["Task"],

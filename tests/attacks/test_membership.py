@@ -23,8 +23,8 @@ from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.data.examples import Dataset, make_dataset
-from fedveil.engine.simulation import simulate
 from fedveil.entropy import Seeded
+from fedveil.entry.simulation import simulate
 from fedveil.errors import AttackImpossible, InvalidValue
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout

@@ -18,10 +18,11 @@ from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.pages import curves
-from fedveil.pages.read_run import SEVERAL, read_run
+from fedveil.pages.read_run import read_run
 from fedveil.pages.run_summary import ending
 from fedveil.pages.runs_page import runs_page
 from fedveil.record.metric_names import word
+from fedveil.record.recorder import SEVERAL
 from fedveil.run_display import describe
 from fedveil.studies.comparison import Asked, Comparison
 

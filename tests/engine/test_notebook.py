@@ -12,7 +12,7 @@ import pytest
 
 import fedveil
 from fedveil.base import own_code
-from fedveil.engine.simulation import _watched
+from fedveil.entry.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
 from fedveil.pages.notebook_view import LiveView, in_notebook
 from folders import ROOT

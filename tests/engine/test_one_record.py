@@ -156,7 +156,7 @@ def deployed(settings: Job, shape: ModelShape) -> Update:
     if protection.flow[0] != protection.trains:
         return train()[0]
     opening = server_half(protection, [0], weights, number=1).opening()
-    assert answer_trained(protection, half, opening, train).unusable is None
+    assert answer_trained(protection, half, lambda: half(1), opening, train).unusable is None
     return found[0]
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedveil
 import parts
-from fedveil.engine import assembly, federation
+from fedveil.engine import assembly, round_checkpoint
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.simulation import Simulator
@@ -219,13 +219,13 @@ def test_resuming_with_other_data_or_another_model_is_refused(
 
 def test_checkpoints_every_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    original = federation.Checkpoint.write
+    original = round_checkpoint.Checkpoint.write
 
     def write(self: Any, folder: Any) -> None:
         written.append(self.round)
         original(self, folder)
 
-    monkeypatch.setattr(federation.Checkpoint, "write", write)
+    monkeypatch.setattr(round_checkpoint.Checkpoint, "write", write)
     fedveil.simulate(job(rounds=5, checkpoint={"every": 2}), tmp_path / "run")
     assert written == [2, 4, 5]
 

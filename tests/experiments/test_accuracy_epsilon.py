@@ -69,13 +69,13 @@ def test_rates_are_chosen_on_training_examples_that_nobody_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    make = Federation.__init__
+    begin = accuracy_epsilon.start
 
-    def watched(self: Federation, *arguments: Any, dataset: Any = None, **named: Any) -> None:
+    def watched(*arguments: Any, dataset: Any = None, **named: Any) -> Federation:
         seen.append(dataset)
-        make(self, *arguments, dataset=dataset, **named)
+        return begin(*arguments, dataset=dataset, **named)
 
-    monkeypatch.setattr(Federation, "__init__", watched)
+    monkeypatch.setattr(accuracy_epsilon, "start", watched)
     monkeypatch.setitem(accuracy_epsilon.EPSILONS, "small", {})
     study = Study(tmp_path, "small", lambda text: None)
     (cell,) = study._cells("not_encrypt")

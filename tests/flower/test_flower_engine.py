@@ -21,7 +21,7 @@ from fedveil.base.message import decode, encode
 from fedveil.base.quiet import Quiet
 from fedveil.engine.cohorts import Cohorts
 from fedveil.errors import DeploymentError, MessageTooLong, ModelInvalid, RunFailed, RunStopped
-from fedveil.flower.job import client_training, job_server
+from fedveil.flower.job import client_training, flower_engine
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.record.run_folder import TRACEBACK
 from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
@@ -74,6 +74,7 @@ def test_a_deployed_job_ends_with_the_simulators_bytes(tmp_path: Path, position:
     deployed, _ = run(tmp_path, settings, seeded=True)
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
     assert same(deployed, simulated)
+    assert (deployed.folder / "report.html").is_file()
     assert not same(deployed, fedveil.simulate(job(seed=1, protection=position), tmp_path / "b"))
     for mine, theirs in zip(deployed.metrics, simulated.metrics, strict=True):
         assert mine["bytes_up"] == theirs["bytes_up"] > 0
@@ -525,7 +526,7 @@ def test_what_no_message_carries_is_refused_before_anybody_is_asked(
     """The arrays are allocated but never filled, so no gigabyte is used."""
     settings = job(protection=position)
     grid = LocalGrid(app_of(tmp_path / "app", settings)[0], tmp_path / "state")
-    engine = job_server.FlowerEngine(grid, tmp_path / "app")
+    engine = flower_engine.FlowerEngine(grid, tmp_path / "app")
     engine.protection(settings, 1 << 20)
     with pytest.raises(MessageTooLong, match=what):
         engine.protection(settings, dimension)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fedveil.base.message import Message
 from fedveil.cli.vertical.commands import app
 from fedveil.entropy import Seeded
+from fedveil.entry.vertical import train
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.language import generation
 from fedveil.language.generation import Continuation, Request, generate
@@ -27,7 +28,6 @@ from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.tasks.pangu import Pangu
-from fedveil.vertical import one_process
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote import sessions
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, own in chosen.items():
         common = ("batch_size=16", "evaluation.every_epochs=null", *own)
         verse = folder / "text" / "verse.txt"
-        one_process.train(small_job(verse, VERSE, "tokenizer: bytes", *common), folder / name)
+        train(small_job(verse, VERSE, "tokenizer: bytes", *common), folder / name)
     return {name: folder / name for name in chosen}
 
 

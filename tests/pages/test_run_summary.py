@@ -12,12 +12,13 @@ import pytest
 
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import check_deployable
-from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
+from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.pages.run_summary import Ending, ending, vertical_ending
 from fedveil.pages.vertical_page import answers
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS
+from fedveil.record.recorder import SEVERAL
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.job import VerticalJob
 

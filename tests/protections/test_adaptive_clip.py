@@ -151,6 +151,7 @@ def test_a_client_takes_no_clip_that_there_cannot_be(name: str, told: dict[str, 
             answer_trained(
                 made,
                 lambda examples: halves_of(made, [0])[0],
+                lambda: halves_of(made, [0])[0],
                 {**opening, **told},
                 lambda u=update: (u, 5),
             )

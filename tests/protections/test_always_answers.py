@@ -34,9 +34,11 @@ def giving(update: Any, examples: int = 9) -> Any:
 
 def answered(made: Any, update: Any, **words: Any) -> Any:
     opening = {**server_half(made, [0], MODEL).opening(), **words}
-    return answer_trained(
-        made, lambda examples: client_half(made, 0, MODEL), opening, giving(update)
-    )
+
+    def half(examples: int = 1) -> Any:
+        return client_half(made, 0, MODEL)
+
+    return answer_trained(made, half, half, opening, giving(update))
 
 
 def test_who_always_reports() -> None:
@@ -110,12 +112,12 @@ def test_a_half_that_raises_for_an_update_is_asked_no_more() -> None:
     question = room.advance()[0]
     kept: State = first.keep()
 
-    def half(examples: int) -> Any:
+    def half(examples: int = 1) -> Any:
         other = client_half(made, 0, MODEL)
         other.take_up(kept)
         return other
 
-    given = answer_trained(made, half, question, giving(MODEL + 1))
+    given = answer_trained(made, half, half, question, giving(MODEL + 1))
     assert reason(given.unusable) == "ZeroDivisionError: patient 4711"  # type: ignore[arg-type]
     room.receive(0, given.message)
     room.advance()

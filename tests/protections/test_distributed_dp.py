@@ -14,8 +14,8 @@ from scipy import stats
 
 from fedveil.base.message import decode, encode
 from fedveil.engine.cohorts import Cohorts
-from fedveil.engine.simulation import simulate
 from fedveil.entropy import Seeded
+from fedveil.entry.simulation import simulate
 from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.mechanisms.hadamard import rotate

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.leakage import leakage
-from fedveil.engine.simulation import simulate
+from fedveil.entry.simulation import simulate
 from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun

@@ -13,8 +13,9 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedveil.entry import server_app
 from fedveil.federated.job import Job
-from fedveil.flower.job import client_app, job_server
+from fedveil.flower.job import client_app
 from fedveil.flower.job.deploy import deployable, write_app
 
 CLIENTS = 6
@@ -118,7 +119,7 @@ def travelled(message: Message) -> Message:
 
 def serve(app: Path, grid: LocalGrid, folder: Path) -> Any:
     """Run the app's ServerApp with the grid."""
-    return job_server.serve(app, grid, context(0, {"folder": str(folder)}, {}))
+    return server_app.serve(app, grid, context(0, {"folder": str(folder)}, {}))
 
 
 def kinds(messages: Sequence[Message]) -> list[str]:

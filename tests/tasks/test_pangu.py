@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.entry.vertical import train
 from fedveil.errors import InvalidValue, JobError
 from fedveil.language import text
 from fedveil.language.transformer import PRESETS
 from fedveil.link.channel import drive_together
 from fedveil.tasks.pangu import TOKENIZER, Pangu
-from fedveil.vertical import one_process
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import Joined, Optimizer, SplitModel
@@ -229,7 +229,7 @@ def job(folder: Path, *overrides: str) -> VerticalJob:
 
 @pytest.mark.parametrize("protection", [(), ("privacy={embedding_dp: {eps: 5}}",)])
 def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, ...]) -> None:
-    run = one_process.train(job(tmp_path, *protection), tmp_path / "run")
+    run = train(job(tmp_path, *protection), tmp_path / "run")
     steps = [record for record in run.metrics if "loss" in record]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
     last = run.metrics[-1]
@@ -260,7 +260,7 @@ def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, 
 
 def test_labels_are_no_classes(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="needs labels that are classes"):
-        one_process.train(job(tmp_path, "privacy.label_dp.eps=1"), tmp_path / "run")
+        train(job(tmp_path, "privacy.label_dp.eps=1"), tmp_path / "run")
 
 
 def test_where_the_text_is_need_not_agree(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_the_default_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """`task: pangu` and nothing else, on the beginning of the text that every machine has."""
     topics = text.read(None)
     monkeypatch.setattr(text, "read", lambda source: topics[:5] if source is None else None)
-    run = one_process.train(
+    run = train(
         VerticalJob.load(None, ["task=pangu", "epochs=6", "evaluation.every_epochs=6"]),
         tmp_path / "run",
     )
@@ -285,5 +285,5 @@ def test_the_default_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_the_default_job_ends(tmp_path: Path) -> None:
-    run = one_process.train(VerticalJob.load(None, ["task=pangu"]), tmp_path / "run")
+    run = train(VerticalJob.load(None, ["task=pangu"]), tmp_path / "run")
     assert run.metrics[-1]["test_loss"] < 4.0

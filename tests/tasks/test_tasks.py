@@ -14,9 +14,9 @@ from sklearn import datasets
 from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_support, roc_auc_score
 
 from fedveil.data.datasets import load
+from fedveil.entry.vertical import train
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.one_process import train
 from fedveil.vertical.task import Columns, Task, averages, build, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
 

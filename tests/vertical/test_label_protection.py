@@ -14,11 +14,11 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.split.labels import attack
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.entropy import Seeded
+from fedveil.entry.vertical import resume
 from fedveil.errors import JobError, RunFolderError
 from fedveil.mechanisms.label_gradients import normal
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.blocks import LabelProtectionSettings
-from fedveil.vertical.one_process import resume
 from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients
 from fedveil.vertical.step import Occasion
 from vertical_parts import Bottoms

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveil.errors import ModelInvalid
 from fedveil.language.transformer import PRESETS
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical import VerticalJob, one_process, part_memory
+from fedveil.vertical import VerticalJob, part_memory, train
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
@@ -155,7 +155,7 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     ):  # fmt: skip
         Machine(job, lambda task: "cloud", stack)
     with pytest.raises(ModelInvalid, match=r"parts of leader and cloud needs 42\.8 GB: "):
-        one_process.train(job)
+        train(job)
     assert not made
 
 

@@ -148,6 +148,7 @@ def test_killed_at_any_moment_the_pair_ends_with_the_same_weights(
     run.ends_well()
     assert run.weights() == unbroken(place)
     for party in PARTIES:
+        assert (run.folder / party / "report.html").is_file()
         lines = (run.folder / party / party / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == len(
             (place / "together" / party / "metrics.jsonl").read_text().splitlines()

@@ -24,7 +24,7 @@ from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.log_lines import line
-from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.rows import Order, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
@@ -193,14 +193,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole: VerticalRun) ->
 
 def write_slowly(lines: int) -> None:
     """Write `lines` + 1 lines at intervals, and then none for long."""
-    keep = PartyRun._keep
+    record = PartyLog.record
 
-    def slowly(self: PartyRun, **figures: float) -> None:
-        keep(self, **figures)
-        assert self._recorder is not None
-        time.sleep(0.1 if len(self._recorder.records) <= lines else 2 * DEADLINE_S)
+    def slowly(self: PartyLog, **figures: float) -> None:
+        record(self, **figures)
+        time.sleep(0.1 if len(self.records) <= lines else 2 * DEADLINE_S)
 
-    PartyRun._keep = slowly  # type: ignore[method-assign]
+    PartyLog.record = slowly  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("task", "at"), [("bottoms", 0), ("u_shape", 1), ("bottoms", 7)])

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedveil.errors import MissingExtra
+from fedveil.errors import InvalidValue, MissingExtra
 from fedveil.federated.job import Job
-from fedveil.pages.notebook_view import of_run, plotly
-from fedveil.pages.read_run import read_run
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.recorder import Record
+from fedveil.record.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """The functions that show a run to its user. An engine calls them and draws nothing itself."""
+
+    #: Writes the page of a run that has ended. Logs a failure with the event function.
+    page: Callable[[RunFolder, Callable[[str], None]], None]
+    #: Returns the run in a folder as HTML for a notebook.
+    html: Callable[[Path], str]
+    #: Returns a plotly figure of one metric of the run in a folder. None: the deciding metric.
+    plot: Callable[[Path, str | None], Any]
 
 
 @dataclass(frozen=True)
@@ -37,10 +48,12 @@ class Run:
     audit: Finding | None = None
     #: The run's cost by other accounts than the ledger's.
     others: Sequence[Line] = ()
+    #: The functions that show the run, or None if it was started without them.
+    presentation: Presentation | None = field(default=None, repr=False)
 
-    def _repr_html_(self) -> str:
-        """Return the run as HTML for a notebook."""
-        return of_run(read_run(self.folder))
+    def _repr_html_(self) -> str | None:
+        """Return the run as HTML for a notebook, or None if it has no presentation."""
+        return None if self.presentation is None else self.presentation.html(self.folder)
 
     def frame(self) -> Any:
         """Return the records as a pandas DataFrame, one row per round."""
@@ -52,4 +65,6 @@ class Run:
 
     def plot(self, name: str | None = None) -> Any:
         """Return a plotly figure of one metric by round: `name`, by default the deciding metric."""
-        return plotly(read_run(self.folder), name)
+        if self.presentation is None:
+            raise InvalidValue("this run has no plots: start it with fedveil.simulate")
+        return self.presentation.plot(self.folder, name)

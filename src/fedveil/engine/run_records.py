@@ -8,11 +8,10 @@ from typing import Any, get_args
 
 from fedveil.base.example_arrays import Shape
 from fedveil.errors import MessageInvalid
-from fedveil.pages.read_run import SEVERAL
 from fedveil.privacy.guarantee_strength import Promise
 from fedveil.protections.description import Whose
 from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
-from fedveil.record.recorder import LOST, NEEDED, UNUSABLE, Record
+from fedveil.record.recorder import LOST, NEEDED, SEVERAL, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 
 #: The key for the number of canaries among a round's clients and reports.

@@ -1,10 +1,8 @@
-"""The simulator: a whole federation on one machine."""
+"""The engine that simulates all clients on one machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,88 +24,21 @@ from fedveil.engine.assembly import (
     trainer_name,
     worker_count,
 )
-from fedveil.engine.callbacks import Callback
 from fedveil.engine.client_evaluation import HeldOut
 from fedveil.engine.dry_run import batches_of, batches_of_the_test, try_out
+from fedveil.engine.engine import Engine
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.executors.threads import Threads
 from fedveil.engine.faults import Faulty
-from fedveil.engine.federation import Engine, Federation, Progress
-from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.run_records import several_inputs
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
-from fedveil.pages.notebook_view import LiveView, in_notebook
 from fedveil.protections.base import Protection
 from fedveil.record.run_folder import RunFolder
-from fedveil.record.saved_job import reopen
-
-
-def simulate(
-    job: Job,
-    out: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    warn: Callable[[str], None] | None = None,
-    starting: Callable[[str], None] | None = None,
-    callbacks: Iterable[Callback] = (),
-) -> Run:
-    """Run a job on this machine.
-
-    `out` is the run's folder (default: a new one under runs/). `progress` is called with every
-    round's record, and `warn` with warnings at the start, which also go to the event log.
-    `starting` is called with a description of each step before the first round. `callbacks` run in
-    addition to those of `record.callbacks`. In a notebook, a run without `progress` shows its
-    rounds and curves in the cell.
-    """
-    progress, warn = _watched(job, progress, warn)
-    with ExitStack() as stack:
-        open_folder = partial(RunFolder.create, out, job.name)
-        begun = Federation(job, Simulator(starting), open_folder, stack, warn, callbacks=callbacks)
-        return begun.run(progress)
-
-
-def resume(
-    folder: str | Path,
-    *,
-    rounds: int | None = None,
-    progress: Progress | None = None,
-    warn: Callable[[str], None] | None = None,
-    starting: Callable[[str], None] | None = None,
-    callbacks: Iterable[Callback] = (),
-) -> Run:
-    """Resume an interrupted run after its last complete round.
-
-    The run's own job file is used. It is refused if it was edited. `rounds` is a new, larger number
-    of rounds. With seeded randomness the run ends with the same bytes as without the interruption.
-    `progress` is called with the records of earlier rounds first; `callbacks` are not called with
-    them.
-    """
-
-    def load(path: Path) -> Job:
-        job = Job.load(path)
-        return job if rounds is None else job.with_rounds(rounds)
-
-    with ExitStack() as stack:
-        opened, job = reopen(folder, load, stack)
-        progress, warn = _watched(job, progress, warn)
-        begun = Federation(
-            job, Simulator(starting), lambda: opened, stack, warn, callbacks=callbacks
-        )
-        return begun.run(progress)
-
-
-def _watched(
-    job: Job, progress: Progress | None, warn: Callable[[str], None] | None
-) -> tuple[Progress | None, Callable[[str], None] | None]:
-    if progress is not None or not in_notebook():
-        return progress, warn
-    view = LiveView(job.model_dump())
-    return view, warn or view.warn
 
 
 class Simulator(Engine):

@@ -14,15 +14,11 @@ from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.finding_lines import FINDINGS, read_findings
-from fedveil.record.recorder import NEEDED, Record, read_whole_lines
+from fedveil.record.recorder import DEPLOYED, NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
 
-#: Prefix of the event that says that clients were on other machines.
-DEPLOYED = "clients are Flower SuperNodes"
-#: Prefix of the event that lists the inputs of an example that has several.
-SEVERAL = "an example has several inputs: "
 #: Prefix of the event that names a model's buffers, which get no noise.
 BUFFERS = "buffers averaged with the parameters: "
 #: The text for a run that has completed all its rounds.

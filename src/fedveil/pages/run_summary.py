@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning
 from fedveil.pages.page import Fact, Tone
-from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
+from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
 from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.metric_names import best, deciding, digits, figures, word
-from fedveil.record.recorder import Record
+from fedveil.record.recorder import SEVERAL, Record
 from fedveil.record.run_folder import JOB
 from fedveil.settings.settings import Settings
 

@@ -33,14 +33,16 @@ class Reply(NamedTuple):
 def answer_trained(
     protection: Protection,
     half: Callable[[int], ClientRound],
+    spare: Callable[[], ClientRound],
     message: Message,
     train: Callable[[], tuple[Update, int]],
 ) -> Reply:
     """Return the answer to `message`, which asks for the report.
 
     `train` returns the update and the client's number of examples. `half` takes a number of
-    examples and returns a client half for it, in its state before this answer. It is called again
-    if a half raises an error, because such a half must not be used further.
+    examples and returns the client's half for it, in its state before this answer. `spare` returns
+    another half in that state, for an update of zero: a half that raised an error must not be used
+    further.
 
     If the protection guarantees nothing, any error that prevents a report is raised. If it
     guarantees something, an error is raised only if the message alone causes it, that is, if an
@@ -55,7 +57,7 @@ def answer_trained(
         if not protection.always_reports:
             raise
         unusable = error
-    other = half(1)
+    other = spare()
     zero = np.zeros(protection.dimension, np.float32)
     return Reply(other, other.respond(message, zero), unusable)
 

@@ -25,6 +25,10 @@ Record = dict[str, Any]
 LOST = ("rejected", "withheld", "failed")
 #: Counts by reason of reports in the aggregate without a usable update, if the run knows them.
 UNUSABLE = "unusable"
+#: Prefix of the event that says that clients were on other machines.
+DEPLOYED = "clients are Flower SuperNodes"
+#: Prefix of the event that lists the inputs of an example that has several.
+SEVERAL = "an example has several inputs: "
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 #: The keys of every record of a federated run, in their order.

@@ -256,8 +256,21 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 
     A message that several clients receive is encoded once, but counted for each.
     """
-    sizes: dict[int, int] = {}
-    for message in messages.values():
-        if id(message) not in sizes:
-            sizes[id(message)] = len(encode(message))
-    return sum(sizes[id(message)] for message in messages.values())
+    return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
+
+
+def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
+    """Yield each message with the clients that receive it, so that it can be encoded once.
+
+    Clients share a message if it is one object and they follow one another in `messages`.
+    """
+    last: tuple[Message, list[ClientId]] | None = None
+    for client, message in messages.items():
+        if last is not None and message is last[0]:
+            last[1].append(client)
+            continue
+        if last is not None:
+            yield last
+        last = message, [client]
+    if last is not None:
+        yield last

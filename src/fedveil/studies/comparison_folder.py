@@ -19,7 +19,6 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
 from fedveil.engine.federation import Progress
-from fedveil.engine.folder_run import ended_run
 from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
@@ -30,6 +29,7 @@ from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
 from fedveil.studies.comparison import Asked, Cell, Comparison, Tell
+from fedveil.studies.folder_run import ended_run
 from fedveil.studies.several_runs import refuse_other, resumed_by
 
 COMPARISON = "comparison.yaml"

@@ -45,7 +45,7 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
 
 def refuse_other(path: Path, job: Job) -> None:
     """Raise an error if a different job's run is in the folder `path`."""
-    from fedveil.engine.folder_run import other_than
+    from fedveil.studies.folder_run import other_than
 
     refuse_changed(path, other_than(job, path))
 
@@ -75,7 +75,7 @@ def resumed_by(command: str) -> Iterator[None]:
 def _ended(path: Path, job: Job) -> ReadRun:
     import torch
 
-    from fedveil.engine.folder_run import ended_run
+    from fedveil.studies.folder_run import ended_run
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small products; workers share the load

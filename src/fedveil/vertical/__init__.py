@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from fedveil.entry.vertical import resume, train
     from fedveil.link.channel import Channel, Receive, Send, drive, drive_together
     from fedveil.vertical.embedding_layer import EmbeddingDPLayer
     from fedveil.vertical.job import VerticalJob
-    from fedveil.vertical.one_process import VerticalRun, evaluate, predict, resume, train
+    from fedveil.vertical.one_process import VerticalRun, evaluate, predict
     from fedveil.vertical.party import Party
     from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
     from fedveil.vertical.step import Batch
@@ -52,13 +53,14 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "fedveil.entry.vertical": ["resume", "train"],
         "fedveil.link.channel": ["Channel", "Receive", "Send", "drive", "drive_together"],
         "fedveil.vertical.embedding_layer": ["EmbeddingDPLayer"],
         "fedveil.vertical.party": ["Party"],
         "fedveil.vertical.split": ["EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"],
         "fedveil.vertical.step": ["Batch"],
         "fedveil.vertical.task": ["Columns", "Task"],
-        "fedveil.vertical.one_process": ["VerticalRun", "evaluate", "predict", "resume", "train"],
+        "fedveil.vertical.one_process": ["VerticalRun", "evaluate", "predict"],
         "fedveil.vertical.job": ["VerticalJob"],
     },
 )

@@ -46,6 +46,19 @@ _READ, _OPEN = "reveal them", "leave open whether they can be read"
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
 
 
+class WatchedGradients:
+    """Protects gradients with `returned` before they are sent, and measures them with `watch`."""
+
+    def __init__(self, returned: Returned) -> None:
+        self.returned = returned
+        self.watch: LabelWatch | None = None
+
+    def __call__(
+        self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
+    ) -> torch.Tensor:
+        return (self.watch or self.returned)(crossing, gradient, labels, occasion)
+
+
 class LabelWatch:
     """Measures what gradients reveal about labels after `passed`, which protects and returns them.
 

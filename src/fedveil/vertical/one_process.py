@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
-from fedveil.pages.run_folder_page import keep_page
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.recorder import Record
@@ -26,7 +25,9 @@ from fedveil.record.saved_job import reopen
 from fedveil.vertical.job import VerticalJob, job_of_run
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.part_memory import check_memory
-from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
+from fedveil.vertical.party_log import Progress
+from fedveil.vertical.party_parts import Setting
+from fedveil.vertical.party_run import PartyRun, begin, keep_run
 from fedveil.vertical.rows import Rows, align
 from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step_checkpoint import from_last_step, last_common
@@ -67,46 +68,6 @@ class VerticalRun:
         return self.split.joined()
 
 
-def train(
-    job: VerticalJob,
-    out: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-    encoded: bool = False,
-) -> VerticalRun:
-    """Run every party of a job in this process.
-
-    `out` is the run folder (by default a new one under runs/). `progress` is called with each of
-    the leader's records, `say` with every other log line. With `encoded`, every message is encoded
-    and decoded as between machines, which changes only the run time.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(threads(job.threads))
-        parties = _Parties(job, None, encoded)
-        folder = RunFolder.create(out, job.name, COMMAND)
-        stack.callback(folder.close)
-        parties.enter(folder, stack, progress, say)
-        return parties.train(0)
-
-
-def resume(
-    folder: str | Path,
-    *,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-    encoded: bool = False,
-) -> VerticalRun:
-    """Resume an interrupted run from the last step that all parties have saved.
-
-    With seeded randomness the run produces the same bytes as an uninterrupted one. `progress` is
-    called with the records of earlier steps first.
-    """
-    with ExitStack() as stack:
-        parties = _reopened(folder, stack, progress, say, encoded)
-        return parties.train(parties.last_common_step())
-
-
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
     """Evaluate a run's model on the held-out examples.
 
@@ -114,7 +75,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]
     messages and protection as in training.
     """
     with ExitStack() as stack:
-        parties = _reopened(folder, stack)
+        parties = reopened(folder, stack)
         quality = parties.look(PartyRun.evaluate)
         return quality, parties.figures()
 
@@ -122,7 +83,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]
 def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the ids of the held-out examples, and the last part's output for each."""
     with ExitStack() as stack:
-        parties = _reopened(folder, stack)
+        parties = reopened(folder, stack)
         outputs = parties.look(PartyRun.predict)
         assert outputs is not None, "the leader has the outputs"
         return parties.ids, outputs
@@ -134,24 +95,25 @@ def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
     Returns the leader's result.
     """
     with ExitStack() as stack:
-        return _reopened(folder, stack).look(how)
+        return reopened(folder, stack).look(how)
 
 
-def _reopened(
+def reopened(
     path: str | Path,
     stack: ExitStack,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
-) -> _Parties:
+) -> Parties:
+    """Return the parties of the run in a folder. `stack` closes what they open."""
     folder, job = reopen(path, job_of_run, stack)
     stack.enter_context(threads(job.threads))
-    parties = _Parties(job, folder.path, encoded)
+    parties = Parties(job, folder.path, encoded)
     parties.enter(folder, stack, progress, say)
     return parties
 
 
-class _Parties:
+class Parties:
     """All parties of a job, connected in one process. Writes nothing before `enter`."""
 
     def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
@@ -182,6 +144,7 @@ class _Parties:
         progress: Progress | None,
         say: Callable[[str], None] | None,
     ) -> None:
+        """Save the job in `folder`, and open a folder in it for each party."""
         self.folder = folder
         self._said: set[str] = set()
         self._tell = say or (lambda sentence: None)
@@ -198,7 +161,7 @@ class _Parties:
                 folder=folder.within(name),
             )
             shown = progress if name == self.split.leader else None
-            self.runs[name] = PartyRun(setting, shown, self._say)
+            self.runs[name] = begin(setting, shown, self._say)
             stack.callback(self.runs[name].close)
 
     def _say(self, sentence: str) -> None:
@@ -208,24 +171,25 @@ class _Parties:
             self._tell(sentence)
 
     def last_common_step(self) -> int:
+        """Return the last step that all parties have saved."""
         folders = {name: run.setting.folder for name, run in self.runs.items()}
         return last_common(self.folder.path, folders)
 
     def train(self, step: int) -> VerticalRun:
+        """Train from `step`, which all parties have saved, to the end of the run."""
         with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
             self._restore(step)
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(run.event, what, self._began, [randomness, _SEEDED, *self._notes])
+                introduce(run.log.event, what, self._began, [randomness, _SEEDED, *self._notes])
             self._say(_SEEDED)
             self._together(PartyRun.train)
-        keep_page(self.folder, self.runs[self.split.leader].event)
         return VerticalRun(
             job=self.job,
             split=self.split,
             folder=self.folder.path,
-            records={name: run.records for name, run in self.runs.items()},
+            records={name: run.log.records for name, run in self.runs.items()},
             figures=self.figures(),
             ledgers={name: run.ledger() for name, run in self.runs.items()},
         )

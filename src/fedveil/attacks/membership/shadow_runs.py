@@ -17,8 +17,8 @@ from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
 from fedveil.engine.assembly import make_partition
-from fedveil.engine.federation import Federation
 from fedveil.engine.simulation import Simulator
+from fedveil.engine.start import start
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
@@ -88,7 +88,7 @@ def rehearse(target: Target) -> nn.Module:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
         job = Job(**data)
-        return Federation(job, Simulator(), opened, stack, dataset=target.dataset).run().model
+        return start(job, Simulator(), opened, stack, dataset=target.dataset).run().model
 
 
 def play_round(

@@ -58,7 +58,7 @@ def leader(
     with ExitStack() as stack:
         machine = _machine(_leader_of, settings, out, resume, sessions.LEADER, stack)
         meeting = _meeting("--listen", listen, machine, tls, insecure, patience)
-        return ended(sessions.lead(machine, meeting).folder)
+        return _ended(machine, sessions.lead(machine, meeting))
 
 
 def follower(
@@ -111,7 +111,15 @@ def follower(
         say(f"{machine.party} waits for {machine.split.leader}, the leader, at {meeting.address}")
         if serve is not None:
             sessions.serve(machine, meeting)
-        return ended(sessions.follow(machine, meeting).folder)
+        return _ended(machine, sessions.follow(machine, meeting))
+
+
+def _ended(machine: Machine, session: Session) -> object:
+    """Write the page of this party's run, and print how the run ended."""
+    from fedveil.pages.run_folder_page import keep_page
+
+    keep_page(machine.root, session.run.log.event)
+    return ended(session.folder)
 
 
 def certificates(

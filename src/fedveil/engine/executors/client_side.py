@@ -27,7 +27,7 @@ from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.protections.base import ClientContext, ClientRound, Protection, State, Update
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 
@@ -224,27 +224,45 @@ class ClientSide:
         learning = set(learners)
         for client, message in asked.items():
             if client not in learning:
-                half = self._half(client)
-                yield _made(client, Effort(), partial(half.respond, message, None))
+                yield self._reply(message, client)
 
     def _report(self, message: Message, trained: Answer) -> Answer:
+        """Return the report of a client whose training ended with `trained`.
+
+        The client's half turns the update into the report. If the update is unusable, or the half
+        raises an error for it, a second half in the same state reports an update of zero instead
+        (`answer_trained`).
+        """
         client, effort = trained.client, trained.effort
-        halves = self._as_it_is(client)
+        half = self._half(client)
+        talks = self.protection.always_reports and len(self.protection.flow) > 1
+        before = half.keep() if talks else {}
+        try:
+            with _measured(effort):
+                reply = answer_trained(
+                    self.protection,
+                    lambda examples: half,
+                    lambda: self._half_from(before, client),
+                    message,
+                    lambda: (_update(trained), self._training.examples(client)),
+                )
+        except ClientWithheld as why:
+            return Withheld(client, str(why), effort=effort)
+        self._halves[client] = reply.half
+        if reply.unusable is not None:
+            effort.unusable = reason(reply.unusable)
+            effort.raised = isinstance(trained, Failed)
+        return Made(client, reply.message, effort=effort)
 
-        def train() -> tuple[Update, int]:
-            if isinstance(trained, Trained):
-                return trained.update, self._training.examples(client)
-            raise ClientWithheld(trained.reason if isinstance(trained, Failed) else "")
-
-        def respond() -> Message:
-            answered = answer_trained(self.protection, lambda _: next(halves), message, train)
-            self._halves[client] = answered.half
-            if answered.unusable is not None:
-                effort.unusable = reason(answered.unusable)
-                effort.raised = isinstance(trained, Failed)
-            return answered.message
-
-        return _made(client, effort, respond)
+    def _reply(self, message: Message, client: ClientId) -> Answer:
+        """Return the client's answer to a message that needs no update."""
+        effort = Effort()
+        try:
+            with _measured(effort):
+                answer = self._half(client).respond(message, None)
+        except ClientWithheld as why:
+            return Withheld(client, str(why), effort=effort)
+        return Made(client, answer, effort=effort)
 
     def _half(self, client: ClientId) -> ClientRound:
         if client not in self._halves:
@@ -262,28 +280,29 @@ class ClientSide:
             )
         )
 
-    def _as_it_is(self, client: ClientId) -> Iterator[ClientRound]:
-        """Yield the client's half of the round, then another half that is in the same state."""
-        half = self._half(client)
-        talks = self.protection.always_reports and len(self.protection.flow) > 1
-        kept = half.keep() if talks else {}
-        yield half
-        other = self._new_half(client)
-        if kept:
-            other.take_up(kept)
-        yield other
+    def _half_from(self, state: State, client: ClientId) -> ClientRound:
+        """Return a new half that continues from `state`, which is empty before the first phase."""
+        half = self._new_half(client)
+        if state:
+            half.take_up(state)
+        return half
 
 
-def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> Answer:
+def _update(trained: Answer) -> Update:
+    if isinstance(trained, Trained):
+        return trained.update
+    raise ClientWithheld(trained.reason if isinstance(trained, Failed) else "")
+
+
+@contextmanager
+def _measured(effort: Effort) -> Iterator[None]:
+    """Record the block's duration and warnings in `effort`."""
     began = time.perf_counter()
     try:
         with noting_warnings(effort):
-            report = respond()
-    except ClientWithheld as why:
-        return Withheld(client, str(why), effort=effort)
+            yield
     finally:
         effort.protection_s += time.perf_counter() - began
-    return Made(client, report, effort=effort)
 
 
 class _Ears(threading.local):

@@ -19,7 +19,7 @@ from fedveil.flower.app.field_names import OFFER, WITHHELD, number_of
 from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.records import MESSAGE, encoded_message, encoded_records
 from fedveil.rounds import outcomes
-from fedveil.rounds.loop import Carrier
+from fedveil.rounds.loop import Carrier, shared
 from fedveil.rounds.outcomes import Answer, ClientId
 
 _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, or another's"
@@ -52,26 +52,26 @@ class AppCarrier(Carrier):
 
     def _out(self, asked: Mapping[ClientId, Message], training: bool) -> Sequence[FlowerMessage]:
         """Build Flower's messages. Content common to several clients is one object."""
-        made: dict[tuple[int, int], RecordDict] = {}
         out = []
-        for client, words in asked.items():
-            inner = self.invited[client]
-            key = id(words), id(inner.content) if training else 0
-            if key not in made:
-                records = encoded_records(encode(words))
-                records[OFFER] = self.offer
-                if training:
-                    records.update(inner.content)
-                made[key] = records
-            out.append(
-                FlowerMessage(
-                    made[key],
-                    inner.metadata.dst_node_id,
-                    inner.metadata.message_type,
-                    ttl=inner.metadata.ttl,
-                    group_id=inner.metadata.group_id,
+        for words, clients in shared(asked):
+            encoded, made = encode(words), list[tuple[RecordDict, RecordDict]]()
+            for client in clients:
+                inner = self.invited[client]
+                if not made or (training and inner.content is not made[-1][0]):
+                    records = encoded_records(encoded)
+                    records[OFFER] = self.offer
+                    if training:
+                        records.update(inner.content)
+                    made.append((inner.content, records))
+                out.append(
+                    FlowerMessage(
+                        made[-1][1],
+                        inner.metadata.dst_node_id,
+                        inner.metadata.message_type,
+                        ttl=inner.metadata.ttl,
+                        group_id=inner.metadata.group_id,
+                    )
                 )
-            )
         return out
 
     def _read(self, client: ClientId, reply: FlowerMessage | None, training: bool) -> Answer | None:

@@ -209,12 +209,10 @@ class _Answer:
             metrics = _shown(beside, names)
             return update, self._examples(content)
 
-        answered = answer_trained(
-            self._protection,
-            lambda examples: self._half(kept, arrays.model, examples, arrays.origin),
-            self._words,
-            train,
-        )
+        def half(examples: int) -> ClientRound:
+            return self._half(kept, arrays.model, examples, arrays.origin)
+
+        answered = answer_trained(self._protection, half, lambda: half(1), self._words, train)
         if answered.unusable is not None:
             log.warning("fedveil: an update of zero is reported: %s", reason(answered.unusable))
         return answered.half, answered.message, _all_of(metrics, names)

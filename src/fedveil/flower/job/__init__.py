@@ -3,7 +3,7 @@
     deploy.py           writes the Flower app of a job
     app_folder.py       the contents of that app's folder beside its code
     signing_key_file.py a client's long-lived signing key
-    job_server.py       the ServerApp: the job's rounds, in a run folder (grid_executor.py,
+    flower_engine.py    the server: the job's rounds, in a run folder (grid_executor.py,
                         node_mapping.py)
     job_client.py       the ClientApp: answers one message of a round at a time
     client_training.py  the part of an answer that needs torch
@@ -31,6 +31,6 @@ def client_app(folder: str | Path) -> ClientApp:
 
 def server_app(folder: str | Path) -> ServerApp:
     """Return the ServerApp of the app that `fedveil deploy` wrote to `folder`."""
-    from fedveil.flower.job.job_server import make_app
+    from fedveil.entry.server_app import make_app
 
     return make_app(Path(folder))

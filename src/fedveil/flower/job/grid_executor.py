@@ -20,6 +20,7 @@ from fedveil.flower.job.saved_states import KEPT_FIELD
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
 from fedveil.protections.base import Protection, RoundContext
 from fedveil.rounds import outcomes
+from fedveil.rounds.loop import shared
 from fedveil.rounds.outcomes import Answer, ClientId
 
 #: A message stays available this long after the server has stopped waiting for its answer.
@@ -77,9 +78,10 @@ class GridExecutor(Executor):
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         node_of = self._members.node_of
-        client_of = {node_of[client]: client for client in messages if client in node_of}
-        yield from map(outcomes.Unreached, messages.keys() - client_of.values())
-        outgoing = list(self._outgoing(phase, client_of, messages))
+        reached = {client: message for client, message in messages.items() if client in node_of}
+        client_of = {node_of[client]: client for client in reached}
+        yield from map(outcomes.Unreached, messages.keys() - reached.keys())
+        outgoing = list(self._outgoing(phase, reached))
         self._opening = False
         for node, reply in exchange(self._grid, outgoing, self._window_s):
             client = client_of[node]
@@ -115,23 +117,21 @@ class GridExecutor(Executor):
             )
 
     def _outgoing(
-        self, phase: str, client_of: Mapping[int, ClientId], messages: Mapping[ClientId, Message]
+        self, phase: str, messages: Mapping[ClientId, Message]
     ) -> Iterator[FlowerMessage]:
         common = common_record(self._common(phase == self._protection.trains))
-        encoded: dict[int, bytes] = {}  # encode a message object shared by several once
         if len(self._protection.phases) > 1:
-            self._unfinished.update(client_of.values())
-        for node, client in client_of.items():
-            message = messages[client]
-            if id(message) not in encoded:
-                encoded[id(message)] = encode(message)
-            yield FlowerMessage(
-                addressed_records(client, encoded[id(message)], common),
-                node,
-                f"train.{phase}",
-                ttl=self._window_s + _GRACE_S,
-                group_id=str(self._context.round),
-            )
+            self._unfinished.update(messages)
+        for message, clients in shared(messages):
+            encoded = encode(message)
+            for client in clients:
+                yield FlowerMessage(
+                    addressed_records(client, encoded, common),
+                    self._members.node_of[client],
+                    f"train.{phase}",
+                    ttl=self._window_s + _GRACE_S,
+                    group_id=str(self._context.round),
+                )
 
     def _common(self, trains: bool) -> Message:
         context, shape = self._context, self._shape

@@ -302,6 +302,7 @@ def _trained(
     answered = answer_trained(
         protection,
         lambda examples: half(examples, training.model),
+        lambda: half(1, training.model),
         asked,
         lambda: time.trained(lambda: training.update(member.client, member.data)),
     )

@@ -18,7 +18,6 @@ from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive, received
 from fedveil.link.tls import named_in
-from fedveil.pages.run_folder_page import keep_page
 from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
@@ -28,7 +27,9 @@ from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job import VerticalJob, job_of_run
 from fedveil.vertical.job_split import make_split, make_task, threads
 from fedveil.vertical.part_memory import check_memory
-from fedveil.vertical.party_run import PartyRun, Progress, Setting, keep_run
+from fedveil.vertical.party_log import Progress
+from fedveil.vertical.party_parts import Setting
+from fedveil.vertical.party_run import PartyRun, begin, keep_run
 from fedveil.vertical.remote import handshake
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake import TRAIN
@@ -207,7 +208,7 @@ class Machine:
         run = self._run_for(agreement, progress, say)
         run.restore(agreement.step)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
-        introduce(run.event, what, self._began, agreement.notes)
+        introduce(run.log.event, what, self._began, agreement.notes)
         try:
             result = drive(side(run), channels)
         finally:
@@ -216,7 +217,6 @@ class Machine:
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
-            keep_page(self.root, run.event)
         return Session(self.root.path, run, result, run.figures())
 
     def _side(self, purpose: str) -> Callable[[PartyRun], Exchange[Any]]:
@@ -295,7 +295,7 @@ class Machine:
             folder=self.folder,
             own_seed=self._own_seed,
         )
-        run = PartyRun(setting, progress, say)
+        run = begin(setting, progress, say)
         self._stack.callback(run.close)
         self._last = agreement, run
         return run

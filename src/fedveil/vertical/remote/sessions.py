@@ -23,7 +23,8 @@ from fedveil.link.listener import Listener
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 from fedveil.record.lifecycle import how_to_resume
-from fedveil.vertical.party_run import PartyRun, Progress
+from fedveil.vertical.party_log import Progress
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import handshake
 from fedveil.vertical.remote.handshake import TRAIN
 from fedveil.vertical.remote.handshake_state import Agreement
@@ -173,7 +174,7 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
 def _noting(links: Mapping[str, Link], session: Session) -> Session:
     for peer, link in links.items():
         if link.reconnections:
-            session.run.event(
+            session.run.log.event(
                 f"the link to {peer} was reopened {link.reconnections} times, after "
                 f"{link.away_s:.1f} s in all"
             )

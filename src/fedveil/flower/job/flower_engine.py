@@ -1,77 +1,38 @@
-"""The ServerApp of a deployed job: its rounds over Flower's grid, in a run folder of its own."""
+"""The engine of a deployed job: its rounds over Flower's grid, in a run folder of its own."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from fedveil.base.message import check_carried, encoded_bytes
-from fedveil.base.plain_text import console
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.dry_run import batches_of_the_test, try_out
+from fedveil.engine.engine import Engine
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.federation import Engine, Federation
-from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.engine.run_records import several_inputs
-from fedveil.errors import DeploymentError, FedveilError, FolderInUse, with_notes
+from fedveil.errors import DeploymentError, FolderInUse
 from fedveil.federated.job import Job
-from fedveil.flower.job.app_folder import ROSTER, read_job, read_roster
+from fedveil.flower.job.app_folder import ROSTER, read_roster
 from fedveil.flower.job.grid_executor import GridExecutor
 from fedveil.flower.job.saved_states import run_name
 from fedveil.flower.records import check_report
-from fedveil.pages.read_run import DEPLOYED, read_run
 from fedveil.protections.base import Protection
+from fedveil.record.recorder import DEPLOYED
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.record.saved_job import reopen
-from fedveil.run_display import RunDisplay
 
 #: Key of the run configuration that names the run folder.
 FOLDER = "folder"
 #: A killed server releases its folder only when its last process has noticed.
 _LET_GO_S = 60.0
-_LINE_WIDTH = 200
-
-
-def make_app(folder: Path) -> ServerApp:
-    """Return the ServerApp of the app in `folder`."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        serve(folder, grid, context)
-
-    return app
-
-
-def serve(folder: Path, grid: Grid, context: Context) -> Run:
-    """Run the app's job, or resume it from its last complete round."""
-    job = read_job(folder)
-    display_on = console(file=sys.stdout, force_terminal=False, width=_LINE_WIDTH)
-    display = RunDisplay(display_on, job.rounds)
-    path = run_path(job, context.run_config.get(FOLDER))
-    try:
-        with ExitStack() as stack:
-            display.starting(f"waiting for clients and reports of round 1/{job.rounds}")
-            stack.enter_context(display)
-            engine = FlowerEngine(grid, folder)
-            opened = partial(_open, path, job)
-            run = Federation(job, engine, opened, stack, display.warn).run(display.show)
-    except FedveilError as error:
-        sentence = f"error: {with_notes(str(error), error)}"
-        display_on.print(sentence, markup=False, highlight=False, soft_wrap=True)
-        raise
-    display.summary(read_run(run.folder))
-    return run
 
 
 def run_path(job: Job, named: object = None) -> Path:
@@ -84,7 +45,7 @@ def run_path(job: Job, named: object = None) -> Path:
     return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")
 
 
-def _open(path: Path, job: Job) -> RunFolder:
+def open_folder(path: Path, job: Job) -> RunFolder:
     """Open the folder as a new one, or to resume.
 
     Raises an error if it has a different job's run.

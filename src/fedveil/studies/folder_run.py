@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedveil.engine.federation import Progress
-from fedveil.engine.simulation import resume, simulate
+from fedveil.entry.simulation import resume, simulate
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.record.run_folder import JOB, MODEL

@@ -1,0 +1,93 @@
+"""The parts of a run, made from its job and checked before the run has a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from fedveil.data.datasets import Dataset
+from fedveil.engine.assembly import (
+    ModelShape,
+    check_buffers,
+    load_data,
+    make_model,
+    make_task,
+    start_vector,
+)
+from fedveil.engine.callbacks import Callback, Callbacks
+from fedveil.engine.canaries import Canaries
+from fedveil.engine.cohorts import Cohorts
+from fedveil.engine.engine import Engine
+from fedveil.engine.evaluation import ModelTest
+from fedveil.engine.own_layer_evaluation import make_test
+from fedveil.engine.run_fingerprint import run_fingerprint
+from fedveil.engine.server_optimizer import ServerOptimizer, make_optimizer
+from fedveil.engine.stopping import Stopping
+from fedveil.federated.job import Job
+from fedveil.protections.base import Protection
+from fedveil.record.recorder import find_board
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that one run uses, whatever its folder. Made by `assemble`."""
+
+    #: The job, with its number of clients.
+    job: Job
+    shape: ModelShape
+    model: nn.Module
+    #: The trainer's name, or None if other machines train.
+    trainer: str | None
+    test: ModelTest
+    #: The server's initial vector.
+    start: npt.NDArray[np.float32]
+    protection: Protection
+    canaries: Canaries
+    cohorts: Cohorts
+    optimizer: ServerOptimizer
+    stopping: Stopping
+    callbacks: Callbacks
+    #: A digest of everything that must be unchanged if the run is resumed.
+    fingerprint: str
+
+
+def assemble(
+    job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
+) -> Parts:
+    """Return the parts of the job's run. Raises an error if the job cannot run.
+
+    `dataset` replaces the job's dataset. `callbacks` run in addition to the job's own.
+    """
+    task = make_task(job)
+    dataset = load_data(job) if dataset is None else dataset
+    job = engine.settle(job, dataset)
+    shape = ModelShape.of(dataset)
+    model = make_model(job, shape)
+    shape = shape.given(model)
+    trainer = engine.check(job, shape)
+    test = make_test(job, model, task, dataset.test, engine.held_out())
+    check_buffers(job, test.layout)
+    if job.record.tensorboard:
+        find_board()
+    called = Callbacks(job.record.callbacks, callbacks)
+    start = start_vector(job, test.layout)
+    protection = engine.protection(job, len(start))
+    return Parts(
+        job=job,
+        shape=shape,
+        model=model,
+        trainer=trainer,
+        test=test,
+        start=start,
+        protection=protection,
+        canaries=Canaries(job, protection),
+        cohorts=Cohorts(job),
+        optimizer=make_optimizer(job, test.layout.trainable),
+        stopping=Stopping(job.stopping, task.measures),
+        callbacks=called,
+        fingerprint=run_fingerprint(job, dataset, engine.identify(), shape.fingerprint),
+    )

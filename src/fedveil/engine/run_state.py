@@ -1,0 +1,83 @@
+"""The state of a run between two rounds: everything that a checkpoint saves and restores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.base.message import take_array
+from fedveil.base.validate import finite_vector, integer
+from fedveil.engine.round_checkpoint import LATEST, Checkpoint
+from fedveil.engine.run_parts import Parts
+from fedveil.engine.run_records import check
+from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.privacy.ledger import Ledger
+from fedveil.protections.base import Aggregate
+from fedveil.record.recorder import Metrics, Recorder
+from fedveil.record.run_folder import METRICS, RunFolder
+from fedveil.record.sealed_message import intact
+
+
+class RunState:
+    """The number of completed rounds, the weights, the protection's state and the ledger.
+
+    The optimizer, the canaries and the best model so far have states of their own, which are saved
+    with these.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.done = 0
+        self.weights = parts.start
+        self.protection = parts.protection.initial_state()
+        self.ledger = Ledger(adaptive=parts.protection.adaptive)
+
+    def apply(self, aggregate: Aggregate) -> int:
+        """Update the weights with a round's aggregate. Returns the number of reports in it."""
+        self._parts.canaries.saw(aggregate)
+        self.weights = self._parts.optimizer.step(self.weights, aggregate.update)
+        self.protection = aggregate.state
+        return aggregate.reports
+
+    def restore(self, folder: RunFolder) -> Metrics:
+        """Restore the folder's checkpoint, if it has one. Returns the metrics that it covers."""
+        parts, path = self._parts, folder.path
+        saved = Checkpoint.read(folder, parts.job.checkpoint.every)
+        if saved is None:
+            return Metrics()
+        if saved.fingerprint != parts.fingerprint:
+            raise RunFolderError(
+                f"{path} belongs to another job, another model or other data than those given now"
+            )
+        with intact(path / LATEST):
+            self.done = integer("round", saved.round, 1, parts.job.rounds)
+            shape = self.weights.shape
+            self.weights = take_array(vars(saved), "weights", np.float32, shape).copy()
+            finite_vector("weights", self.weights)
+            parts.optimizer.restore(saved.optimizer)
+            parts.protection.check_state(saved.protection)
+            self.protection = saved.protection
+            self.ledger = Ledger.from_state(saved.ledger)
+            parts.canaries.restore(saved.canaries)
+            if self.ledger.adaptive != parts.protection.adaptive:
+                raise InvalidValue("field adaptive does not match the protection")
+        metrics = Metrics.vouched(folder, saved.metrics_bytes, saved.metrics_digest)
+        with intact(path / METRICS):
+            check(metrics.records, saved.round)
+        with intact(path / LATEST):
+            parts.stopping.restore(saved.best, metrics.records, len(self.weights))
+        return metrics
+
+    def save(self, folder: RunFolder, recorder: Recorder) -> None:
+        """Save the state as the folder's checkpoint. It covers all that `recorder` has written."""
+        Checkpoint(
+            round=self.done,
+            metrics_bytes=recorder.metrics_bytes,
+            metrics_digest=recorder.metrics_digest,
+            fingerprint=self._parts.fingerprint,
+            weights=self.weights,
+            optimizer=self._parts.optimizer.state(),
+            protection=self.protection,
+            ledger=self.ledger.to_state(),
+            canaries=self._parts.canaries.state(),
+            best=self._parts.stopping.state(),
+        ).write(folder)

@@ -1,0 +1,92 @@
+"""Starts or resumes a run: assembles its parts, opens its folder and restores its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+
+from fedveil.data.datasets import Dataset
+from fedveil.engine.assembly import report_entropy
+from fedveil.engine.budget import thin_promise
+from fedveil.engine.callbacks import Callback
+from fedveil.engine.engine import Engine
+from fedveil.engine.executors.client_states import open_states
+from fedveil.engine.federation import Federation
+from fedveil.engine.finished_run import Presentation
+from fedveil.engine.job_protection import in_clear
+from fedveil.engine.run_parts import Parts, assemble
+from fedveil.engine.run_state import RunState
+from fedveil.errors import RunStopped
+from fedveil.federated.job import Job
+from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.recorder import Recorder
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import keep_job
+from fedveil.record.started_rounds import Attempts
+
+
+def start(
+    job: Job,
+    engine: Engine,
+    open_folder: Callable[[], RunFolder],
+    stack: ExitStack,
+    *,
+    warn: Callable[[str], None] | None = None,
+    dataset: Dataset | None = None,
+    callbacks: Iterable[Callback] = (),
+    presentation: Presentation | None = None,
+) -> Federation:
+    """Return the job's run by `engine`, ready for its next round. `stack` closes what it opens.
+
+    `warn` is called with each warning about the run. `dataset` replaces the job's dataset, for
+    example by a part of it. The folder is opened only after data, model and protection are checked,
+    so a job that cannot run leaves nothing behind.
+    """
+    began = time.perf_counter()
+    parts = assemble(job, engine, dataset, callbacks)
+    job, state = parts.job, RunState(parts)
+    folder = open_folder()
+    stack.callback(folder.close)
+    engine.try_out(job, parts.shape, folder)
+    how = engine.how_to_resume.format(folder=folder.path)
+    stack.enter_context(how_to_resume(lambda: how, RunStopped))
+    metrics = state.restore(folder)
+    if job.keeps_state and not engine.reports_leave:
+        parts.test.clients = open_states(folder.path, state.done)
+    state.ledger.note_in_clear(in_clear(job, parts.protection, leaves=engine.reports_leave))
+    has_begun = engine.reports_leave and state.done > 0
+    attempts = Attempts(folder, state.done, has_begun=has_begun)
+    keep_job(folder, job, job.own_names)
+    recorder = Recorder(folder, metrics, tensorboard=job.record.tensorboard)
+    stack.callback(recorder.close)
+    clients = engine.start(job, parts.shape, parts.protection, folder.path, recorder.event)
+    executor = parts.canaries.beside(clients)
+    stack.callback(executor.close)
+    federation = Federation(
+        parts=parts,
+        state=state,
+        folder=folder,
+        attempts=attempts,
+        recorder=recorder,
+        executor=executor,
+        reports_leave=engine.reports_leave,
+        presentation=presentation,
+    )
+    thin = list(filter(None, [thin_promise(job, parts.protection)]))
+    lines = [*_facts(parts, engine), *thin, *federation.charge_begun()]
+    introduce(recorder.event, beginning("round", state.done), began, lines)
+    for sentence in thin:
+        (warn or (lambda text: None))(sentence)
+    return federation
+
+
+def _facts(parts: Parts, engine: Engine) -> Iterable[str]:
+    """Yield the lines of the event log that describe a run which starts."""
+    job = parts.job
+    yield f"rounds: {job.rounds} in all"
+    yield f"randomness of reports: {report_entropy(job).description}"
+    yield from engine.describe()
+    yield from parts.test.part.explain()
+    yield from parts.test.layout.explain()
+    yield from job.warnings

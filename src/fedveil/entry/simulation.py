@@ -1,0 +1,98 @@
+"""Simulates a job and shows the run: in the notebook's cell while it runs, and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from fedveil.engine.callbacks import Callback
+from fedveil.engine.federation import Progress
+from fedveil.engine.finished_run import Run as Run
+from fedveil.engine.simulation import Simulator
+from fedveil.engine.start import start
+from fedveil.entry.presentation import PRESENTATION
+from fedveil.federated.job import Job
+from fedveil.pages.notebook_view import LiveView, in_notebook
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import reopen
+
+
+def simulate(
+    job: Job,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+    starting: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Run a job on this machine.
+
+    `out` is the run's folder (default: a new one under runs/). `progress` is called with every
+    round's record, and `warn` with warnings at the start, which also go to the event log.
+    `starting` is called with a description of each step before the first round. `callbacks` run in
+    addition to those of `record.callbacks`. In a notebook, a run without `progress` shows its
+    rounds and curves in the cell.
+    """
+    with ExitStack() as stack:
+        open_folder = partial(RunFolder.create, out, job.name)
+        return _run(job, open_folder, stack, progress, warn, starting, callbacks)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+    starting: Callable[[str], None] | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Resume an interrupted run after its last complete round.
+
+    The run's own job file is used. It is refused if it was edited. `rounds` is a new, larger number
+    of rounds. With seeded randomness the run ends with the same bytes as without the interruption.
+    `progress` is called with the records of earlier rounds first; `callbacks` are not called with
+    them.
+    """
+
+    def load(path: Path) -> Job:
+        job = Job.load(path)
+        return job if rounds is None else job.with_rounds(rounds)
+
+    with ExitStack() as stack:
+        opened, job = reopen(folder, load, stack)
+        return _run(job, lambda: opened, stack, progress, warn, starting, callbacks)
+
+
+def _run(
+    job: Job,
+    open_folder: Callable[[], RunFolder],
+    stack: ExitStack,
+    progress: Progress | None,
+    warn: Callable[[str], None] | None,
+    starting: Callable[[str], None] | None,
+    callbacks: Iterable[Callback],
+) -> Run:
+    progress, warn = _watched(job, progress, warn)
+    begun = start(
+        job,
+        Simulator(starting),
+        open_folder,
+        stack,
+        warn=warn,
+        callbacks=callbacks,
+        presentation=PRESENTATION,
+    )
+    return begun.run(progress)
+
+
+def _watched(
+    job: Job, progress: Progress | None, warn: Callable[[str], None] | None
+) -> tuple[Progress | None, Callable[[str], None] | None]:
+    if progress is not None or not in_notebook():
+        return progress, warn
+    view = LiveView(job.model_dump())
+    return view, warn or view.warn

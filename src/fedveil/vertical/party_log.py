@@ -1,0 +1,69 @@
+"""A party's records and event log in its run folder, and the functions that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedveil.record.recorder import Metrics, Record, Recorder
+from fedveil.record.run_folder import RunFolder
+
+Progress = Callable[[Record], None]
+
+
+class PartyLog:
+    """Writes and shows a party's records and sentences. Call `open` before anything is written."""
+
+    def __init__(
+        self,
+        party: str,
+        folder: RunFolder,
+        progress: Progress | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.records: list[Record] = []
+        self._party, self._folder = party, folder
+        self._tell = progress or (lambda record: None)
+        self._say = say or (lambda sentence: None)
+        self._recorder: Recorder | None = None
+
+    def open(self, metrics: Metrics) -> None:
+        """Open the folder's files. They then hold the records of `metrics` and nothing later."""
+        self.close()
+        self._recorder = Recorder(self._folder, metrics, durable=False)
+        self.records = self._recorder.records
+
+    def show_records(self) -> None:
+        """Show all records of the files."""
+        for record in self.records:
+            self._tell(record)
+
+    def record(self, **figures: Any) -> None:
+        """Write a record of the party, and show it."""
+        record = {"party": self._party, **figures}
+        self._opened.record(record)
+        self._tell(record)
+
+    def event(self, text: str) -> None:
+        self._opened.event(text)
+
+    def say(self, sentence: str) -> None:
+        """Write a sentence to the log, and show it to the user who started this party."""
+        self.event(sentence)
+        self._say(sentence)
+
+    def synced(self) -> tuple[int, str]:
+        """Write all records to the disk. Returns the size and the digest of their file."""
+        if self._recorder is None:
+            return 0, ""
+        self._recorder.sync()
+        return self._recorder.metrics_bytes, self._recorder.metrics_digest
+
+    def close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+    @property
+    def _opened(self) -> Recorder:
+        assert self._recorder is not None, "restore comes first"
+        return self._recorder

@@ -1,0 +1,143 @@
+"""The parts of one party's side of a run, made from its job, its data and its randomness."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import RunFolderError
+from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical import noisy_labels
+from fedveil.vertical.account import Releases
+from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.epsilon_limit import Limit
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.label_watch import WatchedGradients
+from fedveil.vertical.party import Party
+from fedveil.vertical.party_log import PartyLog
+from fedveil.vertical.returned_gradients import ReturnedGradients, saved_key
+from fedveil.vertical.rows import Order, Rows
+from fedveil.vertical.split import SplitModel, module_of
+from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.task import Subset, Task
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything from which a party's side of a run is built.
+
+    `rows` are its examples in the agreed order. The leader's `order_seed` determines the order of
+    training. `entropy` is the randomness of everything that the party sends, `folder` its run
+    folder. `own_seed` determines its initial weights and dropout; None uses the job's seed.
+    """
+
+    job: VerticalJob
+    task: Task
+    split: SplitModel
+    party: str
+    rows: Mapping[Subset, Rows]
+    entropy: Entropy
+    order_seed: int
+    folder: RunFolder
+    own_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class PartyParts:
+    """Everything that a party's side of a run uses. Made by `assemble`."""
+
+    party: Party
+    #: The party's examples. A leader under LabelDP trains on the labels drawn for the run.
+    rows: Mapping[Subset, Rows]
+    order: Order
+    reports: Reports
+    releases: Releases
+    #: The privacy loss of a label under LabelDP, otherwise None.
+    label_loss: PrivacyLoss | None
+    limit: Limit
+    gradients: WatchedGradients
+    #: A digest of everything that must be unchanged if the run is resumed.
+    fingerprint: str
+
+
+def assemble(setting: Setting, log: PartyLog) -> PartyParts:
+    """Return the parts of the party's run. Its reports are noted in `log`."""
+    job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
+    is_leader = name == split.leader
+    reports = Reports(setting.entropy, folder.path, log.event)
+    order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
+    # Randomness drawn again from a seed is the same, and reveals nothing new.
+    fresh = not isinstance(setting.entropy, Seeded)
+    releases = Releases(folder, order, fresh=fresh, epochs=job.epochs)
+    fingerprint = _fingerprint(setting)
+    train, label_loss = _labelled(setting) if is_leader else (setting.rows["train"], None)
+    limit = Limit(split, name, job.privacy.max_epsilon, job.privacy.delta, label_loss)
+    gradients = WatchedGradients(_returned(setting, is_leader=is_leader))
+    party = Party(
+        name,
+        split,
+        loss=setting.task.loss if is_leader else None,
+        in_flight=job.in_flight,
+        seed=job.seed if setting.own_seed is None else setting.own_seed,
+        device=job.device,
+        tell_loss=job.record.followers_see_loss,
+        report=reports,
+        returned=gradients if is_leader else None,
+    )
+    return PartyParts(
+        party=party,
+        rows={**setting.rows, "train": train},
+        order=order,
+        reports=reports,
+        releases=releases,
+        label_loss=label_loss,
+        limit=limit,
+        gradients=gradients,
+        fingerprint=fingerprint,
+    )
+
+
+def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
+    settings = setting.job.privacy.label_protection
+    if settings is None or not is_leader:
+        return ReturnedGradients(None, b"")
+    return ReturnedGradients(settings, saved_key(setting.folder, setting.entropy))
+
+
+def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
+    """Draw the labels for training, once for the run. Returns the rows, and the loss of a label.
+
+    A resumed run reads the file that has them before anything is computed from them.
+    """
+    settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
+    if settings is None or rows.labels is None:
+        return rows, None
+    classes = setting.task.classes
+    assert classes is not None, "make_task has checked it"
+    mechanism = LabelDP(settings.eps)
+    path = setting.folder.path / noisy_labels.LABELS
+    if path.exists():
+        told = noisy_labels.kept(path, rows, classes)
+    elif any(held(setting.folder)):
+        raise RunFolderError(f"{path} is missing: it contains the labels that the run trains on")
+    else:
+        told = noisy_labels.drawn(rows, mechanism, classes, setting.entropy)
+        setting.folder.write_atomically(noisy_labels.LABELS, noisy_labels.file_of(told))
+    return told, mechanism.loss
+
+
+def _fingerprint(setting: Setting) -> str:
+    """Return a digest of everything that must be unchanged if a run is resumed."""
+    digest = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
+    digest.update(f"{setting.party} {setting.order_seed}".encode())
+    for part in setting.split.owned_by(setting.party):
+        for name, tensor in module_of(part).state_dict().items():
+            digest.update(f"{part.name} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+    for subset in ("train", "test"):
+        digest.update(setting.rows[subset].fingerprint())
+    return digest.hexdigest()
