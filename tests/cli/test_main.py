@@ -231,7 +231,7 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
     assert code == 1
     assert out.endswith(", 0.5 below the closest bound: refuted\n")
     assert err == (
-        "error: 1 of 1 findings refute the run's guarantee: epsilon at least 2.5 where 2 is "
+        "error: 1 of 1 findings refute the protection's guarantee: epsilon at least 2.5 where 2 is "
         "claimed\n"
     )
 
@@ -259,7 +259,7 @@ def test_a_refuted_run_exits_1_when_it_ends_and_when_it_is_shown(
     for more in ((), ("--json",)):
         code, out, err = command("audit", "run", *more)
         assert code == 1
-        assert f"findings refute the run's guarantee: {refuted} " in err
+        assert f"findings refute the protection's guarantee: {refuted} " in err
     assert json.loads(out)[0]["refutes"] is True
     assert command("audit", "sound")[0] == 0
 

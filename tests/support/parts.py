@@ -78,6 +78,22 @@ def wider() -> nn.Module:
     return nn.Linear(FEATURES, 200)
 
 
+class Scaled(nn.Module):
+    """Scores that are the first entries of the input, each times a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.linspace(0.5, 1.5, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :CLASSES] * self.factors
+
+
+def few() -> nn.Module:
+    """Return a model of 3 parameters, of which one report can reveal a lot."""
+    return Scaled()
+
+
 def net() -> nn.Module:
     """Return a net with a tensor of every treatment."""
     return nn.Sequential(

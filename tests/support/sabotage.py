@@ -103,31 +103,47 @@ class _Shared:
         return self._entropy.stream(name, round, 0)
 
 
-@contextmanager
-def half_the_noise() -> Iterator[None]:
+def half_the_noise() -> AbstractContextManager[Any]:
     """Add Gaussian noise of half the standard deviation."""
+    return _noise_over(2)
+
+
+def an_eighth_of_the_noise() -> AbstractContextManager[Any]:
+    """Add Gaussian noise of an eighth of the standard deviation."""
+    return _noise_over(8)
+
+
+def _noise_over(divisor: int) -> AbstractContextManager[Any]:
     add_to = DiscreteGaussian.add_to
 
-    def halved(self: DiscreteGaussian, values: Any, entropy: Entropy) -> None:
+    def divided(self: DiscreteGaussian, values: Any, entropy: Entropy) -> None:
         noise = np.zeros(len(values), np.int64)
         add_to(self, noise, entropy)
-        values += (noise // 2).astype(values.dtype)
+        values += (noise // divisor).astype(values.dtype)
 
-    with patch.object(DiscreteGaussian, "add_to", halved):
-        yield
+    return patch.object(DiscreteGaussian, "add_to", divided)
+
+
+def clip_twice_too_large() -> AbstractContextManager[Any]:
+    """Clip updates to twice the norm that the noise is made for."""
+    return _clip_times(2)
+
+
+def clip_eight_times_too_large() -> AbstractContextManager[Any]:
+    """Clip updates to eight times the norm that the noise is made for."""
+    return _clip_times(8)
 
 
 @contextmanager
-def clip_twice_too_large() -> Iterator[None]:
-    """Clip updates to twice the norm that the noise is made for."""
+def _clip_times(factor: int) -> Iterator[None]:
     to_grid, rounded = gaussian.clip_to_grid, DistributedGaussian.rounded
 
     def wide_grid(vector: Any, clip: float, step: float) -> Any:
-        return to_grid(vector, 2 * clip, step)
+        return to_grid(vector, factor * clip, step)
 
     def wide_rounded(self: DistributedGaussian, *given: Any) -> Any:
         wide = copy(self)
-        wide.radius, wide.limit = 2 * self.radius, 4 * self.limit
+        wide.radius, wide.limit = factor * self.radius, factor**2 * self.limit
         return rounded(wide, *given)
 
     with (

@@ -253,11 +253,12 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    Writes the page of the folder again, with the findings.
+    Writes the page of the folder again, with the findings. Raises `ClaimRefuted` at the end if a
+    finding refutes the guarantee of its protection.
     """
     from fedveil.pages.run_folder_page import PAGE, keep_page
     from fedveil.privacy.finding import timed
-    from fedveil.record.finding_lines import FINDINGS, add_finding
+    from fedveil.record.finding_lines import FINDINGS, add_finding, as_data, raise_if_refuted
 
     findings = []
     with alone(json):
@@ -274,7 +275,8 @@ def _mount(
             say(f"page: {folder().path / PAGE}")
         say(f"written to {folder().path / FINDINGS}")
     if json:
-        answer(findings)
+        answer([as_data(finding) for finding in findings])
+    raise_if_refuted(findings)
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:

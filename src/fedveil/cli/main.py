@@ -169,7 +169,7 @@ def audit(
 
 def _print_findings(folder: Path, *, json: bool) -> None:
     from fedveil.privacy.guarantee_strength import Figure
-    from fedveil.record.finding_lines import as_data, read_findings
+    from fedveil.record.finding_lines import as_data, raise_if_refuted, read_findings
     from fedveil.record.run_folder import job_of
 
     findings = read_findings(folder)
@@ -187,12 +187,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
             say(f"  {missed}")
     if json:
         answer([as_data(finding) for finding in findings])
-    failed = [finding for finding in findings if finding.refutes]
-    if failed:
-        raise ClaimRefuted(
-            f"{len(failed)} of {len(findings)} findings refute the run's guarantee: "
-            f"{'; '.join(finding.refutation for finding in failed)}"
-        )
+    raise_if_refuted(findings)
 
 
 @app.command()

@@ -153,9 +153,9 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield an audit case: a noised sum that contains one update of the clipping norm."""
+        """Yield audit cases: a noised sum that contains one update, longer than the clip or not."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
-        update = np.array([1.0, 0.0])
+        update = np.array([4.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
         ratio = analytic_sigma(eps, 1e-3, 1.0)
         moving = QuantileClip(1.0, ratio, dimension=2, clients=4, bit_noise=1.5 * ratio)

@@ -294,7 +294,8 @@ class DistributedDP(Clipped, SecureSum):
             return sum(others, staying.share(update, signs, entropy))
 
         update = np.array([1.0, 0.0], np.float32)
-        yield Case("noise in shares, an update", released, update, -update, _loss(staying, 4, 1e-3))
+        opposite = 4 * update, -4 * update  # longer than the clip, so that one too large shows
+        yield Case("noise in shares, an update", released, *opposite, _loss(staying, 4, 1e-3))
         law = QuantileClip(1.0, multiplier, dimension=2, clients=4, bit_noise=1.5 * multiplier)
         moving = DistributedGaussian(law.norm, multiplier, **_FOUR, dimension=law.length)
         four = np.array([1, -1, 1, 1], np.int8)

@@ -127,9 +127,14 @@ class DPEncrypt(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield two audit cases of Gaussian noise: opposite updates, and opposite examples."""
+        """Yield two audit cases of Gaussian noise: opposite updates, and opposite examples.
+
+        The updates are longer than the clip, so that a clip that is too large shows.
+        """
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
-        yield Case("gaussian, an update", gaussian.privatize, update, -update, gaussian.loss)
+        yield Case(
+            "gaussian, an update", gaussian.privatize, 4 * update, -4 * update, gaussian.loss
+        )
         summed = GaussianSum(2 * eps, 1e-3, 1.0, dimension=2, rate=0.5)
 
         def of_batch(example: npt.NDArray[np.float64], entropy: Entropy) -> npt.NDArray[np.float64]:

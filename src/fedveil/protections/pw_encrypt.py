@@ -176,9 +176,9 @@ class PWEncrypt(SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield an audit case: a sum with central noise and one update of the clipping norm."""
+        """Yield an audit case: a sum with central noise and one update longer than the clip."""
         central = CentralNoise(eps, 1e-3, clip=1.0, step=2.0**-16, dimension=2)
-        update = np.array([1.0, 0.0])
+        update = np.array([4.0, 0.0])
         yield Case("central noise, an update", central.noised, update, -update, central.loss)
 
     def vector(

@@ -126,7 +126,7 @@ class Unary(Protection):
         """Yield audit cases of one parameter's report in its two forms, sum and bits."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
-            values = np.array([-1.0]), np.array([1.0])
+            values = np.array([-4.0]), np.array([4.0])  # beyond the clip
             name = f"{cls.kind}, {report} of a parameter"
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 

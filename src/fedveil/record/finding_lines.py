@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, read_bytes, read_text
-from fedveil.errors import MessageInvalid
+from fedveil.errors import ClaimRefuted, MessageInvalid
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.recorder import read_line, revived, strict
 from fedveil.record.run_folder import RunFolder, explained
@@ -35,6 +36,16 @@ def as_data(finding: Finding) -> dict[str, Any]:
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}
+
+
+def raise_if_refuted(findings: Sequence[Finding]) -> None:
+    """Raise `ClaimRefuted` if a lower bound of any finding is above its own claim."""
+    failed = [finding for finding in findings if finding.refutes]
+    if failed:
+        raise ClaimRefuted(
+            f"{len(failed)} of {len(findings)} findings refute the protection's guarantee: "
+            f"{'; '.join(finding.refutation for finding in failed)}"
+        )
 
 
 def read_findings(path: Path) -> list[Finding]:
