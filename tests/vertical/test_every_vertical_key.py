@@ -27,7 +27,8 @@ from vertical_parts import Joint
 
 BASE = {
     "name": "unequal", "seed": 3, "epochs": 2, "batch_size": 9,
-    "task.name": "vertical_parts:bottoms", "evaluation.every_epochs": 2, "record.every_steps": 4, "privacy.delta": 3e-4,
+    "task.name": "vertical_parts:bottoms", "evaluation.every_epochs": 2,
+    "record.every_steps": 4, "privacy.delta": 3e-4,
 }  # fmt: skip
 BITS = {"privacy.embedding_dp": {}, "privacy.embedding_dp.eps": 4.0}
 LABELS = {"privacy.label_dp": {}, "privacy.label_dp.eps": 2.0}
@@ -109,7 +110,7 @@ CASES: dict[str, Case] = {
     "task.tables.files.NAME.id": Case("second", TABLES),
     "task.tables.files.NAME.label": Case("sold", TABLES),
     "task.tables.files.NAME.class_weights": Case({"1": 3.0}, TABLES),
-    "task.tables.files.NAME.features": Case(["balance"], TABLES),
+    "task.tables.files.NAME.features": Case(["balance", "city"], TABLES),
     "task.tables.files.NAME.without": Case(["balance"], TABLES),
     "task.tables.files.NAME.categories": Case({"city": 3}, TABLES),
     "task.tables.files.NAME.missing": Case("refuse", TABLES, refused="age is empty"),
@@ -227,7 +228,7 @@ def write_tables(folder: Path) -> None:
             income, balance = draw.normal(size=2)
             labels = f"{int(income + balance > 0)},{int(income > 0.3)}"
             lead.append(f"{number},{number + 2},{income:.4f},{labels}")
-            for name, rows in bank.items():
+            for rows in bank.values():
                 age = "" if number % 9 == 0 else f"{draw.integers(18, 80)}"
                 rows.append(f"{number},{number + 1},{balance:.4f},{age},{'abcde'[number % 5]}")
         for name, rows in {"lead": lead, **bank}.items():
