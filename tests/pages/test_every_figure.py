@@ -156,6 +156,8 @@ def test_a_page_begins_with_the_last_rounds_figures(folder: Path, records: Recor
         f"spread {last['clients_spread']:.4f}",
     ):
         assert said in quality.text
+    html = page_of(folder).html()
+    assert all(event in html for event in EVENTS.splitlines())
     whole = Figure(last["epsilon_run_every_round"], last["delta_run_every_round"])
     assert promise.value == str(whole)
 
