@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.attacks.distinguishing import Distinguished, attack, distinguished, far_apart, telling
+from fedveil.attacks.distinguishing import (
+    Distinguished,
+    attack,
+    distinguish,
+    distinguished,
+    far_apart,
+    telling,
+)
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
@@ -18,6 +25,7 @@ from fedveil.engine.target_epsilon import whole_run
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptClientRound
@@ -106,6 +114,14 @@ def test_guesses_are_as_good_as_the_best_test() -> None:
     assert report.right.low < stats.norm.cdf(mu / 2) < report.right.high
     assert run.right.low < stats.norm.cdf(mu) < run.right.high
     assert run.right.value > report.right.value + 0.1
+
+
+def test_ties_are_right_half_of_the_time() -> None:
+    claim = Figure(1.0, DELTA)
+    nothing = distinguish(np.zeros(140), np.zeros(140), "nothing", 3, claim)
+    assert (nothing.right.value, nothing.right.cases) == (0.5, 280)
+    half = distinguish(np.repeat([0.0, 2.0], 70), np.full(140, -1.0), "half", 3, claim)
+    assert half.right.value == 0.75
 
 
 def test_of_nothing_nothing_is_said() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.example_arrays import items, ragged
 from fedveil.data.examples import holdout, make_dataset, owner_codes
 
 
@@ -37,6 +38,13 @@ def test_owners_are_numbered_in_sorted_order(owners):
     codes = owner_codes(owners)
     assert codes.dtype == np.int64
     assert [sorted(set(owners))[code] for code in codes] == owners
+
+
+def test_examples_of_different_lengths_and_types_are_kept_as_they_are():
+    """The widest type is the array's, whichever example has it."""
+    given = [np.array([1, 2], np.int16), np.array([0.5, -0.25, 4]), np.array([7], np.float32)]
+    found = items(ragged(given))
+    assert [item.tolist() for item in found] == [[1, 2], [0.5, -0.25, 4], [7]]
 
 
 def test_values_are_kept_as_they_are():

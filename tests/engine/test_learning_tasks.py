@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import fedveil
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
+from fedveil.engine.evaluation import told
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trainer import TrainingPlan
@@ -21,7 +24,7 @@ from fedveil.pages import curves
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_summary import ending
 from fedveil.pages.runs_page import runs_page
-from fedveil.record.metric_names import word
+from fedveil.record.metric_names import USUAL, Better, deciding, word
 from fedveil.record.recorder import SEVERAL
 from fedveil.run_display import describe
 from fedveil.studies.comparison import Asked, Comparison
@@ -119,6 +122,27 @@ def test_classification_keeps_its_keys_and_measures_more_where_asked(tmp_path: P
     assert sum(map(sum, record["confusion"])) == 90
     assert "accuracy" not in record
     assert fedveil.resume(tmp_path / "more", rounds=2).metrics[0] == record
+
+
+@pytest.mark.parametrize(
+    "measures",
+    [
+        {"auc": "higher", "accuracy": "higher"},
+        {"accuracy": "lower", "auc": "higher"},
+        {"auc": "higher"},
+    ],
+)
+def test_a_record_says_which_measure_decides_unless_it_is_the_usual_one(
+    measures: dict[str, Better],
+) -> None:
+    figures = {"loss": 0.7, "accuracy": 0.25, "auc": 0.625}
+
+    def record(named: Mapping[str, Better]) -> dict[str, Any]:
+        scores: Any = SimpleNamespace(task=SimpleNamespace(measures=named), figures=lambda: figures)
+        return told(scores)
+
+    assert deciding(record(measures)) == next(iter(measures.items()))
+    assert record(USUAL) == figures
 
 
 def test_an_example_of_a_regression_can_be_promised_something(tmp_path: Path) -> None:

@@ -12,10 +12,14 @@ import yaml
 from test_simulation import TWO_PHASES, job, timeless
 
 import fedveil
+from fedveil.engine.budget import check_limit
 from fedveil.engine.run_records import without_report, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
-from fedveil.errors import JobError, RoundVoid, RunFailed
+from fedveil.errors import JobError, LimitReached, RoundVoid, RunFailed
 from fedveil.federated.training_blocks import ServerSettings
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import Spending
 
 Command = Callable[..., tuple[int, str, str]]
 ROUNDS = ("--set", "rounds=5")
@@ -52,6 +56,17 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
     more = fedveil.resume(tmp_path / "run", rounds=9)
     assert len(more.metrics) == 4
     assert "round 5 would bring the most-drawn client to epsilon 2.5 at" in str(more.stopped)
+
+
+def test_the_limit_is_about_the_client_that_was_drawn_most() -> None:
+    """Not about a round, and not about a client that is in every round, which nobody is here."""
+    settings = job(privacy={"max_epsilon": 1.2, "delta": 0.0}, protection="dp_encrypt")
+    one, ledger = [Spending(PrivacyLoss(0.5))], Ledger()
+    for number, cohort in enumerate(([0, 2], [1, 3], [0, 1], [2, 3]), 1):
+        check_limit(settings, ledger, one, cohort, number)
+        ledger.record_many(one, round=number, clients=cohort)
+    with pytest.raises(LimitReached, match=r"the most-drawn client to epsilon 1\.5 at delta 0"):
+        check_limit(settings, ledger, one, [1], 5)
 
 
 @pytest.mark.parametrize(

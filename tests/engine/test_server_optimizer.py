@@ -67,10 +67,11 @@ def test_another_optimizers_state_is_refused() -> None:
 
 
 def test_a_variate_moves_by_the_share_that_is_drawn() -> None:
-    settings = Job(clients={"number": 8, "fraction": 0.25}, training={"algorithm": "scaffold"})
+    """Of the cohort, that is, which is a whole number of clients."""
+    settings = Job(clients={"number": 7, "fraction": 0.25}, training={"algorithm": "scaffold"})
     optimizer = make_optimizer(settings, np.ones(2, np.bool_))
-    moved = optimizer.step(np.array([1, 2, 3, 4], np.float32), np.array([0.5, 0.0, 0.4, -0.8]))
-    np.testing.assert_allclose(moved, [1.5, 2, 4, 2], rtol=1e-6)  # 0.25 / 0.1 of the variates
+    moved = optimizer.step(np.array([1, 2, 3, 4], np.float32), np.array([0.5, 0.0, 0.7, -0.7]))
+    np.testing.assert_allclose(moved, [1.5, 2, 5, 2], rtol=1e-6)  # 2 / 7 / 0.1 of the variates
 
 
 def test_what_feddyn_holds_is_kept() -> None:

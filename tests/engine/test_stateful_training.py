@@ -20,6 +20,7 @@ from fedveil.engine.assembly import (
     make_partition,
     make_task,
     make_trainer,
+    make_training,
 )
 from fedveil.engine.budget import prepared
 from fedveil.engine.executors.client_side import ClientsData, Trained
@@ -127,8 +128,8 @@ def test_feddyn_is_the_papers(tmp_path: Path) -> None:
 
 
 def uneven() -> dict[str, Any]:
-    """A client with three full batches, and one with a single one."""
-    return parts.data(80) | {"client_ids": np.repeat([0, 1], [60, 20])}
+    """A client with three full batches and a short one, and a client with a short one alone."""
+    return parts.data(72) | {"client_ids": np.repeat([0, 1], [65, 7])}
 
 
 def test_fednova_counts_every_client_with_as_many_steps(tmp_path: Path) -> None:
@@ -151,8 +152,31 @@ def test_fednova_counts_every_client_with_as_many_steps(tmp_path: Path) -> None:
             for answer in training_of_all.updates([0, 1])
             if isinstance(answer, Trained)
         ]
-    for steps, plain, scaled in zip((6, 2), trained["fedavg"], trained["fednova"], strict=True):
+    for steps, plain, scaled in zip((8, 2), trained["fedavg"], trained["fednova"], strict=True):
         np.testing.assert_allclose(scaled, plain * np.float32(5 / steps), rtol=1e-6)
+
+
+def test_a_control_variate_is_of_the_rounds_own_steps_and_rate(tmp_path: Path) -> None:
+    """Clients that take part in round 2 for the first time, under a mean variate that is not 0."""
+    settings = job(
+        data={"name": "test_stateful_training:uneven", "split": "by_client"},
+        training={"algorithm": "scaffold", "lr_schedule": "step", "lr_rounds": 1, "lr_factor": 0.3},
+        clients={"number": 2},
+    )
+    shape, data = ModelShape((6,), 3), ClientsData(*uneven_arrays(settings))
+    model = make_model(settings, shape)
+    start = Layout(model).vector()
+    mean = np.linspace(-0.4, 0.7, len(start)).astype(np.float32)
+    trainer = make_trainer(settings, model, round=2)
+    training = make_training(settings, shape, trainer, data, lambda: ClientStates(tmp_path))
+    training.open(2, np.concatenate([start, mean]))
+    sent = [a.update for a in training.updates([0, 1]) if isinstance(a, Trained)]
+    for steps, update in zip((8, 2), sent, strict=True):
+        change, variate = np.split(update, 2)
+        expected = -mean - change / (steps * 0.3 * LR)
+        np.testing.assert_allclose(variate, LR * expected, rtol=1e-4, atol=1e-6)
+    towards = [np.split(update, 2)[0] @ mean for update in sent]
+    assert max(towards) < -0.5 * 2 * 0.3 * LR * float(mean @ mean)  # corrected from the first step
 
 
 def uneven_arrays(settings: Job) -> tuple[np.ndarray, ...]:

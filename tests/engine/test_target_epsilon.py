@@ -49,7 +49,7 @@ def test_the_run_costs_at_most_the_target_and_nearly_that(
     assert asked.settings == solved.protection.settings
     spent = whole_run(asked, again.rounds, again.privacy.delta)
     assert target * 0.99 < spent.epsilon <= target
-    _, more = made(*settings, f"{key}={solved.value * 1.002!r}")
+    _, more = made(*settings, f"{key}={solved.value * 1.0011!r}")
     assert whole_run(more, again.rounds, again.privacy.delta).epsilon > target
 
 

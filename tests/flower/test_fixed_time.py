@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,19 @@ def test_an_error_takes_as_long(slept: list[float]) -> None:
 def test_what_is_not_ready_is_withheld(never: threading.Event) -> None:
     with pytest.raises(ClientWithheld, match=r"not ready within 88% of answer_after_s = 0\.01 s"):
         FixedTime(0.01).__enter__().trained(never.wait)
+
+
+def test_the_time_of_a_training_begins_when_the_client_is_asked(
+    slept: list[float], never: threading.Event
+) -> None:
+    """What a client has used up before it trains is not given to the training again."""
+    began = monotonic()
+    with FixedTime(20.0) as time:
+        slept.append(19.0)
+        with pytest.raises(ClientWithheld, match="not ready"):
+            time.trained(never.wait)
+    assert monotonic() - began < 10
+    assert slept == [19.0, 1.0]
 
 
 def test_without_a_time_it_is_a_call(slept: list[float]) -> None:

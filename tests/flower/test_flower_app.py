@@ -383,6 +383,27 @@ def test_metrics_travel_only_where_both_sides_name_them():
         assert set(reply.content["metrics"]) == {"loss", "num-examples"}
 
 
+@pytest.mark.parametrize("reveal", ["loss, num-examples", "loss"])
+def test_an_evaluation_counts_clients_by_the_weights_that_they_reveal(reveal):
+    grid = federation(run_config={"fedveil.reveal": reveal})
+    losses = {node: 0.1 * place for place, node in enumerate(grid.nodes, 1)}
+    weights = {node: 3 + place**2 for place, node in enumerate(grid.nodes)}
+
+    def unequal(reply):
+        if reply.metadata.message_type == "evaluate":
+            node, metrics = reply.metadata.src_node_id, reply.content["metrics"]
+            metrics["loss"] = losses[node]
+            if "num-examples" in metrics:
+                metrics["num-examples"] = weights[node]
+        return reply
+
+    grid.tamper_reply = unequal
+    result, _ = run(grid, ProtectedStrategy(flower.FedAvg(), protection="rr", reveal=reveal))
+    counted = [weights[node] if "num-examples" in reveal else 1 for node in losses]
+    mean = np.average([*losses.values()], weights=counted)
+    assert result.evaluate_metrics_clientapp[1] == pytest.approx({"loss": mean})
+
+
 @pytest.mark.parametrize("weight", [1e300, 2**20 + 1, 0, -7, float("inf"), float("nan"), [3, 4]])
 def test_a_client_that_reveals_no_weight_there_can_be_is_in_no_mean(weight, caplog):
     """In training, and in the evaluation that the inner strategy averages by weights."""
@@ -532,6 +553,19 @@ def test_the_ledger_adds_up_and_a_limit_ends_the_rounds_in_good_order():
     assert strategy.ledger.epsilon("round") == pytest.approx(3.0, rel=1e-9)
     assert "above max_epsilon = 6.5" in strategy.stopped
     assert arrays is not None
+
+
+def test_the_limit_is_about_the_client_that_was_asked_most():
+    """Each half of the clients is in every second round."""
+    grid = federation()
+    nodes = list(grid.nodes)
+    few = flower.FedAvg(min_train_nodes=3, min_available_nodes=3, fraction_evaluate=0.0)
+    settings = {"protection": "signds", "sign_k": 0.1, "sign_eps": 2.0, "sign_mag_eps": 1.0}
+    strategy = ProtectedStrategy(few, **settings, max_epsilon=6.5, delta=0.0)
+    grid.get_node_ids = lambda: nodes[:3] if len(strategy.rounds) % 2 else nodes[3:]
+    run(grid, strategy, rounds=6)
+    assert [r.reports for r in strategy.rounds] == [3, 3, 3, 3]
+    assert "would bring the most-drawn client to epsilon 9" in strategy.stopped
 
 
 def test_an_adaptive_run_ends_at_its_total():

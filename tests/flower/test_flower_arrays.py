@@ -40,6 +40,14 @@ def test_every_shape_and_type_is_in_the_vector_and_comes_back(specs, seed):
         np.testing.assert_allclose(array, new[name], rtol=tolerance, atol=tolerance)
 
 
+def test_a_difference_is_taken_in_the_arrays_own_type_if_that_is_wider():
+    """In float32 the two weights would be equal."""
+    old = {"w": np.array([1.0, -3.0])}
+    new = {"w": old["w"] + [1e-9, -5e-10]}
+    update = ArrayLayout(old).update(old, new)
+    np.testing.assert_allclose(update, [1e-9, -5e-10], rtol=1e-6)
+
+
 def test_a_zero_update_moves_nothing_not_even_a_last_bit():
     old = {"w": np.array([0.1, 1 / 3, 1e300]), "h": np.float16(0.1).reshape(())}
     layout = ArrayLayout(old)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from flwr.app import Error, Message
 from flwr.serverapp.strategy import FedAvg
 
 from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower import exchange as exchanges
 from flower_app_parts import FakeGrid, Node, charged_at_last, client_app, record_of
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 
@@ -26,6 +28,31 @@ class LateGrid(LocalGrid):
         late = {m.metadata.message_id for m in self.sent if m.metadata.dst_node_id == 102}
         training = {m.metadata.message_id for m in self.sent if "train" in m.metadata.message_type}
         return super().pull_messages([i for i in ids if i not in late & training])
+
+
+def test_a_phase_lasts_from_its_messages_on_whoever_answers_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three replies arrive 4 s apart, on a clock that only waiting advances. Two are in time."""
+    now = [0.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(sleep=wait, monotonic=lambda: now[0])
+    monkeypatch.setattr(exchanges, "time", clock)
+
+    def sent(number: int) -> Any:
+        return SimpleNamespace(metadata=SimpleNamespace(message_id=number, dst_node_id=10 + number))
+
+    def pulled(ids: list[int]) -> list[Any]:
+        due = [number for number in ids if now[0] >= 4 * number]
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=n)) for n in due]
+
+    grid: Any = SimpleNamespace(push_messages=lambda all: [1, 2, 3], pull_messages=pulled)
+    replies = exchanges.exchange(grid, [sent(number) for number in (1, 2, 3)], 10.0)
+    assert [node for node, _ in replies] == [11, 12]
+    assert now[0] == pytest.approx(10.0)
 
 
 def test_in_a_deployed_job(tmp_path: Path, charges: dict[int, set[int]]) -> None:

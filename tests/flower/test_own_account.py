@@ -86,6 +86,14 @@ def test_what_was_not_granted_is_not_charged(tmp_path: Path) -> None:
     assert (tmp_path / "account").read_bytes() == before
 
 
+@pytest.mark.parametrize("limits", [[(9.0, 0.0), (0.7, 0.0)], [(0.7, 0.0), (9.0, 0.0)]])
+def test_every_limit_is_held(tmp_path: Path, limits: list[tuple[float, float]]) -> None:
+    account = OwnLedger(tmp_path / "account")
+    account.charge(ONE, limits)
+    with pytest.raises(MessageInvalid, match=r"above its max_epsilon = 0\.7"):
+        account.charge(ONE, limits)
+
+
 def test_a_damaged_account_grants_nothing(tmp_path: Path) -> None:
     path = tmp_path / "account"
     for damaged in (b"-1", b"", b"\xff", b"9" * 5000, "²".encode(), b"1\n"):

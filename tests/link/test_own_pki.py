@@ -296,8 +296,11 @@ def test_files_of_other_names(pki: Pki, tmp_path: Path) -> None:
 
 
 def test_a_key_of_another_certificate(pki: Pki, tmp_path: Path) -> None:
-    other = Leaf(pki.bank.certificate, pki.issuing.leaf("bank", kind="rsa2048").key, pki.bank.chain)
-    assert "is not the key of certificate.pem" in refusal(other.write(tmp_path / "bank", pki.root))
+    keys = {"another": pki.issuing.leaf("bank", kind="rsa2048").key, "above": pki.issuing.key}
+    for name, key in keys.items():
+        other = Leaf(pki.bank.certificate, key, pki.bank.chain)
+        folder = other.write(tmp_path / name, pki.root)
+        assert "is not the key of certificate.pem" in refusal(folder)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

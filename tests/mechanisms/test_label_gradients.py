@@ -62,6 +62,27 @@ def test_marvells_noise_has_mean_0_and_its_power() -> None:
     assert (noise[:, 1:] ** 2).max() < 1e-6, "classes that are points differ along one line alone"
 
 
+def test_each_class_has_its_own_noise() -> None:
+    """The narrow class is widened along the difference of the means, and alone across it."""
+    rare = np.arange(ROWS) < 0.3 * ROWS
+    spread = np.where(rare, 4.0, 0.3)[:, np.newaxis]
+    rows = batch(0.3)[0] + spread * Seeded(9).generator().normal(size=(ROWS, VALUES))
+    apart = rows[rare].mean(axis=0) - rows[~rare].mean(axis=0)
+    squared = float(apart @ apart)
+    spreads = [float(((rows[of] - rows[of].mean(axis=0)) ** 2).mean()) for of in (~rare, rare)]
+    share = (rare.sum() + 1) / (ROWS + 2)
+    law = NoiseLaw.optimal(2.0, VALUES, share, spreads[0] / squared, spreads[1] / squared)
+    noise = Marvell(2.0)(rows, rare, drawn(10, rows)) - rows
+    along = noise @ apart / np.sqrt(squared)
+    across = noise - np.outer(along, apart) / np.sqrt(squared)
+    for of, one, other in zip((~rare, rare), law.along, law.across, strict=True):
+        assert (along[of] ** 2).mean() == pytest.approx(one * squared, rel=0.15)
+        found = (across[of] ** 2).sum(axis=1).mean() / (VALUES - 1)
+        assert found == pytest.approx(other * squared, rel=0.15, abs=1e-9)
+    assert law.along[0] > 1.5 * law.along[1]
+    assert law.across[0] > 0 == law.across[1]
+
+
 def test_marvells_sign_is_hard_to_read() -> None:
     """The bound holds, and without noise the sign tells everything."""
     rows, rare = batch()

@@ -142,6 +142,17 @@ def test_the_first_bound_holds_where_canaries_share_one_outcome() -> None:
     assert told.bound <= 0.1 < told.alone
 
 
+def test_two_bounds_share_one_error() -> None:
+    """Each holds at a confidence at which both do."""
+    included = coins(300, "shared")
+    scores = gaussian_scores(included, 1.5, "shared")
+    for gaussian in (True, False):
+        told = audit_run(scores, included, Figure(2.0, DELTA), gaussian=gaussian, confidence=0.9)
+        right = right_guesses(scores, included, *surest(scores, 300))
+        each = {"delta": DELTA, "gaussian": gaussian, "confidence": 0.95}
+        assert told.alone == independent_lower_bound(300, right, **each)
+
+
 def test_the_plan_asks_the_claim_alone_and_guesses_fewer_where_noise_is_strong() -> None:
     for gaussian in (True, False):
         assert planned(100, Figure(math.inf, 0.0), gaussian=gaussian, confidence=0.95) == 100

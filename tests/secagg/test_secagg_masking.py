@@ -28,10 +28,10 @@ def plain_packed(elements: list[int], bits: int) -> bytes:
     return number.to_bytes(packing.packed_size(len(elements), bits), "little")
 
 
-@given(st.integers(1, 2**20), st.integers(0, 2**43))
-def test_the_ring_is_the_smallest_that_cannot_wrap(terms: int, largest: int) -> None:
-    bits = Ring.for_sum(terms, largest).bits
-    values = 2 * terms * largest + 1
+@given(st.integers(1, 2**20), st.integers(0, 2**42), st.integers(0, 2**61))
+def test_the_ring_is_the_smallest_that_cannot_wrap(terms: int, largest: int, beyond: int) -> None:
+    bits = Ring.for_sum(terms, largest, beyond).bits
+    values = 2 * (terms * largest + beyond) + 1
     assert values <= 2**bits
     assert bits == 1 or values > 2 ** (bits - 1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.secagg import disclosure
+from fedveil.secagg import disclosure, server
 from secagg_parts import Played, edited
 
 
@@ -41,6 +41,15 @@ def test_refused_shares_take_as_many_steps_as_there_are() -> None:
     """Twice the clients with as many refusals each take twice the steps, not four times."""
     fewer, more = steps_in_disclosure(60), steps_in_disclosure(120)
     assert more <= 2.1 * fewer
+
+
+@pytest.mark.parametrize("at_once", [0, 3, 7])
+def test_every_mask_comes_off_once_however_many_are_held(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three clients drop out, so that masks come off in several parts."""
+    monkeypatch.setattr(server, "_SEEDS_AT_ONCE", at_once)
+    assert Played(9, 4).play({"masked": [6, 12, 21]}).exact
 
 
 def nothing_opens(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:

@@ -284,12 +284,12 @@ def test_rows_are_taken_from_the_disk_in_the_agreed_order() -> None:
 def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     write_table("t.csv", {"id": range(5), "x": [1, "", 3, "NA", 8]})
     table = read("t.csv", Wanted("id", ("x",), (), {"x"}))
-    encoding = Numbers.of(table, "x", 2)
+    encoding = Numbers.of(table, "x", 3)
     assert encoding.scale.mean == 4
     spread, scaled = np.std([1, 3, 8]), encoding.scale.applied(table, "x")
     np.testing.assert_allclose(scaled, np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
-    assert encoding.edges == (3.0,)
-    assert encoding.intervals(table, "x").tolist() == [0, 1, 1, 1, 1]
+    np.testing.assert_allclose(encoding.edges, (7 / 3, 14 / 3))
+    assert encoding.intervals(table, "x").tolist() == [0, 1, 1, 1, 2]
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -173,6 +173,9 @@ def test_averages_count_tokens_where_there_are_some():
 
 def test_the_halves_are_the_image_s_and_the_labels_the_leader_s():
     task, digits = build("mnist_halves", None, 1), load("digits")
+    left, right = (task.split_model().by_name[side].module for side in task.followers)
+    drawn = zip(left.parameters(), right.parameters(), strict=True)
+    assert not any(torch.equal(one, other) for one, other in drawn if one.dim() > 1)
     for subset, examples in (("train", digits.train), ("test", digits.test)):
         halves = [task.owned(side, subset).columns["half"] for side in ("left", "right")]
         np.testing.assert_array_equal(torch.cat(halves, dim=3), examples.x)

@@ -83,6 +83,23 @@ def test_the_run_ends_before_the_step_that_would_pass_it(
     assert resumed.figures["bank"] == run.figures["bank"]
 
 
+def test_an_example_that_was_sent_again_after_a_break_counts_each_time(tmp_path: Path) -> None:
+    """The run is cut off after step 8 and resumes after step 5: examples of one batch differ."""
+    most = (cost(job(), 3) + cost(job(), 4)) / 2
+    settings = job(max_epsilon=most, randomness="secure")
+
+    def cut(record: dict[str, Any]) -> None:
+        if record["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, tmp_path / "run", progress=cut)
+    run = resume(tmp_path / "run")
+    for party in ("bank", "shop"):
+        assert run.figures[party][-1].what == "an example in the run, sent 3 times"
+        assert run.figures[party][-1].epsilon <= most
+
+
 def test_a_limit_that_the_whole_run_keeps_changes_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     free = train(job(), tmp_path / "free")

@@ -211,6 +211,25 @@ def test_a_bfloat16_cut_crosses_in_two_bytes_a_value() -> None:
     assert raw < parties["bank"].sent_bytes < raw + 4 * 150
 
 
+def test_every_part_and_micro_batch_drops_other_values() -> None:
+    masks = []
+
+    class Dropping(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values = super().forward(x)
+            kept = nn.functional.dropout(torch.ones_like(values), 0.5)
+            masks.append(kept[:3].numpy().tobytes())
+            return values * kept
+
+    parts = [
+        Part("left", "bank", ("data.x",), (8,), Dropping(6, 8)),
+        Part("right", "bank", ("data.x",), (8,), Dropping(6, 8)),
+        Part("top", "lead", ("left", "right"), (6,), vertical_parts.Joint(16, 6)),
+    ]
+    train(SplitModel(parts, leader="lead"), 3, 2)
+    assert len(set(masks)) == len(masks) == 2 * 3 * 2
+
+
 # --- bytes
 
 

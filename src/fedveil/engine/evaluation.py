@@ -62,7 +62,8 @@ class ModelTest:
 def told(scores: Scores) -> dict[str, Any]:
     """Return a record's figures from `scores`.
 
-    They include the task's own measures, if it has any beside the usual ones.
+    They include the task's measures unless they are the usual ones. The first measure decides, so
+    another order is another choice.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}
@@ -70,7 +71,8 @@ def told(scores: Scores) -> dict[str, Any]:
     if missing:
         raise TaskInvalid(f"the task's metrics do not return {missing[0]}, which its measures name")
     named = dict(task.measures)
-    return figures if named == USUAL else {**figures, MEASURES: named}
+    usual = list(named.items()) == list(USUAL.items())
+    return figures if usual else {**figures, MEASURES: named}
 
 
 def _plain(name: str, value: Any) -> Any:
