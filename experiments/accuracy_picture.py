@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.errors import MissingExtra
-from fedveil.pages.plot import COLOURS
+from fedveil.pages.colours import PROTECTIONS
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,6 @@ class Mark:
         return sum(self.accuracies) / len(self.accuracies)
 
 
-#: Each protection's colour. Those that noise the sum are the darkest.
-_COLOURS = dict(
-    zip(
-        ("distributed_dp", "dp_encrypt", "signds", "rr", "oue", "central_gaussian"),
-        COLOURS,
-        strict=False,
-    )
-)
 _DASHES = {"central_gaussian": "--", "oue": "--"}
 _MARKERS = {"distributed_dp": "o", "dp_encrypt": "s", "signds": "D", "rr": "^", "oue": "v"}
 #: The largest epsilon of each word (privacy/promise.py, without delta).
@@ -106,7 +98,7 @@ def _words(axes: Any, left: float, right: float, *, named: bool) -> None:
 def _curve(
     axes: Any, position: str, mine: Sequence[Mark], values: Sequence[float], each: Sequence[Any]
 ) -> None:
-    x, look = [mark.epsilon for mark in mine], {"color": _COLOURS.get(position, "black")}
+    x, look = [mark.epsilon for mark in mine], {"color": PROTECTIONS.get(position, "black")}
     if each and max(map(len, each)) > 1:
         axes.fill_between(
             x, [min(e) for e in each], [max(e) for e in each], alpha=0.15, lw=0, **look
@@ -118,7 +110,8 @@ def _curve(
 def _bare(axes: Any, marks: Sequence[Mark], value: Any) -> None:
     """Draw protections without an epsilon as horizontal lines."""
     for mark, style in zip(marks, ("-", (0, (2, 2))), strict=False):
-        axes.axhline(value(mark), color="0.2", lw=1.2, ls=style, label=mark.position)
+        colour = PROTECTIONS.get(mark.position, "black")
+        axes.axhline(value(mark), color=colour, lw=1.2, ls=style, label=mark.position)
 
 
 def _label(axes: Any, right: float) -> None:

@@ -61,7 +61,10 @@ def _rates(
 ) -> Plot:
     """Plot loss rates, a curve for each series."""
     at = [*map(float, points)]
-    curves = [Curve(series, at, values, marks=True) for series, values in rates.items()]
+    curves = [
+        Curve(series, at, values, marks=True, protection=series if series in MECHANISMS else "")
+        for series, values in rates.items()
+    ]
     return Plot(name, text, x, Axis("accuracy-loss rate"), curves)
 
 
@@ -100,7 +103,7 @@ class Convergence(LDPFigure):
         curves = [curve(f"epsilon {eps:g}", runs[f"{kind}-{eps:g}"]) for eps in LARGE]
         curves.append(curve("without protection", runs["plain"], dashed=True))
         return Plot(kind, f"{kind.upper()}: convergence by epsilon of a bit", Axis("round"),
-                    Axis("test accuracy"), curves)  # fmt: skip
+                    Axis("test accuracy", percent=True), curves)  # fmt: skip
 
 
 class Cells(LDPFigure):
@@ -202,9 +205,11 @@ def _leak_plot(
     for task, (plain, *noisy) in leaks.items():
         values, low, high = ([getattr(leak, part) for leak in noisy]
                              for part in ("value", "low", "high"))  # fmt: skip
-        curves.append(Curve(title(scale, task), shown, values, low, high, marks=True))
+        curves.append(Curve(title(scale, task), shown, values, low, high, marks=True,
+                            protection="rr"))  # fmt: skip
         level = [plain.value] * len(shown)
-        curves.append(Curve(f"{title(scale, task)}, plain", shown, level, dashed=True))
+        curves.append(Curve(f"{title(scale, task)}, plain", shown, level, dashed=True,
+                            protection="not_encrypt"))  # fmt: skip
     return Plot("leakage", "What a membership attack finds, under RR", Axis("epsilon", log=True),
                 Axis("leakage rate"), curves,
                 "Shaded: 95% intervals. Guessing is right half the time.")  # fmt: skip
@@ -352,7 +357,7 @@ class Adaptive(LDPFigure):
             for kind, legend in self.legend.items()
         ]
         text = f"{title(scale, task)}: a fixed and an adaptive epsilon"
-        return Plot(task, text, Axis("round"), Axis("test accuracy"), curves)
+        return Plot(task, text, Axis("round"), Axis("test accuracy", percent=True), curves)
 
 
 def mean_eps(folder: Path) -> float:

@@ -305,8 +305,8 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
     for name in (BIT, NONE):
         level = figures[name].accuracy
         curves.append(Curve(_said(name), [min(x), max(x)], [level] * 2, dashed=True))
-    yield Plot("accuracy", "Accuracy on held-out images", Axis("eps"), Axis("accuracy"),
-               curves)  # fmt: skip
+    share = Axis("accuracy", percent=True)
+    yield Plot("accuracy", "Accuracy on held-out images", Axis("eps"), share, curves)
 
 
 def _picture(figures: Mapping[str, Figure], folder: Path) -> Path:

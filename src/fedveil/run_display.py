@@ -170,7 +170,7 @@ def describe(record: Record) -> str:
     """Return a round's metrics as one line."""
     parts = list[str]()
     shown = dict.fromkeys((deciding(record)[0], LOSS))
-    parts += [f"{word(name)} {digits(record[name])}" for name in shown if name in record]
+    parts += [f"{word(name)} {digits(name, record[name])}" for name in shown if name in record]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     spent = figure_of(record, "run_most_drawn")
     parts += [f"epsilon {told(*spent)}"]

@@ -79,7 +79,7 @@ def test_a_run_records_and_shows_what_clients_have_of_its_model(tmp_path: Path) 
     assert last["clients_worst_tenth"] == pytest.approx(min(each))
     assert last["clients_spread"] == pytest.approx(np.std(each))
     read = read_run(tmp_path / "run")
-    assert f"on the clients' own data: mean {last['clients_mean']:.4f}" in ending(read).quality.text
+    assert f"on the clients' own data: mean {last['clients_mean']:.1%}" in ending(read).quality.text
     names = [plot.name for plot in curves.at_clients({"run": read})]
     assert names == ["clients_mean", "clients_worst_tenth", "clients_spread"]
     assert fedveil.resume(tmp_path / "run", rounds=2).metrics[-1] == last

@@ -47,7 +47,7 @@ def test_a_job_finds_its_rows_whatever_its_noise_and_seed_are() -> None:
     alike = Job.load(None, (*row.settings, "protection.dp_encrypt.dp_eps=0.2", "seed=9"))
     assert measured(alike) == [row]
     assert str(row) == (
-        "measured with this job at epsilon 476: accuracy 0.8987 "
+        "measured with this job at epsilon 476: accuracy 89.9% "
         "(FEDVEIL_DATA=FOLDER python benchmarks/mnist.py dp_encrypt)"
     )
     rr = Job.load(None, next(r for r in ROWS if "protection=rr" in r.settings).settings)

@@ -24,7 +24,7 @@ from fedveil.pages import curves
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_summary import ending
 from fedveil.pages.runs_page import runs_page
-from fedveil.record.metric_names import USUAL, Better, deciding, word
+from fedveil.record.metric_names import USUAL, Better, deciding, digits, word
 from fedveil.record.recorder import SEVERAL
 from fedveil.run_display import describe
 from fedveil.studies.comparison import Asked, Comparison
@@ -83,7 +83,7 @@ def test_a_task_is_learnt_recorded_and_shown(tmp_path: Path, name: str) -> None:
     assert last["trainer"] == trainer
     assert word(figure) in describe(last)
     read = read_run(tmp_path / "run")
-    assert ending(read).quality.value.startswith(f"{word(figure)} {last[figure]:.4f}")
+    assert ending(read).quality.value.startswith(f"{word(figure)} {digits(figure, last[figure])}")
     assert next(plot.name for plot in curves.quality({"run": read})) == figure
     assert read.said(SEVERAL) == ("turn, words" if name == "inputs" else "")
     (table,) = runs_page([read]).sections[0].parts

@@ -46,7 +46,7 @@ def test_a_target_ends_a_run() -> None:
     stopping = Stopping(StoppingSettings(target=0.9), USUAL)
     assert stopping.why(measured(0.5, 0.89)) is None
     assert stopping.why(measured(0.5, -1, 0.9)) == (
-        "accuracy 0.9000 in round 3 reaches stopping.target = 0.9"
+        "accuracy 90.0% in round 3 reaches stopping.target = 0.9"
     )
     lower = Stopping(StoppingSettings(metric="loss", target=0.5), {})
     assert lower.why(measured(0.6, metric="loss")) is None

@@ -121,7 +121,7 @@ def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
     runs = [path for path in (tmp_path / "c" / "runs").iterdir() if "dp_encrypt" in path.name]
     lasts = [json.loads((path / "metrics.jsonl").read_text().splitlines()[-1]) for path in runs]
     mean = sum(last["accuracy"] for last in lasts) / 2
-    assert row(quality, 1)["accuracy"].startswith(f"{mean:.4f}")
+    assert row(quality, 1)["accuracy"].startswith(f"{mean:.1%}")
     assert row(privacy, 0)["epsilon of the whole run"] == "inf (none)"
     assert float(row(privacy, 1)["epsilon of a round"]) >= lasts[0]["epsilon_per_round"]
 

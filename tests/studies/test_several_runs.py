@@ -45,7 +45,8 @@ def run(*accuracies: float) -> ReadRun:
     records = []
     for number, value in enumerate(accuracies, 1):
         records += [{"round": 2 * number - 1}, {"round": 2 * number, "accuracy": value}]
-    return ReadRun(Path("nowhere"), {}, records, (), ())
+    job = {"protection": {"name": "dp_encrypt"}}
+    return ReadRun(Path("nowhere"), job, records, (), ())
 
 
 def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def test_what_is_read_off_a_run() -> None:
     assert first_round(noisy, "accuracy", lambda value: value > 0.6) is None
     drawn = curve("n", noisy, dashed=True)
     assert (drawn.x, drawn.y[0], drawn.dashed) == ([2, 4, 6, 8, 10, 12], 0.1, True)
+    assert drawn.protection == "dp_encrypt"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext, Spending
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
-from fedveil.record.metric_names import LOSS
+from fedveil.record.metric_names import LOSS, digits
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Record, Recorder
 from fedveil.record.run_folder import RunFolder, uninterrupted
@@ -115,7 +115,9 @@ class Federation:
             self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
             if which or LOSS not in self.recorder.records[-1]:
                 quality = parts.test.quality(state.weights)
-                figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
+                figures = [
+                    f"{n} {digits(n, v)}" for n, v in quality.items() if isinstance(v, float)
+                ]
                 self.recorder.event(f"the model at its end: {', '.join(figures)}")
             if self.presentation is not None and parts.job.record.page:
                 self.presentation.page(self.folder, self.recorder.event)

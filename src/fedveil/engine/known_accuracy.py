@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedveil.federated.job import Job
 from fedveil.privacy.loss import format_epsilon
+from fedveil.record.metric_names import digits
 
 #: The blocks of a job that decide its accuracy. The others set the seed, and where and how it runs.
 _DECIDE = ("rounds", "clients", "data", "model", "task", "training", "server")
@@ -25,7 +26,7 @@ class Measured(NamedTuple):
     def __str__(self) -> str:
         return (
             f"measured with this job at epsilon {format_epsilon(self.epsilon)}: accuracy "
-            f"{self.accuracy:.4f} ({self.command})"
+            f"{digits('accuracy', self.accuracy)} ({self.command})"
         )
 
 

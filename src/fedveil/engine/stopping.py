@@ -17,7 +17,7 @@ from fedveil.base.message import Message, only_fields, take, take_array
 from fedveil.base.validate import finite_vector, integer
 from fedveil.errors import JobError
 from fedveil.federated.stopping_settings import StoppingSettings
-from fedveil.record.metric_names import LOSS, Better, deciding, measures
+from fedveil.record.metric_names import LOSS, Better, deciding, digits, measures
 from fedveil.record.recorder import Record
 
 
@@ -43,7 +43,7 @@ class Stopping:
         sign = 1.0 if better == "higher" else -1.0
         last, figure = tested[-1]
         if settings.target is not None and figure >= sign * settings.target:
-            reached = f"{metric} {sign * figure:.4f} in round {last}"
+            reached = f"{metric} {digits(metric, sign * figure)} in round {last}"
             return f"{reached} reaches stopping.target = {settings.target:g}"
         best = max(range(len(tested)), key=lambda place: tested[place][1])
         if settings.patience is not None and len(tested) - 1 - best >= settings.patience:

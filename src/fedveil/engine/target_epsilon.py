@@ -20,6 +20,8 @@ from fedveil.protections.cost_key import CostKey
 #: Limits of the search, and the significant digits of its result.
 _LEAST, _MOST = 1e-9, 1e9
 _DIGITS = 4
+#: The search ends when both ends of its bracket are this near, relatively.
+_NEAR = 10.0 ** (-_DIGITS - 1)
 
 
 class Solved(NamedTuple):
@@ -77,8 +79,9 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     def spent(value: float) -> Figure:
         return whole_run(_with(protection, key, value), job.rounds, job.privacy.delta)
 
-    def fits(value: float) -> bool:
-        return spent(value).epsilon <= target
+    def fits(value: float) -> tuple[bool, float]:
+        epsilon = spent(value).epsilon
+        return epsilon <= target, epsilon / target
 
     settings = protection.settings.model_dump(exclude_unset=True)
     value = _edge(fits, key, key.of(protection.settings.model_dump()))
@@ -126,34 +129,60 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
     return type(protection)(changed, context)
 
 
-def _edge(fits: Callable[[float], bool], key: CostKey, start: float) -> float | None:
-    """Return the most costly value for which `fits` is True, rounded to a few digits.
+def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
+    """Return the most costly value that fits, rounded to a few digits, or None if there is none.
 
-    Returns None if there is none. A value outside the parameter's allowed range does not fit. The
-    search starts at `start`. Its variable, `cost`, grows with the cost of a report: it is the
-    parameter, or 1 over it.
+    `fits` returns True if a value fits, and its epsilon over the target. A value outside the
+    parameter's allowed range does not fit. The search starts at `start`. Its variable, `cost`,
+    grows with the cost of a report: it is the parameter, or 1 over it.
     """
 
     def at(cost: float) -> float:
         return 1 / cost if key.falls else cost
 
-    def good(cost: float) -> bool:
+    def tried(cost: float) -> tuple[bool, float]:
         try:
             return fits(at(cost))
         except (InvalidValue, ValidationError):
-            return False
+            return False, math.inf
 
     low = high = at(start)
-    while low > _LEAST and not good(low):
-        low, high = max(_LEAST, low / 4), low
-    if low == _LEAST and not good(low):
+    good, below = tried(low)
+    above = below
+    while low > _LEAST and not good:
+        low, high, above = max(_LEAST, low / 4), low, below
+        good, below = tried(low)
+    if not good:
         return None
     while low == high and high < _MOST:
         high *= 4
-        if good(high):
-            low = high
-    while high > low * (1 + 10.0 ** (-_DIGITS - 1)):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if good(middle) else (low, middle)
+        good, above = tried(high)
+        if good:
+            low, below = high, above
+    width = math.inf
+    while high > low * (1 + _NEAR):
+        middle = _crossing(low, high, below, above)
+        if high / low > math.sqrt(width):  # the line does not help: halve
+            middle = math.sqrt(low * high)
+        width = high / low
+        good, ratio = tried(middle)
+        if good:
+            low, below = middle, ratio
+        else:
+            high, above = middle, ratio
     nearest = key.rounded(at(high), _DIGITS)
-    return nearest if good(at(nearest)) else key.rounded(at(low), _DIGITS)
+    return nearest if tried(at(nearest))[0] else key.rounded(at(low), _DIGITS)
+
+
+def _crossing(low: float, high: float, below: float, above: float) -> float:
+    """Return the point between `low` and `high` at which a power law reaches the target.
+
+    `below` and `above` are the epsilons over the target at both ends. An evaluation may take a
+    second, and epsilon is nearly a power of the parameter. The point keeps a small distance from
+    both ends, so that the bracket closes from both sides.
+    """
+    if not 0 < below <= 1 < above < math.inf:
+        return math.sqrt(low * high)
+    share = math.log(below) / (math.log(below) - math.log(above))
+    point = low * (high / low) ** share
+    return float(min(max(point, low * (1 + _NEAR / 2)), high / (1 + _NEAR / 2)))

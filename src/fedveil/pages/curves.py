@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
-from fedveil.record.metric_names import LOSS, USUAL, deciding, figures, measures, title, word
+from fedveil.record.metric_names import (
+    LOSS,
+    USUAL,
+    deciding,
+    figures,
+    is_share,
+    measures,
+    title,
+    word,
+)
 
 _NOTES = {
     "accuracy": "On the test examples.",
@@ -19,13 +29,18 @@ PARTS = ("training", "protection", "aggregation", "evaluation")
 _ROUND = Axis("round")
 
 
+def axis_of(metric: str, title: str) -> Axis:
+    """Return the axis of a metric, with percentages if the metric is a share."""
+    return Axis(title, percent=is_share(metric))
+
+
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """Yield plots of the runs' model metrics and loss over the evaluated rounds."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())
         note = _NOTES[key] if usual else "On the test examples."
-        yield from _together(key, title(key), runs, key, Axis(title(key)), note)
+        yield from _together(key, title(key), runs, key, axis_of(key, title(key)), note)
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
@@ -39,7 +54,7 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     for part, what in words.items():
         note = f"On each client's held-out examples, which a deployed server would not see: {what}."
         heading = f"{title(name)} at clients: {part.replace('_', ' ')}"
-        key, axis = f"clients_{part}", Axis(word(name))
+        key, axis = f"clients_{part}", axis_of(name, word(name))
         yield from _together(key, heading, runs, key, axis, note)
 
 
@@ -81,7 +96,10 @@ def seconds(run: ReadRun) -> Iterator[Plot]:
 def _together(
     name: str, title: str, runs: Mapping[str, ReadRun], key: str, axis: Axis, note: str
 ) -> Iterator[Plot]:
-    curves = [_curve(run, own, key) for own, run in runs.items()]
+    curves = [
+        replace(_curve(run, own, key), protection=run.job["protection"]["name"])
+        for own, run in runs.items()
+    ]
     yield from _plot(name, title, axis, curves, note)
 
 

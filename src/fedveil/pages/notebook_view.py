@@ -17,7 +17,7 @@ from fedveil.pages.plotly_figure import figure
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import ending
 from fedveil.pages.svg import svg
-from fedveil.record.metric_names import LOSS, deciding, word
+from fedveil.record.metric_names import LOSS, deciding, digits, word
 from fedveil.record.recorder import Record
 
 #: The least time between two drawings of a running run, because images take time.
@@ -62,7 +62,7 @@ class LiveView:
         run = ReadRun(Path(), self._job, self._records, (), ())
         done, rounds, last = self._records[-1]["round"], self._job["rounds"], run.last
         shown = dict.fromkeys((deciding(last)[0], LOSS))
-        said = [f"{word(name)} {last[name]:.4f}" for name in shown if name in last]
+        said = [f"{word(name)} {digits(name, last[name])}" for name in shown if name in last]
         warned = "".join(f"<p>{escape(text)}</p>" for text in self._warnings)
         return (
             f'<div><progress value="{done}" max="{rounds}"></progress> round {done} of {rounds} '

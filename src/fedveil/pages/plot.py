@@ -11,23 +11,21 @@ from typing import SupportsFloat
 
 from fedveil.errors import InvalidValue
 
-#: Colours of the curves in order, distinguishable for the colour-blind (after Okabe and Ito).
-COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8C6BB1", "#7F7F7F",
-)  # fmt: skip
-
-
 #: A name that can be part of a file name, and of a link to it, on every system.
 _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit. It is logarithmic if `log`, and begins at 0 if `zero`."""
+    """An axis: its label with the unit. It is logarithmic if `log`, and begins at 0 if `zero`.
+
+    With `percent`, shares are labelled as percentages.
+    """
 
     title: str
     log: bool = False
     zero: bool = False
+    percent: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ class Curve:
     """A curve through points in order. `low` and `high` limit the spread over several runs.
 
     Non-finite values are gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and
-    for values that were read off a source's plot instead of measured.
+    for values that were read off a source's plot instead of measured. `protection` names the run's
+    protection, which decides the curve's colour (`colours.py`).
     """
 
     name: str
@@ -45,6 +44,7 @@ class Curve:
     high: Sequence[float] = ()
     marks: bool = False
     dashed: bool = False
+    protection: str = ""
 
     def __post_init__(self) -> None:
         for other in (self.y, self.low or self.x, self.high or self.x):

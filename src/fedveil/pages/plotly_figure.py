@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from fedveil.pages.plot import COLOURS, Axis, Curve, Plot
+from fedveil.pages.colours import Look, looks
+from fedveil.pages.plot import Axis, Curve, Plot
 
 #: An axis with fewer integers than this labels all of them.
 _FEW = 12
@@ -16,6 +17,8 @@ _FEW_DECADES = 300
 _MARKERS = (
     "circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "x", "star",
 )  # fmt: skip
+#: Line styles: solid first.
+_STYLES = ("solid", "dot", "dashdot", "longdash")
 
 
 def figure(plot: Plot) -> dict[str, Any]:
@@ -24,10 +27,10 @@ def figure(plot: Plot) -> dict[str, Any]:
     The page's style sets the colours of text.
     """
     traces: list[dict[str, Any]] = []
-    for number, curve in enumerate(plot.curves):
+    for number, (curve, look) in enumerate(zip(plot.curves, looks(plot.curves), strict=True)):
         if curve.low:
-            traces.append(_spread(curve, number))
-        traces.append(_line(curve, number))
+            traces.append(_spread(curve, number, look))
+        traces.append(_line(curve, number, look))
     layout = {
         "autosize": True,
         "height": 320 + 22 * _rows_of_names(plot.curves),
@@ -44,9 +47,10 @@ def figure(plot: Plot) -> dict[str, Any]:
     return {"data": traces, "layout": layout}
 
 
-def _line(curve: Curve, number: int) -> dict[str, Any]:
-    colour = COLOURS[number % len(COLOURS)]
-    marks = curve.marks or len(curve.x) < 2
+def _line(curve: Curve, number: int, look: Look) -> dict[str, Any]:
+    marks = look.marks or len(curve.x) < 2
+    style = "dash" if curve.dashed else _STYLES[look.style % len(_STYLES)]
+    symbol = _MARKERS[look.marker % len(_MARKERS)]
     return {
         "type": "scatter",
         "name": escape(curve.name),
@@ -54,19 +58,19 @@ def _line(curve: Curve, number: int) -> dict[str, Any]:
         "mode": "lines+markers" if marks else "lines",
         "x": _drawn(curve.x),
         "y": _drawn(curve.y),
-        "line": {"color": colour, "width": 2, "dash": "dash" if curve.dashed else "solid"},
-        "marker": {"color": colour, "symbol": _MARKERS[number % len(_MARKERS)], "size": 7},
+        "line": {"color": look.colour, "width": 2, "dash": style},
+        "marker": {"color": look.colour, "symbol": symbol, "size": 7},
     }
 
 
-def _spread(curve: Curve, number: int) -> dict[str, Any]:
+def _spread(curve: Curve, number: int, look: Look) -> dict[str, Any]:
     """Return the area between a curve's `low` and `high`, where both are finite."""
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
         if math.isfinite(x) and math.isfinite(low) and math.isfinite(high)
     ]
-    red, green, blue = bytes.fromhex(COLOURS[number % len(COLOURS)][1:])
+    red, green, blue = bytes.fromhex(look.colour[1:])
     return {
         "type": "scatter",
         "name": escape(curve.name),
@@ -89,6 +93,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
         "automargin": True,
         "zeroline": False,
         "rangemode": "tozero" if axis.zero else "normal",
+        **({"tickformat": ".1~%"} if axis.percent else {}),
         **_ticks(axis, [point for point in points if math.isfinite(point)]),
     }
 
@@ -103,7 +108,7 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
         beside = abs(points[0]) / 10  # plotly's default, 2 wide, shows accuracies above 1
         ends = [points[0] - beside, points[0] + beside]
         return {"range": [min(0, *ends), max(0, *ends)] if axis.zero else ends}
-    if not points or not all(float(point).is_integer() for point in points):
+    if axis.percent or not points or not all(float(point).is_integer() for point in points):
         return {}
     return {"dtick": 1} if max(points) - min(points) < _FEW else {"tickformat": ",d"}
 

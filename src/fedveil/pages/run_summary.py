@@ -54,7 +54,7 @@ def vertical_ending(
     others are on their own machines.
     """
     shown = [
-        f"{key.removeprefix('test_')} {digits(value)}"
+        f"{key.removeprefix('test_')} {digits(key, value)}"
         for key, value in leader.last.items()
         if key.startswith("test_")
     ]
@@ -91,8 +91,13 @@ class Best(NamedTuple):
     name: str
     figure: float
 
+    @property
+    def digits(self) -> str:
+        """Return the value as readers get it."""
+        return digits(self.name, self.figure)
+
     def __str__(self) -> str:
-        return f"{self.round}, {word(self.name)} {self.figure:.4f}"
+        return f"{self.round}, {word(self.name)} {self.digits}"
 
 
 def best_round(run: ReadRun) -> Best | None:
@@ -115,18 +120,18 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     rounds, _ = run.figures(name)
     found = best_round(run)
     assert found is not None, "there is a figure"
-    shown = [f"{word(key)} {digits(last[key])}" for key in others if key in last]
+    shown = [f"{word(key)} {digits(key, last[key])}" for key in others if key in last]
     where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
     text = f"{', '.join(shown)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
-        text += f"; best in round {found.round}: {found.figure:.4f}"
+        text += f"; best in round {found.round}: {found.digits}"
     if "clients_mean" in last:
         text += (
-            f"; on the clients' own data: mean {last['clients_mean']:.4f}, "
-            f"worst tenth {last['clients_worst_tenth']:.4f}, "
-            f"spread {last['clients_spread']:.4f}"
+            f"; on the clients' own data: mean {digits(name, last['clients_mean'])}, "
+            f"worst tenth {digits(name, last['clients_worst_tenth'])}, "
+            f"spread {digits(name, last['clients_spread'])}"
         )
-    return Fact(_QUALITY, f"{word(name)} {digits(last[name])}", text)
+    return Fact(_QUALITY, f"{word(name)} {digits(name, last[name])}", text)
 
 
 def _promise(job: Mapping[str, Any], last: Record) -> Fact:

@@ -101,7 +101,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         crossed = sum(last.get(key, 0) for key in CROSSED)
         rows.append([
             name, str(run.job["task"]["name"]), how_ended(leaders[name]),
-            *(digits(last[key]) if key in last else _NOTHING for key in keys),
+            *(digits(key, last[key]) if key in last else _NOTHING for key in keys),
             told(math.inf) if worst is None else f"{told(*worst.figure)} for {worst.what}",
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
@@ -125,8 +125,8 @@ def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
 
 def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
     last, best = run.last, best_round(run)
-    shown = [digits(last[key]) if key in last else _NOTHING for key in keys]
-    shown.insert(1, _NOTHING if best is None else f"{best.figure:.4f} (round {best.round})")
+    shown = [digits(key, last[key]) if key in last else _NOTHING for key in keys]
+    shown.insert(1, _NOTHING if best is None else f"{best.digits} (round {best.round})")
     return [
         str(run.job["protection"]["name"]),
         f"{len(run.records)} of {run.job['rounds']}",

@@ -8,9 +8,12 @@ from typing import Any
 
 from fedveil.base.untrusted import escaped
 from fedveil.errors import MissingExtra
-from fedveil.pages.plot import COLOURS, Plot
+from fedveil.pages.colours import looks
+from fedveil.pages.plot import Plot
 
 _MARKERS = "osD^vPX*"
+#: Line styles: solid first.
+_STYLES = ("-", ":", "-.", (0, (8, 3)))
 _LONGEST = 100
 _LOOKS: dict[Any, Any] = {
     "svg.hashsalt": "fedveil",  # otherwise part names are random
@@ -28,25 +31,27 @@ def svg(plot: Plot) -> bytes:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
     except ImportError:
         raise MissingExtra("matplotlib", "report", "a plot as SVG") from None
     with mpl.rc_context(_LOOKS):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
-        for number, curve in enumerate(plot.curves):
-            look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
+        for curve, own in zip(plot.curves, looks(plot.curves), strict=True):
+            look: dict[str, Any] = {"color": own.colour}
             if curve.low:
                 axes.fill_between(curve.x, curve.low, curve.high, alpha=0.15, lw=0, **look)
-            if curve.marks:
-                look["marker"] = _MARKERS[number % len(_MARKERS)]
-            style = "--" if curve.dashed else "-"
-            axes.plot(
-                curve.x, [_drawn(y) for y in curve.y], style, label=text_of(curve.name), **look
-            )
+            if own.marks:
+                look["marker"] = _MARKERS[own.marker % len(_MARKERS)]
+            look["ls"] = "--" if curve.dashed else _STYLES[own.style % len(_STYLES)]
+            axes.plot(curve.x, [_drawn(y) for y in curve.y], label=text_of(curve.name), **look)
         axes.set_title(text_of(plot.title))
         axes.set(xlabel=text_of(plot.x.title), ylabel=text_of(plot.y.title))
         axes.set_xscale("log" if plot.x.log else "linear")
         axes.set_yscale("log" if plot.y.log else "linear")
+        for drawn, axis in ((axes.xaxis, plot.x), (axes.yaxis, plot.y)):
+            if axis.percent:
+                drawn.set_major_formatter(PercentFormatter(1.0))
         if plot.y.zero:
             axes.set_ylim(bottom=0)
         if len(plot.curves) > 1:

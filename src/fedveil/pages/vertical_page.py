@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from fedveil.pages.curves import axis_of
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
@@ -126,7 +127,7 @@ def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
         ]
         name = key.removeprefix(HELD_OUT)
         note = "On the held-out examples."
-        yield Plot(f"held-out-{name}", name.capitalize(), _STEP, Axis(name), curves, note)
+        yield Plot(f"held-out-{name}", name.capitalize(), _STEP, axis_of(name, name), curves, note)
 
 
 def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:

@@ -51,6 +51,21 @@ def title(name: str) -> str:
     return _WORDS.get(name, word(name).capitalize())
 
 
-def digits(value: float) -> str:
-    """Format a metric for readers. NaN, the metric of a diverged model, becomes "undefined"."""
-    return "undefined" if math.isnan(value) else f"{value:.4f}"
+def is_share(name: str) -> bool:
+    """Return True if the metric is a share of the examples, which readers get as a percentage."""
+    return name.removeprefix("test_") == "accuracy"
+
+
+def digits(name: str, value: float) -> str:
+    """Format the value of the metric `name` for readers: an accuracy as a percentage.
+
+    NaN, the metric of a diverged model, becomes "undefined". JSON and CSV keep the number itself.
+    """
+    if math.isnan(value):
+        return "undefined"
+    return f"{value:.1%}" if is_share(name) else f"{value:.4f}"
+
+
+def as_asked(name: str, value: float) -> str:
+    """Format a value that a user chose for the metric `name`, without rounding it."""
+    return f"{100 * value:.12g}%" if is_share(name) else f"{value:.12g}"

@@ -109,7 +109,8 @@ def first_round(run: ReadRun, key: str, reached: Callable[[float], bool]) -> int
 
 def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = False) -> Curve:
     """Return the run's metric `key` by round, as a curve called `name`."""
-    return Curve(name, *run.figures(key), dashed=dashed)
+    protection = run.job["protection"]["name"]
+    return Curve(name, *run.figures(key), dashed=dashed, protection=protection)
 
 
 def falls(values: Sequence[float], slack: float) -> bool:

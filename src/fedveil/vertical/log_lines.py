@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedveil.record.byte_count import shown_bytes
+from fedveil.record.metric_names import digits
 from fedveil.record.recorder import Record
 
 
@@ -12,7 +13,7 @@ def line(record: Record) -> str:
     """
     if "look" in record:
         shown = (
-            f"{name.removeprefix('test_')} {value:.4f}"
+            f"{name.removeprefix('test_')} {digits(name, value)}"
             for name, value in record.items()
             if name.startswith("test_")
         )

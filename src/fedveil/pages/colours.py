@@ -1,0 +1,54 @@
+"""The look of a plot's curves. A protection has one colour in every picture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedveil.pages.plot import Curve
+
+#: Each protection's colour. All are distinguishable for the colour-blind (after Okabe and Ito).
+PROTECTIONS = {
+    "distributed_dp": "#0072B2",
+    "dp_encrypt": "#D55E00",
+    "signds": "#009E73",
+    "rr": "#CC79A7",
+    "oue": "#B8860B",
+    "central_gaussian": "#56B4E9",
+    "pw_encrypt": "#8C6BB1",
+    "not_encrypt": "#7F7F7F",
+}
+#: Colours of curves that belong to no protection, in order.
+_OTHERS = tuple(PROTECTIONS.values())
+
+
+class Look(NamedTuple):
+    """A curve's colour, the number of its marker, and the number of its line style (0: solid).
+
+    `marks` is True if each point is drawn.
+    """
+
+    colour: str
+    marker: int
+    style: int
+    marks: bool
+
+
+def looks(curves: Sequence[Curve]) -> list[Look]:
+    """Return the look of each curve of a plot.
+
+    Curves of one protection share its colour. Their markers and line styles tell them apart.
+    """
+    places = {name: place for place, name in enumerate(PROTECTIONS)}
+    seen, found = Counter[str](), []
+    for number, curve in enumerate(curves):
+        name = curve.protection
+        if name not in PROTECTIONS:
+            found.append(Look(_OTHERS[number % len(_OTHERS)], number, 0, curve.marks))
+            continue
+        again = seen[name]
+        marks = curve.marks or again > 0
+        found.append(Look(PROTECTIONS[name], places[name] + again, again, marks))
+        seen[name] += 1
+    return found
