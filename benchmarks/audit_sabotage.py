@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import sabotage as s
 
 #: Numbers of canaries and rounds.
-EFFORTS = ((20, 2), (100, 2), (100, 6), (300, 6))
+EFFORTS = ((20, 2), (100, 2), (100, 6))
 _SUM = {"reconstruct_secrets_threshold": 2}
 _AGAIN = (s.same_noise_each_round, s.same_noise_every_second_round)
 #: Protections with their parameters, and the faults that apply to them.
@@ -104,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--effort", choices=["quick", "full"], default="quick")
     parser.add_argument("--only", default="", help="only protections whose name starts with this")
+    parser.add_argument("--fault", default="", help="only faults whose name contains this")
     given = parser.parse_args()
     runs, sound = (5, 40) if given.effort == "quick" else (10, 100)
     warnings.simplefilter("ignore", FedveilWarning)
@@ -117,6 +118,8 @@ def main() -> None:
         for fault in (nullcontext, *faults):
             none = fault is nullcontext
             name, count = ("none", sound) if none else (fault.__name__.replace("_", " "), runs)
+            if given.fault not in name:
+                continue
             counts, by = row(position, own, fault, EFFORTS, count)
             cells = " | ".join(map(str, counts))
             print(f"| {position}, {how} | {name} | {count} | {cells} | {'; '.join(by)} |",

@@ -149,11 +149,11 @@ def test_a_page_counts_what_was_lost_in_all_rounds(folder: Path, records: Record
 def test_a_page_begins_with_the_last_rounds_figures(folder: Path, records: Records) -> None:
     _, quality, promise, _ = page_of(folder).lead
     last = records[-1]
-    assert quality.value == f"accuracy {last['accuracy']:.4f}"
+    assert quality.value == f"accuracy {last['accuracy']:.1%}"
     for said in (
         f"loss {last['loss']:.4f}, AUC {last['auc']:.4f} on the test examples after round 3 of 5",
-        f"mean {last['clients_mean']:.4f}, worst tenth {last['clients_worst_tenth']:.4f}, "
-        f"spread {last['clients_spread']:.4f}",
+        f"mean {last['clients_mean']:.1%}, worst tenth {last['clients_worst_tenth']:.1%}, "
+        f"spread {last['clients_spread']:.1%}",
     ):
         assert said in quality.text
     html = page_of(folder).html()
@@ -168,7 +168,7 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     page = page_of_several([folder, written(tmp_path / "two", job, {".": more})])
     last = more[-1]
     assert table(page, "At the end")[1] == [
-        "two", "rr", "2 of 2", f"{last['accuracy']:.4f}", f"{last['accuracy']:.4f} (round 2)",
+        "two", "rr", "2 of 2", f"{last['accuracy']:.1%}", f"{last['accuracy']:.1%} (round 2)",
         f"{last['loss']:.4f}", f"{last['auc']:.4f}",
         told(last["epsilon_run_every_round"], last["delta_run_every_round"]),
         shown_bytes(last["bytes_up_per_client"]), duration(total(more, "seconds_round")),
@@ -199,7 +199,7 @@ def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(
     last = records[-1]
     line = describe(last)
     for said in (
-        f"accuracy {last['accuracy']:.4f}",
+        f"accuracy {last['accuracy']:.1%}",
         f"loss {last['loss']:.4f}",
         f"up {shown_bytes(last['bytes_up_per_client'])}/client",
         f"epsilon {told(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
@@ -264,7 +264,7 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
             shown = float(row[4].split("at most ")[1].split("%")[0]) / 100
             assert least <= shown < least + 0.001001
     _, quality, promise, _ = page.lead
-    assert quality.value == "loss 0.3125 · accuracy 0.8125"
+    assert quality.value == "loss 0.3125 · accuracy 81.2%"
     worst = accounts["shop"][1]
     assert promise.value == str(Figure(worst["epsilon"], worst["delta"]))
     answer = of_run(read_run(folder))
