@@ -29,7 +29,7 @@ def svg(plot: Plot) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtra("matplotlib", "report", "a plot as SVG") from None
+        raise MissingExtra("matplotlib", "pages", "a plot as SVG") from None
     with mpl.rc_context(_LOOKS):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
