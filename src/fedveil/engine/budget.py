@@ -94,7 +94,7 @@ def prepared(job: Job) -> tuple[Layout, Protection]:
 
 
 def _protection_of(job: Job, parameters: int | None) -> Protection:
-    """Return the protection of a run, for the job's own model or for one of `parameters` weights."""
+    """Return the protection of a run, for the job's model or for one of `parameters` weights."""
     if parameters is None:
         return prepared(job)[1]
     if job.clients.number is None:
