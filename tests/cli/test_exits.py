@@ -56,7 +56,7 @@ def test_the_exit_codes_are_those_of_the_page() -> None:
 
 @pytest.mark.parametrize("name", NAMES, ids=" ".join)
 def test_help_says_what_every_argument_is(command: Command, name: tuple[str, ...]) -> None:
-    """A click release drops the help of positional arguments: the dependency is bound below it."""
+    """click 8.5 drops the help of arguments under Flower's typer: its extra bounds click."""
     code, out, _ = command(*name, "--help")
     assert code == Exit.DONE
     said = " ".join(re.sub("[│╭╮╰╯─*]", " ", out).split())
@@ -364,6 +364,7 @@ NO_TORCH = [
     ("init", "made"),
     ("job", "show"),
     ("vertical", "show"),
+    ("budget", "--parameters", "651"),
     ("run", "--rounds", "3"),
     ("run", "--resume", "nowhere"),
 ]
@@ -374,6 +375,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., End]:
     """The end of a command in a process that has imported nothing before it."""
     folder = str(tmp_path_factory.mktemp("cold"))
     keys = [(words, package) for package, words, _ in MISSING] + [(w, None) for w in NO_TORCH]
+    keys.append((("budget",), "torch"))
     found = dict(zip(keys, ends([Case(folder, *key) for key in keys]), strict=True))
     return lambda words, missing=None: found[words, missing]
 
@@ -388,6 +390,18 @@ def test_a_missing_package_is_told_with_its_extra(
         f" needs the package {package}: pip install 'fedveil[{extra}]' installs it\n"
     )
     assert len(ended.err.splitlines()) == 1
+
+
+def test_a_budget_without_torch_asks_for_it_or_for_the_number_of_parameters(
+    cold: Callable[..., End],
+) -> None:
+    assert cold(("budget",), "torch").err == (
+        "error: counting the model's parameters needs the package torch: pip install "
+        "'fedveil[torch]' installs it; or state their number: fedveil budget --parameters N\n"
+    )
+    ended = cold(("budget", "--parameters", "651"))
+    assert (ended.code, ended.err) == (Exit.DONE, "")
+    assert "651" in ended.out
 
 
 @pytest.mark.parametrize("arguments", NO_TORCH, ids=" ".join)

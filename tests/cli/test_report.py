@@ -62,7 +62,7 @@ def test_report_says_what_is_missing(
         page_file.plotly_script.cache_clear()
     assert (code, out) == (Exit.FAILED, "")
     assert err == (
-        "error: a run's page needs the package plotly: pip install 'fedveil[report]' installs it\n"
+        "error: a run's page needs the package plotly: pip install 'fedveil[pages]' installs it\n"
     )
 
 

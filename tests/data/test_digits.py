@@ -44,7 +44,16 @@ def test_enlarging_agrees_with_torch():
         np.testing.assert_allclose(digits.enlarged(images, side), theirs[:, 0], atol=1e-12)
 
 
+def test_digits_are_read_without_an_import_of_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # an import would fail
+    found = digits._rows()
+    monkeypatch.undo()
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)  # as if the file had moved
+    np.testing.assert_array_equal(digits._rows(), found)
+
+
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with refused(
         r"digits needs the package scikit-learn: pip install 'fedveil\[torch\]'", MissingExtra

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedveil
-from fedveil.engine.budget import solve_job, thin_promise
+from fedveil.engine.budget import prepared, project_job, solve_job, thin_promise
 from fedveil.engine.target_epsilon import solve, whole_run
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
@@ -70,6 +70,25 @@ def test_an_adaptive_run_is_held_to_the_target(name: str, target: float, tmp_pat
     assert 0 < spent <= target
     free = fedveil.simulate(Job.load(None, [*base, pasted[-1]]), tmp_path / "free")
     assert free.metrics[-1]["epsilon_run_every_round"] > target  # without the total it is passed
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_stated_number_of_parameters_costs_what_the_model_of_that_size_costs(
+    algorithm: str,
+) -> None:
+    job = Job.load(None, [
+        "rounds=3", "clients.number=7", "model=logistic", "protection=dp_encrypt",
+        f"training.algorithm={algorithm}",
+    ])  # fmt: skip
+    size = prepared(job)[0].dimension
+    assert list(project_job(job, size)) == list(project_job(job))
+    assert list(project_job(job, size + 1)) != list(project_job(job))
+    assert solve_job(job, 9.0, size)[0].value == solve_job(job, 9.0)[0].value
+
+
+def test_a_stated_number_of_parameters_needs_the_number_of_clients() -> None:
+    with pytest.raises(InvalidValue, match=r"--parameters needs clients\.number"):
+        list(project_job(Job.load(None, ["data.split=by_client", "data.name=femnist", "clients.number=null"]), 9))
 
 
 def test_an_adaptive_protection_that_names_no_total_is_not_solved_for() -> None:

@@ -112,7 +112,7 @@ def test_a_page_without_plots_needs_no_plotly_and_one_with_them_says_so(
         page_file.plotly_script.cache_clear()
     assert len(text) < 20_000
     assert str(missing.value) == (
-        "a run's page needs the package plotly: pip install 'fedveil[report]' installs it"
+        "a run's page needs the package plotly: pip install 'fedveil[pages]' installs it"
     )
 
 

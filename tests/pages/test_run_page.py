@@ -184,7 +184,7 @@ def test_without_plotly_a_run_ends_as_ever_and_says_what_to_install(
     assert (run.folder / "model.safetensors").exists()
     assert not (run.folder / "report.html").exists()
     assert read_run(run.folder).said("no report.html: ") == (
-        "a run's page needs the package plotly: pip install 'fedveil[report]' installs it"
+        "a run's page needs the package plotly: pip install 'fedveil[pages]' installs it"
     )
 
 

@@ -10,6 +10,7 @@ import typer
 from fedveil.base.plain_text import console, say
 from fedveil.cli.job_arguments import JobPath, Overrides, load
 from fedveil.cli.json_answer import AsJson, answer
+from fedveil.errors import MissingExtra
 from fedveil.starter import DEFAULT_JOB
 
 
@@ -20,6 +21,14 @@ def budget(
         float | None,
         typer.Option(
             help="Find the protection's setting for which a whole run costs at most this epsilon."
+        ),
+    ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The number of the model's parameters. Default: fedveil builds the model and "
+            "counts them, which needs the extra torch.",
         ),
     ] = None,
     json: AsJson = False,
@@ -34,11 +43,18 @@ def budget(
     from fedveil.privacy.loss import format_delta, format_epsilon
 
     solved = None
-    if target_epsilon is None:
-        lines = list(project_job(settings))
-    else:
-        solved, found = solve_job(settings, target_epsilon)
-        lines = list(found)
+    try:
+        if target_epsilon is None:
+            lines = list(project_job(settings, parameters))
+        else:
+            solved, found = solve_job(settings, target_epsilon, parameters)
+            lines = list(found)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        error = MissingExtra("torch", "torch", "counting the model's parameters")
+        error.add_note("or state their number: fedveil budget --parameters N")
+        raise error from None
     if json:
         costs = [{"for": ln.what, "epsilon": ln.epsilon, "delta": ln.delta} for ln in lines]
         known = [row._asdict() for row in measured(settings)]

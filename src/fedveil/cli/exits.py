@@ -6,9 +6,9 @@ import enum
 import shlex
 import sys
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -27,13 +27,17 @@ from fedveil.settings.yaml_file import refuse_unquoted
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+#: Errors of the click under typer: a package of its own, or from typer 0.26 on a part of typer.
+_usage_errors: Any = sys.modules[typer.BadParameter.__module__]
+
 #: Optional packages -> the extra that installs them.
 _EXTRAS = {
     **dict.fromkeys(("torch", "safetensors", "sklearn"), "torch"),
     **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
     **dict.fromkeys(("skimage", "PIL"), "attacks"),
     "flwr": "flower",
-    "tensorboard": "report",
+    **dict.fromkeys(("plotly", "matplotlib"), "pages"),
+    "tensorboard": "tensorboard",
 }
 
 
@@ -47,22 +51,29 @@ class Exit(enum.IntEnum):
 
 
 class Commands(TyperGroup):
-    """The commands. Ctrl-C ends each of them in the same way."""
+    """A group of commands. Ctrl-C ends each of them in the same way."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as end:
             raise SystemExit(_interrupted(end)) from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        first = args[0]
+        if self.get_command(ctx, first) is None and not first.startswith("-"):
+            ctx.fail(_swapped(ctx, self, first) or f"there is no command {first}"
+                     f"{did_you_mean(get_close_matches(first, self.commands))}")  # fmt: skip
+        return super().resolve_command(ctx, args)
 
 
 def ended(app: typer.Typer) -> int:
     """Run the command line and return its exit code. Prints an error as one sentence."""
     try:
         return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
-    except click.ClickException as error:
+    except _usage_errors.ClickException as error:
         return _usage(error)
-    except click.Abort:
+    except typer.Abort:
         return Exit.INTERRUPTED
     except KeyboardInterrupt as end:  # before a command was found
         return _interrupted(end)
@@ -90,47 +101,42 @@ def _interrupted(end: KeyboardInterrupt) -> int:
     return Exit.INTERRUPTED
 
 
-def _usage(error: click.ClickException) -> int:
+def _usage(error: Any) -> int:
     """Print the error of a command line that cannot be parsed, and return the exit code."""
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+    if isinstance(error, _usage_errors.NoArgsIsHelpError):
         error.show()
         return Exit.WRONG
-    context = error.ctx if isinstance(error, click.UsageError) else None
+    context = getattr(error, "ctx", None)
     try:
         refuse_unquoted(sys.argv[1:])
     except JobError as unquoted:
         remark(str(unquoted), "error")
         return Exit.WRONG
     text = error.format_message().rstrip(".")
-    if isinstance(error, click.NoSuchOption):
+    if isinstance(error, _usage_errors.NoSuchOption):
         settings = [] if context is None else list(_settings(context, error.option_name))
         text = f"there is no option {error.option_name}"
         if settings:
             text += f"; {' or '.join(settings)} sets a key of the job"
         else:
             text += did_you_mean(error.possibilities or [])
-    elif isinstance(error, click.exceptions.NoSuchCommand):
-        text = f"there is no command {error.command_name}{did_you_mean(error.possibilities or [])}"
-        text = _swapped(context, error.command_name) or text
     if context is not None:
         text += f"; `{context.command_path} --help` lists what there is"
     remark(text, "error")
     return Exit.WRONG
 
 
-def _swapped(context: click.Context | None, first: str) -> str:
-    """Return the sentence for a command that comes after its argument, or ""."""
-    if context is None or not isinstance(context.command, click.Group) or first not in sys.argv:
-        return ""
-    rest = sys.argv[sys.argv.index(first) + 1 :]
-    name = next(filter(context.command.commands.get, rest), None)
+def _swapped(context: Any, group: TyperGroup, first: str) -> str:
+    """Return the sentence for a command of the group that comes after its argument, or ""."""
+    rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
+    name = next(filter(group.commands.get, rest), None)
     if name is None:
         return ""
     line = f"{context.command_path} {name} {shlex.quote(first)}"
     return f"the command comes before {first}. Write: {line}"
 
 
-def _settings(context: click.Context, option: str) -> Iterator[str]:
+def _settings(context: Any, option: str) -> Iterator[str]:
     """Yield the `--set` texts for keys named like an unknown option, if the command has `--set`."""
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return

@@ -40,10 +40,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 job_app = typer.Typer(help="Check, explain and convert job files.", no_args_is_help=True)
-app.add_typer(data_cli.app, name="data")
-app.add_typer(job_app, name="job")
-app.add_typer(vertical_cli.app, name="vertical")
-app.add_typer(attack_cli.app, name="attack")
+app.add_typer(data_cli.app, name="data", cls=Commands)
+app.add_typer(job_app, name="job", cls=Commands)
+app.add_typer(vertical_cli.app, name="vertical", cls=Commands)
+app.add_typer(attack_cli.app, name="attack", cls=Commands)
 app.command()(compare_cli.compare)
 app.command("reproduce")(answering(reproduce_cli.reproduce))
 

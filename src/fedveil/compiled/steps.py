@@ -31,7 +31,8 @@ def train(
     """
     size = len(start)
     if kind >= 0 or not begun:
-        m[:size] = start
+        for i in range(size):  # an array assignment compiles for 1.7 s: it words its own errors
+            m[i] = start[i]
     if kind >= 0:
         m[size : 4 * size] = 0
     shared = (start.ctypes.data - m.ctypes.data) // m.itemsize

@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from fedveil.engine.assembly import (
-    ModelShape,
-    load_data,
-    make_model,
-    make_partition,
-    make_protection,
-    start_vector,
-)
-from fedveil.engine.job_protection import in_clear, whose
+from fedveil.engine.job_protection import in_clear, make_protection, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
-from fedveil.errors import LimitReached
+from fedveil.errors import InvalidValue, LimitReached
 from fedveil.federated.job import Job
-from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.ledger import Ledger, Line, project
 from fedveil.protections.base import Protection, Spending
 from fedveil.rounds.outcomes import ClientId
 
+if TYPE_CHECKING:
+    from fedveil.learning.weight_layout import Layout
 
-def project_job(job: Job) -> Iterator[Line]:
+
+def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     """Yield the projected privacy cost of one bit, one parameter, one round and the whole run.
 
     If the unit of privacy is an example, yields only the costs of a round and of the run: an
     example affects every part of a report, so a bit or a parameter costs as much as the round.
+    `parameters` is the number of the model's parameters. If it is None, the model is built, which
+    needs torch.
     """
-    return _lines(job, prepared(job)[1])
+    return _lines(job, _protection_of(job, parameters))
 
 
-def solve_job(job: Job, target: float) -> tuple[Solved, Iterator[Line]]:
+def solve_job(
+    job: Job, target: float, parameters: int | None = None
+) -> tuple[Solved, Iterator[Line]]:
     """Find the protection's parameter with which a whole run costs at most epsilon `target`.
 
-    Returns the solution and the costs of a run with it.
+    Returns the solution and the costs of a run with it. `parameters` is as in `project_job`.
     """
-    solved = solve(job, prepared(job)[1], target)
+    solved = solve(job, _protection_of(job, parameters), target)
     return solved, _lines(job, solved.protection)
 
 
@@ -78,11 +77,30 @@ def check_limit(
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
     """Return the model's layout and the protection that a run would use."""
+    from fedveil.engine.assembly import (
+        ModelShape,
+        load_data,
+        make_model,
+        make_partition,
+        start_vector,
+    )
+    from fedveil.learning.weight_layout import Layout
+
     dataset = load_data(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))
     return layout, make_protection(job, len(start_vector(job, layout)))
+
+
+def _protection_of(job: Job, parameters: int | None) -> Protection:
+    """Return the protection of a run, for the job's model or for one of `parameters` weights."""
+    if parameters is None:
+        return prepared(job)[1]
+    if job.clients.number is None:
+        raise InvalidValue("--parameters needs clients.number: the data are not read to count them")
+    variates = job.training.algorithm == "scaffold"  # as many numbers again as the model has
+    return make_protection(job, parameters * (2 if variates else 1))
 
 
 def _lines(job: Job, protection: Protection) -> Iterator[Line]:

@@ -141,7 +141,7 @@ def plotly_script() -> str:
         path = Path(folder, "package_data", "plotly.min.js")
         if path.is_file():
             return _closed(path.read_text("utf-8"))
-    raise MissingExtra("plotly", "report", "a run's page")
+    raise MissingExtra("plotly", "pages", "a run's page")
 
 
 @cache

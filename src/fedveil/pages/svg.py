@@ -33,7 +33,7 @@ def svg(plot: Plot) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.ticker import PercentFormatter
     except ImportError:
-        raise MissingExtra("matplotlib", "report", "a plot as SVG") from None
+        raise MissingExtra("matplotlib", "pages", "a plot as SVG") from None
     with mpl.rc_context(_LOOKS):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
