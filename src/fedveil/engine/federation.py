@@ -37,6 +37,7 @@ from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import in_clear
+from fedveil.engine.next_protection import advise
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.own_layer_evaluation import make_test
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
@@ -52,7 +53,7 @@ from fedveil.protections.base import Aggregate, Protection, RoundContext, Spendi
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
-from fedveil.record.metric_names import LOSS, digits
+from fedveil.record.metric_names import LOSS, in_words
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
@@ -268,9 +269,9 @@ class Federation:
                 self._recorder.event(which)
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if which or LOSS not in self._recorder.records[-1]:
-                quality = self._test.quality(self._weights)
-                said = [f"{n} {digits(n, v)}" for n, v in quality.items() if isinstance(v, float)]
-                self._recorder.event(f"the model at its end: {', '.join(said)}")
+                quality = in_words(self._test.quality(self._weights))
+                self._recorder.event(f"the model at its end: {quality}")
+            advise(self._recorder.event, self.job, self._layout, claim, self._dataset)
             if self.job.record.page:
                 keep_page(self._folder, self._recorder.event)
         records, path = self._recorder.records, self._folder.path

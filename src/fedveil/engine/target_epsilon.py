@@ -129,9 +129,7 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
     return type(protection)(changed, context)
 
 
-def _edge(
-    fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float
-) -> float | None:
+def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
     """Return the most costly value that fits, rounded to a few digits, or None if there is none.
 
     `fits` returns True if a value fits, and its epsilon over the target. A value outside the

@@ -25,6 +25,8 @@ DEPLOYED = "clients are Flower SuperNodes"
 SEVERAL = "an example has several inputs: "
 #: Prefix of the event that names a model's buffers, which get no noise.
 BUFFERS = "buffers averaged with the parameters: "
+#: Prefix of the event that says which protection to try next, as `SHORT: SENTENCE`.
+ADVICE = "what next: "
 #: The text for a run that has completed all its rounds.
 _LAST = "the last"
 #: Prefixes of the events at the end of a run, and at its start or resumption.
