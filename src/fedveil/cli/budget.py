@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -31,12 +32,27 @@ def budget(
             "counts them, which needs the extra torch.",
         ),
     ] = None,
+    trial: Annotated[
+        bool,
+        typer.Option(
+            "--try",
+            help="Try every protection in a short run at the target epsilon (default: 2), and "
+            "name the best.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Estimate a run's privacy cost before starting it."""
     from rich.table import Table
 
     settings = load(job, overrides, default=DEFAULT_JOB)
+    if trial:
+        from fedveil.cli.trials import show_trials
+
+        start = " ".join(["fedveil run", *([quote(str(job))] if job is not None else [])])
+        sets = (f"--set {quote(one)}" for one in overrides or ())
+        show_trials(settings, target_epsilon or 2.0, " ".join([start, *sets]), as_json=json)
+        return
     from fedveil.engine.budget import project_job, solve_job
     from fedveil.engine.known_accuracy import measured
     from fedveil.pages.guarantee_text import attackers, listed

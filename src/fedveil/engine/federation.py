@@ -18,6 +18,7 @@ from fedveil.engine.budget import check_limit
 from fedveil.engine.callbacks import Beginning
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Presentation, Run
+from fedveil.engine.next_protection import advise
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
 from fedveil.engine.run_records import TRAINER, all_failed, counted, without_result
@@ -27,7 +28,7 @@ from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext, Spending
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
-from fedveil.record.metric_names import LOSS, digits
+from fedveil.record.metric_names import LOSS, in_words
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Record, Recorder
 from fedveil.record.run_folder import RunFolder, uninterrupted
@@ -114,11 +115,9 @@ class Federation:
                 self.recorder.event(which)
             self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
             if which or LOSS not in self.recorder.records[-1]:
-                quality = parts.test.quality(state.weights)
-                figures = [
-                    f"{n} {digits(n, v)}" for n, v in quality.items() if isinstance(v, float)
-                ]
-                self.recorder.event(f"the model at its end: {', '.join(figures)}")
+                quality = in_words(parts.test.quality(state.weights))
+                self.recorder.event(f"the model at its end: {quality}")
+            advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples)
             if self.presentation is not None and parts.job.record.page:
                 self.presentation.page(self.folder, self.recorder.event)
         return Run(

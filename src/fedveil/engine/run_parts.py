@@ -40,6 +40,8 @@ class Parts:
     job: Job
     shape: ModelShape
     model: nn.Module
+    #: The number of all clients' training examples.
+    examples: int
     #: The trainer's name, or None if other machines train.
     trainer: str | None
     test: ModelTest
@@ -80,6 +82,7 @@ def assemble(
         job=job,
         shape=shape,
         model=model,
+        examples=len(dataset.train.y),
         trainer=trainer,
         test=test,
         start=start,

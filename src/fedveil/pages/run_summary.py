@@ -17,11 +17,11 @@ from fedveil.privacy.guarantee_strength import Promise
 from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
+from fedveil.protections.switching import switched
 from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.metric_names import best, deciding, digits, figures, word
-from fedveil.record.recorder import SEVERAL, Record
+from fedveil.record.recorder import ADVICE, SEVERAL, Record
 from fedveil.record.run_folder import JOB
-from fedveil.settings.settings import Settings
 
 TONES: dict[Promise, Tone] = {
     "strong": "good", "meaningful": "good", "weak": "fair", "next to none": "poor", "none": "poor"
@@ -159,12 +159,16 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
             f"an attack found more than it allows; `fedveil audit {folder}` shows which",
         )
     figure = figure_of(last, RUN)
+    if advice := run.said(ADVICE):
+        short, _, sentence = advice.partition(": ")
+        told = sentence.replace(f"`fedveil run {JOB}", f"`fedveil run {job}")
+        return short, f"{told}; {_trial(job)}; {_attack(run, folder)}"
     if figure.promise == "none":
         stronger = _protection(run.job["protection"]["name"]).stronger
         again = _switched(run, job, stronger.protection)
         return stronger.advice, f"{again} {stronger.why}; {_attack(run, folder)}"
     if figure.promise not in ("strong", "meaningful"):
-        return "ask for a stronger guarantee", _stronger(run, job)
+        return "ask for a stronger guarantee", _trial(job)
     if last.get("auc", 1.0) < _LITTLE_AUC:
         longer = "more rounds also help, but cost more epsilon"
         if not run.deployed and run.stopped is None:
@@ -180,41 +184,12 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return the command that repeats `job` under the protection `position`, which adds noise.
-
-    A protection with noise needs equal weights and clips reports before they are combined.
-    """
-    changes = {"protection": position}
-    if run.job["server"]["weighting"] == "by_size":
-        changes["server.weighting"] = "equal"
-    if run.job["server"]["aggregation"] not in POSITIONS[position].combinations:
-        changes["server.aggregation"] = "mean"
-    settings = [f"{key}={value}" for key, value in changes.items()]
-    settings += _in_common(run.job["protection"], POSITIONS[position])
-    command = " ".join([f"fedveil run {job}", *(f"--set {setting}" for setting in settings)])
+    """Return the command that repeats `job` under the protection `position`, which adds noise."""
+    changes = switched(run.job, position)
+    command = " ".join([f"fedveil run {job}", *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):
         return f"with a model without the buffers {buffers}, `{command}` trains"
     return f"`{command}` repeats the job"
-
-
-def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings in `switch` that `other` also has, as keys of its own block.
-
-    Both protections inherit these settings from the same class.
-    """
-    chosen = _protection(switch["name"])
-    values = switch.get(chosen.block or "", {})
-    return [
-        f"protection.{other.block}.{key}={str(values[key]).lower()}"
-        for key, field in chosen.settings_type.model_fields.items()
-        if key in _inherited(chosen, other) and values.get(key, field.default) != field.default
-    ]
-
-
-def _inherited(one: type[Protection], other: type[Protection]) -> set[str]:
-    """Return the names of the settings that both protections inherit from the same class."""
-    kinds = [kind for kind in one.settings_type.__mro__ if issubclass(kind, Settings)]
-    return set(next(k for k in kinds if issubclass(other.settings_type, k)).model_fields)
 
 
 def _protection(name: str) -> type[Protection]:
@@ -232,11 +207,9 @@ def _attack(run: ReadRun, folder: str) -> str:
     return "`fedveil audit` tests the claims of every mechanism"
 
 
-def _stronger(run: ReadRun, job: str) -> str:
-    position = POSITIONS.get(str(run.job["protection"]["name"]))
-    if position is None or position.cost_parameter is None:
-        return "use fewer rounds or more noise"
-    return f"`fedveil budget {job} --target-epsilon 2` finds the setting for a meaningful one"
+def _trial(job: str) -> str:
+    """Return the command that tries every protection for a short time."""
+    return f"`fedveil budget {job} --try` compares all protections in short trial runs"
 
 
 def _deploying(run: ReadRun, job: str) -> str:

@@ -113,6 +113,7 @@ class CentralGaussian(Clipped):
     settings: CentralGaussianSettings
     perturbs = False
     amplified = True
+    gaussian_noise = "sum"
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (one_noise, clip_follows)
     advice = (_trusts,)

@@ -49,6 +49,8 @@ class Description(Audited):
     #: Combinations of reports that its server allows; True if reports may hold control variates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
     takes_variates: ClassVar[bool] = False
+    #: Where it adds its Gaussian noise. None if its noise is of another kind, or if it has none.
+    gaussian_noise: ClassVar[Literal["report", "sum"] | None] = None
     #: True if a user's own Flower app may use it.
     for_apps: ClassVar[bool] = True
     #: The key that turns its noise on; None if it always or never has noise.

@@ -184,6 +184,7 @@ class DistributedDP(Clipped, SecureSum):
     settings_type = DistributedDPSettings
     settings: DistributedDPSettings
     perturbs = secret_turns = True
+    gaussian_noise = "sum"
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
     advice = (threshold_safe,)

@@ -95,6 +95,7 @@ class DPEncrypt(Protection):
 
     name = block = "dp_encrypt"
     settings_type = DPEncryptSettings
+    gaussian_noise = "report"
     cost_parameter = "dp_eps"
     advice = (_delta_small,)
     dialect = Dialect()

@@ -133,6 +133,7 @@ class PWEncrypt(SecureSum):
     takes_variates = True
     settings_type = PWEncryptSettings
     settings: PWEncryptSettings
+    gaussian_noise = "sum"
     cost_parameter = noise_key = "central_eps"
     hides = "Masks hide single updates from {}; the sum has no noise."
     stronger = Stronger(

@@ -66,6 +66,12 @@ def digits(name: str, value: float) -> str:
     return f"{value:.1%}" if is_share(name) else f"{value:.4f}"
 
 
+def in_words(quality: Mapping[str, Any]) -> str:
+    """Return the metrics of a model, each with its name."""
+    found = (f"{k} {digits(k, v)}" for k, v in quality.items() if isinstance(v, float))
+    return ", ".join(found)
+
+
 def as_asked(name: str, value: float) -> str:
     """Format a value that a user chose for the metric `name`, without rounding it."""
     return f"{100 * value:.12g}%" if is_share(name) else f"{value:.12g}"

@@ -29,6 +29,8 @@ UNUSABLE = "unusable"
 DEPLOYED = "clients are Flower SuperNodes"
 #: Prefix of the event that lists the inputs of an example that has several.
 SEVERAL = "an example has several inputs: "
+#: Prefix of the event that says which protection to try next, as `SHORT: SENTENCE`.
+ADVICE = "what next: "
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 #: The keys of every record of a federated run, in their order.

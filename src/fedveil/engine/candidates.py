@@ -1,0 +1,141 @@
+"""Protections that can state a promise for a job, each solved for one epsilon of the whole run."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from fedveil.engine.job_protection import make_protection
+from fedveil.engine.target_epsilon import solve, whole_run
+from fedveil.errors import InvalidValue, JobError
+from fedveil.federated.job import Job
+from fedveil.privacy.guarantee_strength import Figure
+from fedveil.protections.base import Protection
+from fedveil.protections.switching import switched
+
+#: Protections with Gaussian noise, which take milliseconds to solve. At equal noise, the first is
+#: the best.
+GAUSSIAN = ("distributed_dp", "dp_encrypt", "pw_encrypt", "central_gaussian")
+#: The others. Solving for `rr` and `oue` takes seconds.
+OTHERS = ("signds", "rr", "oue")
+_OF_EXAMPLES = ("privacy.unit=example", "training.sampling_rate=0.5", "training.epochs=1")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A job under a protection whose whole run costs at most the target epsilon.
+
+    `settings` are the keys that turn the original job into this one. The noise of `job` and of
+    `protection` is a number, which does not change with the rounds.
+    """
+
+    settings: tuple[str, ...]
+    job: Job
+    protection: Protection
+
+    @property
+    def name(self) -> str:
+        """The protection's name."""
+        return self.job.protection.name
+
+    @property
+    def figure(self) -> Figure:
+        """The cost of the whole run, for a client in every round."""
+        return whole_run(self.protection, self.job.rounds, self.job.privacy.delta)
+
+    @property
+    def trusts_server(self) -> bool:
+        """True if the promise holds only while the server is trusted."""
+        return self.protection.rests_on_server(self.protection.settings)
+
+    @property
+    def against(self) -> str:
+        """The attackers against whom the promise holds."""
+        return self.protection.against(self.protection.settings)
+
+    def command(self, start: str) -> str:
+        """Return the command that runs the job under this protection.
+
+        `start` is its beginning, such as `fedveil run job.yaml`.
+        """
+        return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
+
+    def noise(self, examples: int) -> float | None:
+        """Return the length of the noise in a round's mean, over the longest mean update.
+
+        Each of the d entries of a sum gets noise of standard deviation r * 2 * clip, where r is the
+        release's ratio. A sum of n updates is at most n * clip long, so the quotient of both
+        lengths is 2 * r * sqrt(d) / n, and sqrt(n) times that if every report has its own noise.
+        An update is rarely as long as the clip, so the true quotient is larger. Under
+        `privacy.unit: example`, n is the number of sampled examples, and all clients together have
+        `examples` examples. Returns None if the noise is not Gaussian.
+        """
+        protection, job = self.protection, self.job
+        release = protection.spending(protection.initial_state())[0].loss.release
+        ratio = getattr(release, "ratio", None)
+        if protection.gaussian_noise is None or ratio is None:
+            return None
+        summed: float = job.clients_per_round
+        if job.secret_turns:
+            summed *= job.clients.fraction
+        if job.privacy.unit == "example":
+            summed = (job.training.sampling_rate or 1.0) * examples * job.clients.fraction
+        if not summed:
+            return None
+        noises = job.clients_per_round if protection.gaussian_noise == "report" else 1
+        return float(2 * ratio * math.sqrt(noises * protection.dimension) / summed)
+
+
+def candidates(
+    job: Job,
+    dimension: int,
+    target: float,
+    names: Sequence[str] = GAUSSIAN,
+    changes: Sequence[str] = (),
+) -> Iterator[Candidate]:
+    """Yield the job under each protection of `names` that can reach epsilon `target`.
+
+    `dimension` is an update's number of entries. `changes` are further settings. A protection that
+    the job's other keys rule out is left out.
+    """
+    for name in names:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about a job that nobody has chosen yet
+                found = _solved(job, name, dimension, target, changes)
+        except (JobError, InvalidValue, ValidationError):
+            continue
+        yield found
+
+
+def of_examples(job: Job) -> list[str]:
+    """Return the settings with which a job that protects whole clients protects single examples."""
+    plain = {"proximal": 0, "gradient_norm": None}  # a round is one step of plain SGD
+    changed = {key: to for key, to in plain.items() if getattr(job.training, key) != to}
+    undone = (f"training.{key}={'null' if to is None else to}" for key, to in changed.items())
+    return [*_OF_EXAMPLES, *undone]
+
+
+def _solved(
+    job: Job, name: str, dimension: int, target: float, changes: Sequence[str]
+) -> Candidate:
+    data = job.model_dump()
+    settings = [*switched(data, name), *changes]
+    changed = Job.read(data, settings)
+    position = changed.protection.position
+    block = f"protection.{position.block}"
+    key = position.cost_key(changed.protection.settings)
+    solved = solve(changed, make_protection(changed, dimension), target)
+    found = {k: "null" if v is None else v for k, v in solved.keys.items()}
+    exact = [*settings, *(f"{k}={v}" for k, v in found.items())]
+    final = Job.read(data, exact)
+    shown = exact
+    if key is not None and "target_epsilon" in key.instead:  # easier to read than its noise
+        own = changed.protection.settings.model_dump()
+        noise = [f"{block}.{key.parameter}=null"] if own[key.parameter] is not None else []
+        shown = [*settings, *noise, f"{block}.target_epsilon={target:g}"]
+    return Candidate(tuple(shown), final, make_protection(final, dimension))

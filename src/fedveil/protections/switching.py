@@ -1,0 +1,47 @@
+"""The settings that put a job under another protection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedveil.protections.base import Protection
+from fedveil.protections.catalog import POSITIONS
+from fedveil.settings.settings import Settings
+
+
+def switched(job: Mapping[str, Any], position: str) -> list[str]:
+    """Return the settings that put `job` under the protection `position`, which adds noise.
+
+    A protection with noise needs equal weights and clips reports before they are combined. A
+    setting that both protections inherit from the same class keeps its value.
+    """
+    changes = {"protection": position} if job["protection"]["name"] != position else {}
+    if job["server"]["weighting"] == "by_size":
+        changes["server.weighting"] = "equal"
+    if job["server"]["aggregation"] not in POSITIONS[position].combinations:
+        changes["server.aggregation"] = "mean"
+    settings = [f"{key}={value}" for key, value in changes.items()]
+    return settings + _in_common(job["protection"], POSITIONS[position])
+
+
+def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
+    """Return the settings in `switch` that `other` also has, as keys of its own block.
+
+    Both protections inherit these settings from the same class.
+    """
+    chosen = POSITIONS.get(switch["name"], Protection)
+    if chosen.block == other.block:
+        return []
+    values = switch.get(chosen.block or "", {})
+    return [
+        f"protection.{other.block}.{key}={str(values[key]).lower()}"
+        for key, field in chosen.settings_type.model_fields.items()
+        if key in _inherited(chosen, other) and values.get(key, field.default) != field.default
+    ]
+
+
+def _inherited(one: type[Protection], other: type[Protection]) -> set[str]:
+    """Return the names of the settings that both protections inherit from the same class."""
+    kinds = [kind for kind in one.settings_type.__mro__ if issubclass(kind, Settings)]
+    return set(next(k for k in kinds if issubclass(other.settings_type, k)).model_fields)

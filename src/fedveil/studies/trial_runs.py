@@ -1,0 +1,114 @@
+"""Short trial runs of every protection that can state a promise for a job, at one epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fedveil.engine.assembly import check_buffers, load_data
+from fedveil.engine.budget import prepared
+from fedveil.engine.candidates import GAUSSIAN, OTHERS, Candidate, candidates
+from fedveil.entry.simulation import simulate
+from fedveil.errors import InvalidValue, ModelInvalid, RunFailed, RunStopped
+from fedveil.federated.job import Job
+from fedveil.privacy.guarantee_strength import Figure
+from fedveil.record.metric_names import Better, deciding
+
+#: A trial has at most this many rounds, with the noise of the whole run.
+ROUNDS = 10
+#: The share of its examples that a client holds out for validation.
+HELD_OUT = 0.2
+#: Names the examples on which the models of trials are judged.
+VALIDATION = "the clients' held-out training examples"
+TEST = "the test examples, since no client has two examples to hold one out"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A short run of a candidate. `candidate` is None for the run without protection.
+
+    `metric` is the deciding metric with the direction that is better, `value` its last value, and
+    `examples` names the examples. A failed trial has the reason in `failure` and the value NaN.
+    """
+
+    name: str
+    candidate: Candidate | None
+    figure: Figure
+    noise: float | None
+    metric: str = ""
+    better: Better = "higher"
+    value: float = math.nan
+    examples: str = ""
+    rounds: int = 0
+    failure: str = ""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """A key that sorts the best trial first. A promise without trust in the server wins."""
+        sign = -1.0 if self.better == "higher" else 1.0
+        trusts = self.candidate is not None and self.candidate.trusts_server
+        return trusts, math.inf if math.isnan(self.value) else sign * self.value
+
+
+def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
+    """Run each protection at epsilon `target`, and none. `tell` is called before each step.
+
+    `target` is for a whole run of the job. A trial uses the first `ROUNDS` rounds of it. Nothing is
+    left on the disk.
+    """
+    layout, _ = prepared(job)
+    examples = len(load_data(job).train)
+    bare = job.under("not_encrypt")
+    tell("trial without protection")
+    yield _tried(bare, "not_encrypt", None, Figure(math.inf, job.privacy.delta), None)
+    for name in (*GAUSSIAN, *OTHERS):
+        tell(f"trial of {name} at epsilon {target:g}")
+        for found in candidates(job, layout.dimension, target, [name]):
+            check_buffers(found.job, layout)
+            yield _tried(found.job, name, found, found.figure, found.noise(examples))
+
+
+def best(found: list[Trial]) -> Trial | None:
+    """Return the best trial with a promise and a result, or None."""
+    able = [one for one in found if one.candidate is not None and not math.isnan(one.value)]
+    return min(able, key=lambda one: one.rank, default=None)
+
+
+def _tried(
+    job: Job, name: str, candidate: Candidate | None, figure: Figure, noise: float | None
+) -> Trial:
+    rounds = min(job.rounds, ROUNDS)
+    for share in (HELD_OUT, 0.0):
+        short = _shortened(job, rounds, share)
+        try:
+            with TemporaryDirectory() as folder:
+                last = simulate(short, Path(folder) / "trial").metrics[-1]
+        except InvalidValue:
+            if not share:
+                raise
+            continue  # no client has a second example
+        except (RunFailed, RunStopped, ModelInvalid) as error:
+            return Trial(name, candidate, figure, noise, failure=str(error))
+        metric, better = deciding(last)
+        value = last["clients_mean"] if share else last.get(metric, math.nan)
+        where = VALIDATION if share else TEST
+        return Trial(name, candidate, figure, noise, metric, better, value, where, rounds)
+    raise AssertionError("the loop returns or raises")
+
+
+def _shortened(job: Job, rounds: int, share: float) -> Job:
+    """Return the first `rounds` rounds of a job. Clients hold out `share` of their examples."""
+    data = job.model_dump()
+    data["rounds"] = rounds
+    data["evaluation"] |= {"clients": share, "every": rounds}
+    data["record"] |= {"page": False, "tensorboard": False, "callbacks": []}
+    data["simulation"]["masks"] = False
+    data["audit"]["canaries"] = 0
+    data["privacy"]["max_epsilon"] = None
+    del data["stopping"]
+    return Job.read(data, [])
