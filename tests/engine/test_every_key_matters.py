@@ -23,6 +23,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import EVENTS
 from fedveil.settings.allowed import dotted, keys
+from folders import ROOT
 
 BASE = {
     "name": "unequal",
@@ -245,14 +246,14 @@ CASES: dict[str, Case] = {
 }
 #: What a simulation does not show, and the tests that do.
 ELSEWHERE: dict[str, str] = {
-    "simulation.workers": "tests/engine/test_simulation.py: the same bytes by definition",
-    "checkpoint.every": "tests/engine/test_interruptions.py: where a killed run resumes",
-    "deployment.reveal": "tests/flower",
-    "deployment.repeats": "tests/flower",
-    "deployment.start_clients": "tests/flower",
-    "deployment.answer_s": "tests/flower",
-    "deployment.answer_after_s": "tests/flower",
-    "deployment.wait_s": "tests/flower",
+    "simulation.workers": "tests/engine/test_simulation.py",  # the same bytes by definition
+    "checkpoint.every": "tests/engine/test_simulation.py",
+    "deployment.reveal": "tests/flower/test_flower_engine.py",
+    "deployment.repeats": "tests/flower/test_flower_client.py",
+    "deployment.start_clients": "tests/flower/test_flower_engine.py",
+    "deployment.answer_s": "tests/flower/test_late_replies.py",
+    "deployment.answer_after_s": "tests/flower/test_fixed_time.py",
+    "deployment.wait_s": "tests/flower/test_flower_engine.py",
 }
 
 
@@ -298,9 +299,11 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bases")
 
 
-def test_every_key_has_a_case() -> None:
+def test_every_key_has_a_case_or_a_test_elsewhere_that_sets_it() -> None:
     places = [dotted(key) for key in keys(Job)]
     assert sorted(places) == sorted({**CASES, **ELSEWHERE})
+    for place, file in ELSEWHERE.items():
+        assert f'"{place.rpartition(".")[2]}"' in (ROOT / file).read_text("utf-8"), place
 
 
 @pytest.mark.filterwarnings("ignore")

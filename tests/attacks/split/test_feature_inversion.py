@@ -242,6 +242,21 @@ def test_a_job_without_information_gives_nothing_away() -> None:
     assert max(abs(figure.value) for figure in finding.figures) < 0.45
 
 
+def test_the_epsilon_beside_the_figures_is_that_of_the_most_exposed_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the bank's and the shop's outputs, whatever the methods find in them."""
+    parts = {"left": {"privacy": {"embedding_dp": {"eps": 0.25}}}, "right": {}, "top": {}}
+    own = VerticalJob(
+        task="vertical_parts:bottoms", privacy={"embedding_dp": {"eps": 1.5}}, parts=parts
+    )
+    target = SplitTarget.of(own)
+    monkeypatch.setattr(features, "by_effort", lambda *_: 1)
+    finding = features.attack(target, "quick", Watch())
+    assert finding.epsilon == target.promised("right", 10).epsilon
+    assert finding.epsilon > target.promised("left", 10).epsilon > 0
+
+
 def test_images_are_compared_on_values_from_0_to_1() -> None:
     target = SplitTarget.of(VerticalJob(task={"name": "mnist_halves"}))
     aim = features.Aim(target, target.split.by_name["left"], "quick")
