@@ -1,4 +1,4 @@
-"""For mkdocs: the tables that the code knows are written while the site is built."""
+"""For mkdocs: writes the tables, the version and the changelog while the site is built."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mkdocs.structure.pages import Page
 
+from fedveil import __version__
 from fedveil.federated import job_reference, mindspore_keys
 from fedveil.studies.catalog import module
 from fedveil.vertical import job_reference as vertical_reference
@@ -15,8 +16,21 @@ from fedveil.vertical import job_reference as vertical_reference
 #: What stands in for the table of a page in its file, with the command that prints it.
 TABLE = re.compile(r"<!-- table -->\n.*?<!-- end of table -->\n", re.DOTALL)
 
+#: The changelog is a page of the site, and its links to other pages lead there.
+CHANGELOG = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
+
+
+def changelog(folder: Path) -> str:
+    """Return the repository's changelog with its links as seen from the folder of the pages."""
+    beside = folder.parent / CHANGELOG.name
+    text = (beside if beside.is_file() else CHANGELOG).read_text("utf-8")
+    return text.replace("](docs/", "](")
+
+
 #: A page -> what takes the place of its text, given that and the page's folder.
 WRITTEN: dict[str, Callable[[str, Path], str]] = {
+    "index.md": lambda text, folder: text.replace("{version}", __version__),
+    "changelog.md": lambda text, folder: changelog(folder),
     "job.md": lambda text, folder: job_reference.reference(),
     "vertical-job.md": lambda text, folder: vertical_reference.reference(),
     "mindspore.md": lambda text, folder: TABLE.sub(lambda _: mindspore_keys.key_table(), text),

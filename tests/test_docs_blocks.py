@@ -29,6 +29,8 @@ NOT_RUN = {
     '"""Clients that are ready': "run in tests/flower/test_own_protection.py",
     "from fedveil.protections.reading import Reading": "run in tests/flower/test_own_protection.py",
     'return {\n        "x_train"': "loaded in tests/data/test_datasets.py",
+    "loot, sent = stealing.steal(target)": "minutes; run in tests/attacks",
+    "for attacker in (features, labels):": "minutes; run in tests/attacks/split",
     "return TensorDataset": "loaded in tests/data/test_datasets.py",
 }
 #: Blocks of YAML that are no job -> what they are.

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import fedveil
+from browser import needs_browser, show
 from fedveil.federated import job_reference, mindspore_keys
 from fedveil.vertical import job_reference as vertical_reference
 from folders import DOCS, ROOT
@@ -31,7 +34,8 @@ FAULTS = {
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    shutil.copy(ROOT / "mkdocs.yml", folder)
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder)
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", *OPTIONS, "--site-dir", folder / "site"],
         cwd=folder, capture_output=True, text=True, check=False,
@@ -107,7 +111,6 @@ def test_private_names_are_in_no_reference(site: Path) -> None:
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    import fedveil
     import fedveil.mechanisms
     import fedveil.privacy
 
@@ -115,6 +118,74 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     for module in (fedveil, fedveil.mechanisms, fedveil.privacy):
         for name in set(module.__all__) - {"__version__", "secagg", "FedveilError"}:
             assert re.search(rf'id="{module.__name__}[\w.]*\.{name}"', text), name
+
+
+#: Lists every block of code that is wider than its place. A reader would have to scroll it.
+CUT = """
+    return [...document.querySelectorAll("pre, pre > code")]
+        .filter(block => block.scrollWidth > block.clientWidth)
+        .map(block => block.textContent.slice(0, 70));
+"""
+ARTICLE = re.compile(r"(<article[^>]*>)(.*)(</article>)", re.DOTALL)
+
+
+def rendered(page: Path, script: str, text: str = "") -> Any:
+    """Open a page of the site at 1,280 pixels, and return what `script` finds in it."""
+    text = re.sub(r"</body>\s*</html>", "</body></html>", text or page.read_text("utf-8"))
+    return show(text, page.parent, script).found
+
+
+@needs_browser
+def test_no_block_of_code_is_cut(site: Path) -> None:
+    """All pages are shown as one, between the same two columns."""
+    frame = site / "privacy" / "index.html"
+    articles = [ARTICLE.search(p.read_text("utf-8")) for p in site.glob("**/index.html")]
+    whole = "".join(article[2] for article in articles if article)
+    blocks = whole.count("<pre>")
+    assert blocks > 150
+    text = ARTICLE.sub(lambda found: found[1] + whole + found[3], frame.read_text("utf-8"))
+    assert rendered(frame, "return document.querySelectorAll('pre').length", text) == blocks
+    assert rendered(frame, CUT, text) == []
+    cut = text.replace("<pre>", "<pre style='white-space: pre; overflow: auto'>")
+    cut = cut.replace("<code>", "<code style='white-space: pre'>")
+    assert len(rendered(frame, CUT, cut)) > 20, "the check finds nothing"
+
+
+@needs_browser
+def test_the_front_page_fits_on_a_screen(site: Path) -> None:
+    """A sentence, the commands, the figure and the links are above 800 pixels."""
+    page = site / "index.html"
+    bottoms = rendered(
+        page,
+        """
+        const bottom = of => of.getBoundingClientRect().bottom;
+        const all = of => [...document.querySelectorAll(".front " + of)].map(bottom);
+        const plot = document.querySelector(".front .plot");
+        return {plot: plot.naturalWidth ? all(".plot") : [], h1: all("h1"), pre: all("pre"),
+                links: all('a[href*="design"], a[href*="changelog"], a[href*="tutorial"]')};
+        """,
+    )
+    counts = {name: len(places) for name, places in bottoms.items()}
+    assert counts == {"plot": 1, "h1": 1, "pre": 2, "links": 3}
+    assert max(place for places in bottoms.values() for place in places) <= 800
+    assert f"version {fedveil.__version__}" in page.read_text("utf-8")
+    assert rendered(page, CUT) == []
+
+
+def test_the_site_has_a_logo_and_the_changelog(site: Path) -> None:
+    for page in (site / "index.html", site / "runs" / "index.html"):
+        text = page.read_text("utf-8")
+        for name in re.findall(
+            r'<link rel="icon" href="([^"]*)"|<img src="([^"]*logo-dark[^"]*)"', text
+        ):
+            assert (page.parent / "".join(name).partition("#")[0]).is_file()
+        assert text.count('rel="icon"') == 1
+        assert "logo-dark.svg" in text
+    assert "images/logo.svg" in (site / "index.html").read_text("utf-8")
+    shown = (site / "changelog" / "index.html").read_text("utf-8")
+    releases = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert len(releases) >= 2
+    assert all(f">{release}<a" in shown for release in releases)
 
 
 def test_what_mkdocs_warns_of_fails_the_build(tmp_path: Path) -> None:

@@ -205,6 +205,10 @@ class Secure(Entropy):
     """The operating system's randomness, extended by AES-256-CTR. A forked child draws its own key.
 
     It cannot be repeated, copied or stored.
+
+        >>> from fedveil.entropy import Secure
+        >>> len(Secure().token(12))
+        12
     """
 
     description = "operating-system randomness"
@@ -225,6 +229,11 @@ class Seeded(Entropy):
 
     For simulation only. A forked child continues with the same bytes, which a repeatable run needs.
     Parts of a run use streams of their own, made by `stream`.
+
+        >>> from fedveil.entropy import Seeded
+        >>> noise = Seeded(7, "client", 3).stream("noise")
+        >>> noise.token(8) == Seeded(7, "client", 3, "noise").token(8)
+        True
     """
 
     description = "simulation randomness"

@@ -154,6 +154,14 @@ def distinguish(
 
     `ahead` holds the evidence for the first update of clients that have it, `back` that of clients
     with the second. `pair` names the updates.
+
+        >>> import numpy as np
+        >>> from fedveil.attacks.distinguishing import distinguish
+        >>> from fedveil.privacy import Figure
+        >>> evidence = np.random.default_rng(0).normal(2.0, 1.0, 800)
+        >>> result = distinguish(evidence, -evidence, "far apart", 1, Figure(0.5, 1e-5))
+        >>> result.audit.refuted  # the two are told apart better than epsilon 0.5 allows
+        True
     """
     hits = int(np.count_nonzero(ahead > 0) + np.count_nonzero(back <= 0))
     of = f"{pair}, {rounds} round{'s' if rounds > 1 else ''}"
@@ -199,7 +207,17 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Distinguish two very different updates, and the updates of two clients, in a run."""
+    """Distinguish two very different updates, and the updates of two clients, in a run.
+
+        >>> from fedveil import Job
+        >>> from fedveil.attacks.effort import Watch
+        >>> from fedveil.attacks.distinguishing import attack
+        >>> from fedveil.attacks.target import Target
+        >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
+        >>> finding = attack(target, "quick", Watch())
+        >>> finding.figure("right guesses: far apart, 1 round").value
+        1.0
+    """
     rounds = min(target.job.rounds, by_effort(effort, 10, 30, 100))
     entropy = report_entropy(target.job).stream("distinguishing")
     protection, model = target.protection, target.weights

@@ -22,6 +22,11 @@ class Watch:
 
     `step(done, total, what)` reports progress. `picture(name, data)` saves a picture, and returns
     the name of its file.
+
+        >>> from fedveil.attacks.effort import Watch
+        >>> watch = Watch(step=lambda done, total, what: print(f"{done} of {total}: {what}"))
+        >>> watch.step(3, 8, "client 5")
+        3 of 8: client 5
     """
 
     step: Callable[[int, int, str], None] = lambda done, total, what: None

@@ -65,6 +65,12 @@ class Target:
     """A job, its data and each client's share, and the model with the clients' starting weights.
 
     `trained` says that these weights are a run's result and not the initial ones.
+
+        >>> from fedveil import Job
+        >>> from fedveil.attacks.target import Target
+        >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
+        >>> target.trained, target.job.model
+        (False, 'logistic')
     """
 
     job: Job

@@ -35,6 +35,15 @@ class Run:
 
     `stopped` is the reason for an early end, `audit` the result of its canaries, and `others` has
     the costs by other accounts than the ledger's.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> import fedveil
+        >>> settings = ["rounds=2", "clients.number=30", "model=logistic", "simulation.workers=0"]
+        >>> job = fedveil.Job.load(None, settings)
+        >>> with TemporaryDirectory() as folder:
+        ...     run = fedveil.simulate(job, f"{folder}/run")
+        >>> run.stopped is None, run.ledger.epsilon("run")
+        (True, inf)
     """
 
     job: Job

@@ -35,6 +35,15 @@ def simulate(
     `starting` is called with a description of each step before the first round. `callbacks` run in
     addition to those of `record.callbacks`. In a notebook, a run without `progress` shows its
     rounds and curves in the cell.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> import fedveil
+        >>> settings = ["rounds=2", "clients.number=30", "model=logistic", "simulation.workers=0"]
+        >>> job = fedveil.Job.load(None, settings)
+        >>> with TemporaryDirectory() as folder:
+        ...     run = fedveil.simulate(job, f"{folder}/run")
+        >>> [record["round"] for record in run.metrics]
+        [1, 2]
     """
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
@@ -56,6 +65,16 @@ def resume(
     of rounds. With seeded randomness the run ends with the same bytes as without the interruption.
     `progress` is called with the records of earlier rounds first; `callbacks` are not called with
     them.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> import fedveil
+        >>> settings = ["rounds=2", "clients.number=30", "model=logistic", "simulation.workers=0"]
+        >>> job = fedveil.Job.load(None, settings)
+        >>> with TemporaryDirectory() as folder:
+        ...     run = fedveil.simulate(job, f"{folder}/run")
+        ...     run = fedveil.resume(run.folder, rounds=3)
+        >>> len(run.metrics)
+        3
     """
 
     def load(path: Path) -> Job:

@@ -24,6 +24,13 @@ class AdaptiveBudget:
     Source: 002, algorithm 2. The source says that the total budget is unchanged. It is not: eps /
     A_s is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
     outputs, only the plain sum of pure losses is a valid bound.
+
+        >>> from fedveil.mechanisms import AdaptiveBudget
+        >>> budget = AdaptiveBudget(eps=1.5)
+        >>> budget.next([1.0, 0.0], [2.0, 0.0])  # the model has not turned
+        1.5
+        >>> budget.next([1.0, 0.0], [0.0, 1.0])  # it has turned by 90 degrees
+        3.0
     """
 
     def __init__(self, eps: float) -> None:

@@ -56,6 +56,16 @@ class EmbeddingDP:
 
     Source: 003, "scheme", steps 1 and 2. Its text allows only one-dimensional inputs of 0 and 1 and
     two-dimensional one-hot rows, but its example passes neither. Here any real values are allowed.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Seeded
+        >>> from fedveil.mechanisms import EmbeddingDP
+        >>> protection = EmbeddingDP(eps=6.0)
+        >>> sent = protection(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), Seeded(1))
+        >>> sent.shape, sorted(set(sent.ravel().tolist()))
+        ((3, 4), [0.0, 1.0])
+        >>> protection.loss.per_vector(4).epsilon  # the four values of an example
+        12.0
     """
 
     def __init__(self, eps: float | None = None) -> None:

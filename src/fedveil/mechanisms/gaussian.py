@@ -69,6 +69,14 @@ class GaussianMechanism:
 
     Source: 001, W_p = W + G, of the update instead of the weights. The source gives no sensitivity;
     it is 2 · clip here, as one client's whole update is replaced.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Secure
+        >>> from fedveil.mechanisms import GaussianMechanism
+        >>> mechanism = GaussianMechanism(eps=3.0, delta=1e-6, clip=0.5)
+        >>> report = mechanism.privatize(np.linspace(-1, 1, 700, dtype=np.float32), Secure())
+        >>> report.shape, mechanism.loss.epsilon
+        ((700,), 3.0)
     """
 
     def __init__(

@@ -36,6 +36,15 @@ class LabelDP:
     under two labels differ by at most the factor e^eps. Nothing is guaranteed for the features.
     Draw the label of an example once and reuse it (`remembered`); then further epochs cost nothing.
     eps = 0 is pure noise: uniform over the classes.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Seeded
+        >>> from fedveil.mechanisms import LabelDP
+        >>> label_dp = LabelDP(eps=3.0)
+        >>> round(label_dp.keep_probability(classes=10), 3)
+        0.691
+        >>> label_dp(np.eye(10)[[1, 2, 3]], Seeded(0)).sum(axis=1).tolist()  # still one-hot rows
+        [1.0, 1.0, 1.0]
     """
 
     def __init__(self, eps: float) -> None:

@@ -28,6 +28,16 @@ class BinaryRandomizedResponse:
 
     Source: MindSpore Federated's document on SignDS (000), "local differential privacy: random
     response", P.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Seeded
+        >>> from fedveil.mechanisms import BinaryRandomizedResponse
+        >>> response = BinaryRandomizedResponse(eps=2.0)
+        >>> reported = response.perturb(np.ones(5000, bool), Seeded(0))
+        >>> round(response.keep_probability, 3)
+        0.881
+        >>> bool(abs(reported.mean() - 0.881) < 0.02)
+        True
     """
 
     def __init__(self, eps: float) -> None:

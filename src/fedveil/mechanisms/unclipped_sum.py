@@ -40,6 +40,15 @@ class GaussianSum:
     3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a factor
        e^(±1e-116) on the probability of each output, whatever z is, and so on mixtures. The 2^-32
        in sigma outweighs it.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Secure
+        >>> from fedveil.mechanisms import GaussianSum
+        >>> mechanism = GaussianSum(eps=2.0, delta=1e-6, clip=0.5, dimension=30, rate=0.1)
+        >>> mechanism.privatize(np.ones(30, np.float32), Secure()).shape
+        (30,)
+        >>> mechanism.loss.epsilon < 2.0  # the example is rarely in the batch
+        True
     """
 
     def __init__(

@@ -41,6 +41,11 @@ class Audit:
     """Result of an audit: epsilon is at least `bound`, with this confidence.
 
     `reachable` is the largest bound that this number of trials can show.
+
+        >>> from fedveil.privacy import PrivacyLoss
+        >>> from fedveil.privacy.audit import Audit
+        >>> Audit(PrivacyLoss(1.0), 1.34, reachable=5.2, trials=3000, confidence=0.999).refuted
+        True
     """
 
     claim: PrivacyLoss
@@ -95,6 +100,15 @@ def run(
     `claim` is a loss, or an epsilon that is claimed at delta = 0. It must be what the mechanism
     claims for this pair of inputs: the composed loss, if they differ in several bits or parameters.
     The other arguments are those of `lower_bound`.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Seeded
+        >>> from fedveil.mechanisms import BinaryRandomizedResponse
+        >>> from fedveil.privacy import audit
+        >>> zero, one = np.zeros(1, bool), np.ones(1, bool)
+        >>> response = BinaryRandomizedResponse(eps=2.0)
+        >>> audit.run(response, zero, one, claim=0.7, trials=3000, entropy=Seeded(1)).refuted
+        True
     """
     if not isinstance(claim, PrivacyLoss):
         claim = PrivacyLoss(claim)

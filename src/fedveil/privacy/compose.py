@@ -45,6 +45,11 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
     view of earlier outputs, so epsilons and deltas only add up. The result is never above the sum
     of the epsilons, if the deltas sum to at most `delta`. It is infinite if no epsilon is known: at
     delta = 0 with a loss that is not pure, or with a loss that promises nothing.
+
+        >>> from fedveil.privacy import PrivacyLoss, compose, format_epsilon
+        >>> charges = [(PrivacyLoss(0.1), 1000)]
+        >>> compose(charges), format_epsilon(compose(charges, delta=1e-5))
+        (100.0, '17.8')
     """
     delta = within("delta", delta, 0, 1, open_high=True)
     total: Counter[PrivacyLoss] = Counter()

@@ -33,6 +33,13 @@ class Measured:
     with the finding's own if these are NaN. `unseen` is the true epsilon up to which this bound
     would probably not have refuted the claim: infinite if it can refute none, NaN if nobody worked
     it out.
+
+        >>> from fedveil.privacy.finding import Measured
+        >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)
+        >>> print(metric)
+        auc 0.71 [0.62, 0.79], guessing 0.5
+        >>> metric.beats_guessing
+        True
     """
 
     name: str
@@ -82,6 +89,12 @@ class Finding:
 
     `epsilon` and `delta` are what the ledger states for the attacker's view, which `saw` describes.
     `epsilon` is infinite if nothing is promised. `pictures` are files beside the record.
+
+        >>> from fedveil.privacy.finding import Finding, Measured
+        >>> bound = Measured("epsilon at least", 1.7, cases=300)
+        >>> finding = Finding("audit", "quick", "dp_encrypt", [bound], epsilon=1.2, delta=1e-5)
+        >>> finding.refutes
+        True
     """
 
     attack: str

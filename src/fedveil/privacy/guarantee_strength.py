@@ -43,12 +43,21 @@ def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
     """Return the best attacker's error rate in telling two equally likely inputs apart.
 
     It is (1 - delta) / (1 + e^epsilon).
+
+        >>> from fedveil.privacy import attacker_wrong
+        >>> round(attacker_wrong(2.0, 1e-5), 4)
+        0.1192
     """
     return (1 - delta) * math.exp(-epsilon) / (1 + math.exp(-epsilon))
 
 
 def promise(epsilon: float, delta: float = 0.0) -> Promise:
-    """Return the word for the strength of the guarantee (epsilon, delta), such as "meaningful"."""
+    """Return the word for the strength of the guarantee (epsilon, delta), such as "meaningful".
+
+        >>> from fedveil.privacy import promise
+        >>> promise(0.9), promise(0.9, delta=0.01)
+        ('strong', 'next to none')
+    """
     if math.isinf(epsilon) or delta >= 1:
         return "none"
     wrong = attacker_wrong(epsilon, delta)
@@ -60,6 +69,10 @@ def told(epsilon: float, delta: float = 0.0) -> str:
     """Format an epsilon with the word for its strength, such as "1.89 (meaningful)".
 
     Use it where delta is stated elsewhere.
+
+        >>> from fedveil.privacy import told
+        >>> told(2.5, 1e-5)
+        '2.5 (meaningful)'
     """
     return f"{format_epsilon(epsilon)} ({promise(epsilon, delta)})"
 
@@ -68,6 +81,10 @@ class Figure(NamedTuple):
     """An (epsilon, delta) guarantee of differential privacy.
 
     It is printed with a word for its strength.
+
+        >>> from fedveil.privacy import Figure
+        >>> print(Figure(1.886491, 1e-5))
+        epsilon 1.89 at delta 1e-05 (meaningful)
     """
 
     epsilon: float

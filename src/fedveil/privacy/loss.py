@@ -24,7 +24,13 @@ _EXACT, _LEAST_EPSILON = 1e-9, 2.0**-100
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Gaussian noise whose standard deviation is `ratio` times the sensitivity."""
+    """Gaussian noise whose standard deviation is `ratio` times the sensitivity.
+
+        >>> from fedveil.privacy import Gaussian, PrivacyLoss, compose, format_epsilon
+        >>> loss = PrivacyLoss.of_release(Gaussian(1.5), "update")
+        >>> format_epsilon(compose([(loss, 7)], delta=1e-6))
+        '9.46'
+    """
 
     ratio: float
 
@@ -36,6 +42,11 @@ class Described(Protocol):
     """A release that has a loss distribution. Hashable, and equal if the distributions are.
 
     The distribution is computed only when the release is composed.
+
+        >>> from fedveil.privacy import Described, PrivacyLoss, SampledGaussian
+        >>> release: Described = SampledGaussian(1.5, 0.2)
+        >>> PrivacyLoss.of_release(release, "example").per
+        'example'
     """
 
     def distribution(self) -> LossDistribution:
@@ -58,6 +69,11 @@ class PrivacyLoss:
     overstate the cost. Raises `InvalidValue` if the statement promises more than its release does.
     `part` is the statement for a smaller part of the input, if it is better than the one for the
     whole: for example, one bit of a parameter's code.
+
+        >>> from fedveil.privacy import PrivacyLoss
+        >>> bit = PrivacyLoss(0.5, per="bit")
+        >>> PrivacyLoss(1.0, per="parameter", part=bit).pure
+        True
     """
 
     epsilon: float
@@ -171,7 +187,12 @@ class PrivacyLoss:
 
 
 def format_epsilon(epsilon: float, digits: int = 3) -> str:
-    """Format `epsilon` with at most `digits` significant digits, rounded up, never down."""
+    """Format `epsilon` with at most `digits` significant digits, rounded up, never down.
+
+        >>> from fedveil.privacy import format_epsilon
+        >>> format_epsilon(1.8801), format_epsilon(0.93, 1)
+        ('1.89', '1')
+    """
     integer("digits", digits, 1)
     if math.isinf(epsilon):
         return "inf"

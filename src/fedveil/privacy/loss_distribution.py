@@ -41,6 +41,11 @@ class LossDistribution:
 
     `masses[k]` is the probability of the loss `step * (low + k)`, and `infinite` that of an
     infinite loss. The constructors round losses up, never down.
+
+        >>> from fedveil.privacy import LossDistribution
+        >>> flip = LossDistribution.from_laws([[0.75, 0.25], [0.25, 0.75]])  # a row for each input
+        >>> 1.0986 < flip.largest < 1.0987  # ln 3
+        True
     """
 
     step: float

@@ -74,6 +74,11 @@ class SampledGaussian:
     `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an example's
     contribution, as in `Gaussian`. At rate 1 the two mechanisms are equal. The loss is that of
     replacing one example.
+
+        >>> from fedveil.privacy import PrivacyLoss, SampledGaussian, compose, format_epsilon
+        >>> loss = PrivacyLoss.of_release(SampledGaussian(0.5, 0.1), "example")
+        >>> format_epsilon(compose([(loss, 100)], delta=1e-5))
+        '10.6'
     """
 
     ratio: float

@@ -27,6 +27,11 @@ class Reading:
     `truths` maps the update that a client really had to the outcome of each random choice in its
     report: for each of `Protection.choices`, an array of 1 (the report tells the truth), 0 (it does
     not) or -1 (unknown).
+
+        >>> import numpy as np
+        >>> from fedveil.protections.reading import Reading
+        >>> Reading.exact(np.array([0.5, -2.0], np.float32)).estimate.tolist()
+        [0.5, -2.0]
     """
 
     estimate: Float64s

@@ -35,6 +35,14 @@ class Client:
     it has signed itself: the same survivors, senders, origin, keys and terms. Its own keys, drawn
     for this attempt at the round, are among them. The caller must make sure that only one vector of
     a round is sent.
+
+        >>> from fedveil.entropy import Secure
+        >>> from fedveil.secagg import Client, Server, Terms
+        >>> terms = Terms(b"a job", 0, length=4, bits=16, threshold=2, sharing=3)
+        >>> server = Server(terms, [1, 4, 6], Secure())
+        >>> answer = Client(4, terms, Secure()).respond(server.opening())
+        >>> sorted(answer)  # two fresh public keys
+        ['cipher_key', 'mask_key', 'phase', 'round']
     """
 
     def __init__(

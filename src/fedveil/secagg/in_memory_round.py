@@ -31,6 +31,12 @@ class SecureSum:
 
     `total` is int64 for integer vectors. For real vectors it is float64, exactly the sum of the
     quantised vectors.
+
+        >>> import numpy as np
+        >>> from fedveil.secagg import run_round
+        >>> result = run_round({client: np.array([0.5, -1.0]) for client in range(3)}, threshold=2)
+        >>> sorted(result.survivors), sorted(result.bytes_up)
+        ([0, 1, 2], ['advertise', 'masked', 'share', 'unmask'])
     """
 
     total: Array
@@ -58,6 +64,12 @@ def run_round(
     magnitude among them) and quantised to `bits` bits per entry. Integer vectors are summed
     unchanged. `entropy` defaults to the operating system's. Raises `RoundVoid` if too few clients
     are left.
+
+        >>> import numpy as np
+        >>> from fedveil.secagg import run_round
+        >>> vectors = {client: client * np.arange(3) for client in (1, 2, 5, 9)}
+        >>> run_round(vectors, threshold=3, drop={"masked": [5]}).total.tolist()
+        [0, 12, 24]
     """
     entropy = Secure() if entropy is None else entropy
     integer("threshold", threshold, 1, len(vectors) if neighbours is None else neighbours + 1)

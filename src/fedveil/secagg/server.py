@@ -39,6 +39,15 @@ class Server:
 
     Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
     on, two tags, and in the end one share.
+
+        >>> from fedveil.entropy import Secure
+        >>> from fedveil.secagg import Client, Server, Terms
+        >>> terms = Terms(b"a job", 0, length=4, bits=16, threshold=2, sharing=3)
+        >>> server = Server(terms, [1, 4, 6], Secure())
+        >>> for number in (1, 6):  # client 4 has dropped out
+        ...     server.receive(number, Client(number, terms, Secure()).respond(server.opening()))
+        >>> sorted(server.advance()), server.phase
+        ([1, 6], 'share')
     """
 
     #: Masks cancel only in the sum of all of a round's clients.

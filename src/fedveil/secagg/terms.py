@@ -36,6 +36,11 @@ class Terms:
     public key, or None for a stranger; it is used if `active_security` signs what clients say.
     `least` is the fewest vectors in a sum that a client helps to unmask, as far as it sees which
     are in it; in the complete graph it sees all.
+
+        >>> from fedveil.secagg import Terms
+        >>> terms = Terms(b"a job", 3, length=700, bits=20, threshold=8, sharing=11)
+        >>> len(terms.context)  # a digest, to which keys and shares are bound
+        32
     """
 
     job: bytes

@@ -20,6 +20,13 @@ class EmbeddingDPLayer(nn.Module):
     the gradient of the input, so that the layers below learn. It is not the derivative, which is 0
     almost everywhere. gradient = "none" gives the input no gradient, so the reader of the bits need
     not return one. Without `entropy`, the layer uses secure randomness.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedveil.vertical import EmbeddingDPLayer
+        >>> bottom = nn.Sequential(nn.Linear(5, 3), EmbeddingDPLayer(eps=2.0))
+        >>> sorted(set(bottom(torch.randn(40, 5)).flatten().tolist()))
+        [0.0, 1.0]
     """
 
     def __init__(

@@ -22,6 +22,10 @@ class VerticalJob(VerticalFields):
     """A complete description of a vertical run.
 
     Raises JobError with every problem of single values and of their combinations.
+
+        >>> from fedveil.vertical import VerticalJob
+        >>> VerticalJob.load(None, ["epochs=3", "task=tabular"]).task.name
+        'tabular'
     """
 
     #: Keys that may differ between the parties' copies of a job.

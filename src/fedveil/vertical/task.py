@@ -41,6 +41,12 @@ class Columns:
 
     Ids are distinct whole numbers or texts. Rows of different parties belong together if their ids
     are equal, in whatever order each party has them. Only the leader has labels.
+
+        >>> import numpy as np
+        >>> import torch
+        >>> from fedveil.vertical import Columns
+        >>> len(Columns(np.array([7, 3, 12]), {"x": torch.randn(3, 5)}))
+        3
     """
 
     ids: npt.NDArray[Any]

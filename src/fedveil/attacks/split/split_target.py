@@ -61,6 +61,12 @@ class SplitTarget:
 
     `told` are the labels that training uses, after LabelDP; the true labels are in `rows`.
     `trained` says that the weights are a run's result and not the initial ones.
+
+        >>> from fedveil.attacks.split.split_target import SplitTarget
+        >>> from fedveil.vertical import VerticalJob
+        >>> target = SplitTarget.of(VerticalJob.load(None, ["epochs=1"]))
+        >>> target.trained, target.split.leader
+        (False, 'leader')
     """
 
     job: VerticalJob

@@ -89,6 +89,15 @@ class SignDS:
     `thr_ratio` = 1 asks for certainty, which no finite eps gives. Planning works with whole numbers
     of some h log2(d) bits: it takes milliseconds for hundreds of dimensions, and grows with the
     square of h.
+
+        >>> import numpy as np
+        >>> from fedveil.entropy import Seeded
+        >>> from fedveil.mechanisms import SignDS
+        >>> update = np.zeros(1000)
+        >>> update[:20] = 5.0
+        >>> selection = SignDS(k=0.02, eps=60.0, dim_out=4).select(update, Seeded(2))
+        >>> len(selection.indices), selection.sign in (-1, 1)
+        (4, True)
     """
 
     def __init__(

@@ -36,6 +36,12 @@ class MagnitudeEstimator:
     never returns, so the estimate cannot rise a second time, however large the magnitudes become.
     With `regrow`, five rounds of B = 0 in a row bring it back. The state is `estimate`, `phase` and
     `zeros` (rounds of B = 0 in a row while shrinking). Source: 000, "MagRR".
+
+        >>> from fedveil.mechanisms import MagnitudeEstimator
+        >>> server = MagnitudeEstimator(initial=0.25, growth=3.0)
+        >>> server.update_counts(ones=2, reporters=9, eps=4.0)  # most are larger
+        >>> server.estimate, server.phase
+        (0.75, 'growth')
     """
 
     def __init__(
