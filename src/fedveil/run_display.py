@@ -33,7 +33,7 @@ from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.ledger import Line
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.finding_lines import as_data
-from fedveil.record.metric_names import LOSS, deciding, digits, word
+from fedveil.record.metric_names import LOSS, deciding, shown, word
 from fedveil.record.recorder import LOST, Record
 from fedveil.record.run_folder import MODEL
 
@@ -169,8 +169,8 @@ def fitted(line: str, room: int) -> str:
 def describe(record: Record) -> str:
     """Return a round's metrics as one line."""
     parts = list[str]()
-    shown = dict.fromkeys((deciding(record)[0], LOSS))
-    parts += [f"{word(name)} {digits(record[name])}" for name in shown if name in record]
+    names = dict.fromkeys((deciding(record)[0], LOSS))
+    parts += [f"{word(name)} {shown(name, record[name])}" for name in names if name in record]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     spent = figure_of(record, "run_most_drawn")
     parts += [f"epsilon {told(*spent)}"]

@@ -52,7 +52,7 @@ from fedveil.protections.base import Aggregate, Protection, RoundContext, Spendi
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
-from fedveil.record.metric_names import LOSS
+from fedveil.record.metric_names import LOSS, shown
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Record, Recorder, find_board
 from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
@@ -269,7 +269,7 @@ class Federation:
             self._recorder.event(f"finished after round {self._done}: {stopped or 'the last'}")
             if which or LOSS not in self._recorder.records[-1]:
                 quality = self._test.quality(self._weights)
-                figures = [f"{n} {v:.4f}" for n, v in quality.items() if isinstance(v, float)]
+                figures = [f"{n} {shown(n, v)}" for n, v in quality.items() if isinstance(v, float)]
                 self._recorder.event(f"the model at its end: {', '.join(figures)}")
             if self.job.record.page:
                 keep_page(self._folder, self._recorder.event)

@@ -18,7 +18,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.account_lines import UNPROTECTED
-from fedveil.record.metric_names import best, deciding, digits, figures, word
+from fedveil.record.metric_names import best, deciding, figures, shown, word
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import JOB
 from fedveil.settings.settings import Settings
@@ -53,15 +53,16 @@ def vertical_ending(
     `leader` is the leader's part of the run. With `apart`, only one party's folder is here, and the
     others are on their own machines.
     """
-    shown = [
-        f"{key.removeprefix('test_')} {digits(value)}"
+    metrics = {
+        key.removeprefix("test_"): value
         for key, value in leader.last.items()
         if key.startswith("test_")
-    ]
+    }
     quality = Fact(
         _QUALITY,
-        " · ".join(shown) or "not known here",
-        "on the held-out examples" if shown else "the leader reports it after an evaluation",
+        " · ".join(f"{word(name)} {shown(name, value)}" for name, value in metrics.items())
+        or "not known here",
+        "on the held-out examples" if metrics else "the leader reports it after an evaluation",
     )
     worst = worst_of(accounts)
     if worst is not None and worst.what.endswith(UNPROTECTED):
@@ -92,7 +93,7 @@ class Best(NamedTuple):
     figure: float
 
     def __str__(self) -> str:
-        return f"{self.round}, {word(self.name)} {self.figure:.4f}"
+        return f"{self.round}, {word(self.name)} {shown(self.name, self.figure)}"
 
 
 def best_round(run: ReadRun) -> Best | None:
@@ -115,18 +116,18 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     rounds, _ = run.figures(name)
     found = best_round(run)
     assert found is not None, "there is a figure"
-    shown = [f"{word(key)} {digits(last[key])}" for key in others if key in last]
+    beside = [f"{word(key)} {shown(key, last[key])}" for key in others if key in last]
     where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
-    text = f"{', '.join(shown)} {where}".strip()
+    text = f"{', '.join(beside)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
-        text += f"; best in round {found.round}: {found.figure:.4f}"
+        text += f"; best in round {found.round}: {shown(name, found.figure)}"
     if "clients_mean" in last:
         text += (
-            f"; on the clients' own data: mean {last['clients_mean']:.4f}, "
-            f"worst tenth {last['clients_worst_tenth']:.4f}, "
-            f"spread {last['clients_spread']:.4f}"
+            f"; on the clients' own data: mean {shown(name, last['clients_mean'])}, "
+            f"worst tenth {shown(name, last['clients_worst_tenth'])}, "
+            f"spread {shown(name, last['clients_spread'])}"
         )
-    return Fact(_QUALITY, f"{word(name)} {digits(last[name])}", text)
+    return Fact(_QUALITY, f"{word(name)} {shown(name, last[name])}", text)
 
 
 def _promise(job: Mapping[str, Any], last: Record) -> Fact:

@@ -26,7 +26,7 @@ from fedveil.pages.vertical_page import (
 )
 from fedveil.privacy.guarantee_strength import told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.metric_names import digits, figures, word
+from fedveil.record.metric_names import figures, shown, word
 from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 
@@ -71,9 +71,9 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
 
 def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     keys = list(dict.fromkeys(key for run in runs.values() for key in figures(run.last)))
-    shown = [word(key) for key in keys]
+    first, *others = (word(key) for key in keys)
     table = Table(
-        ["run", "protection", "rounds", shown[0], "best", *shown[1:], "epsilon", "upload", "time"],
+        ["run", "protection", "rounds", first, "best", *others, "epsilon", "upload", "time"],
         [[name, *_row(run, keys)] for name, run in runs.items()],
         "After the last round; epsilon for a client drawn in every round; upload of a client in a "
         "round. A click on a column's name sorts by it.",
@@ -101,7 +101,10 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         crossed = sum(last.get(key, 0) for key in CROSSED)
         rows.append([
             name, str(run.job["task"]["name"]), how_ended(leaders[name]),
-            *(digits(last[key]) if key in last else _NOTHING for key in keys),
+            *(
+                shown(key.removeprefix(HELD_OUT), last[key]) if key in last else _NOTHING
+                for key in keys
+            ),
             told(math.inf) if worst is None else f"{told(*worst.figure)} for {worst.what}",
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
@@ -125,12 +128,13 @@ def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
 
 def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
     last, best = run.last, best_round(run)
-    shown = [digits(last[key]) if key in last else _NOTHING for key in keys]
-    shown.insert(1, _NOTHING if best is None else f"{best.figure:.4f} (round {best.round})")
+    metrics = [shown(key, last[key]) if key in last else _NOTHING for key in keys]
+    at_best = best and f"{shown(best.name, best.figure)} (round {best.round})"
+    metrics.insert(1, at_best or _NOTHING)
     return [
         str(run.job["protection"]["name"]),
         f"{len(run.records)} of {run.job['rounds']}",
-        *shown,
+        *metrics,
         told(*figure_of(last, RUN)) if last else _NOTHING,
         shown_bytes(last["bytes_up_per_client"]) if last else _NOTHING,
         duration(seconds(run.records)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from fedveil.pages.curves import axis_of
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
@@ -14,6 +15,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.guarantee_strength import MEANS, told
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
+from fedveil.record.metric_names import title
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
@@ -49,9 +51,10 @@ def vertical_page(run: ReadRun) -> Page:
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
-        Section("Every step", [*learning({run.name: leader})]),
+        Section(
+            "Every step", [*learning({run.name: leader}), *_crossed(parties), *_waited(parties)]
+        ),
         Section("What was promised", list(_accounts(parties))),
-        Section("Bytes and time", [*_crossed(parties), *_waited(parties)]),
         *found(run),
         *repeat(run, f"fedveil vertical run {JOB}"),
     ]
@@ -126,7 +129,7 @@ def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
         ]
         name = key.removeprefix(HELD_OUT)
         note = "On the held-out examples."
-        yield Plot(f"held-out-{name}", name.capitalize(), _STEP, Axis(name), curves, note)
+        yield Plot(f"held-out-{name}", title(name), _STEP, axis_of(name), curves, note)
 
 
 def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -136,7 +139,7 @@ def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
         for key, what in CROSSED.items()
     ]
     if drawn := [curve for curve in curves if curve.x]:
-        yield Plot("bytes", "Bytes", _STEP, Axis("bytes per step", zero=True), drawn)
+        yield Plot("bytes", "Bytes", _STEP, Axis("bytes per step", zero=True, unit="bytes"), drawn)
 
 
 def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -145,7 +148,7 @@ def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
     ]
     if drawn := [curve for curve in curves if curve.x]:
         note = "Waiting for the other parties, since the previous record."
-        yield Plot("waiting", "Waiting", _STEP, Axis("seconds", zero=True), drawn, note)
+        yield Plot("waiting", "Waiting", _STEP, Axis("seconds", zero=True, unit="seconds"), drawn, note)
 
 
 def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
@@ -158,7 +161,7 @@ def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
     if not rows:
         yield "Nothing: the parties' messages are sent without protection."
         return
-    columns = ["of", "for", "epsilon", "delta", "an attacker is right at most"]
+    columns = ["of", "for", "epsilon", "delta", "the best attacker"]
     yield Table(columns, rows)
     words = dict.fromkeys(
         line.figure.promise for party in parties.values() for line in party.accounts

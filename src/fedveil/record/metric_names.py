@@ -51,6 +51,17 @@ def title(name: str) -> str:
     return _WORDS.get(name, word(name).capitalize())
 
 
-def digits(value: float) -> str:
-    """Format a metric for readers. NaN, the metric of a diverged model, becomes "undefined"."""
-    return "undefined" if math.isnan(value) else f"{value:.4f}"
+def is_share(name: str) -> bool:
+    """Return True if the metric is a share of the examples, which readers see as a percentage."""
+    return name.replace("_", " ").split(" ")[-1] == "accuracy"
+
+
+def shown(name: str, value: float) -> str:
+    """Format the metric `name` for readers.
+
+    NaN, the metric of a diverged model, becomes "undefined".
+    """
+    if math.isnan(value):
+        return "undefined"
+    # A metric of the user's own may have this name and another range.
+    return f"{100 * value:.1f}%" if is_share(name) and 0 <= value <= 1 else f"{value:.4f}"
