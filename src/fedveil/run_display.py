@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 from types import TracebackType
 
 from rich.console import Console
@@ -241,7 +240,7 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
 
 def _seconds_of(party: ReadRun) -> float:
     """Return the seconds from a party's first event to its last, pauses included."""
-    times = [datetime.fromisoformat(event.partition(" ")[0]) for event in party.events]
+    times = party.times
     return (times[-1] - times[0]).total_seconds() if times else 0.0
 
 

@@ -44,8 +44,8 @@ class Scale:
 def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
     """Return the scale of `axis` for a plot with these values.
 
-    The axis ends at labelled values, or at the outermost values if `tight`. So an axis of accuracies
-    ends at 1 at most.
+    The axis ends at labelled values, or at the outermost values if `tight`. An axis of accuracies
+    therefore ends at 1 at most.
     """
     shown = [v for v in map(float, values) if math.isfinite(v) and (v > 0 or not axis.log)]
     low, high = min(shown, default=1.0), max(shown, default=1.0)

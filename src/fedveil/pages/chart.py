@@ -22,7 +22,8 @@ MOST_POINTS = 1000
 _LETTER, _SPACE, _LINE = 7.2, 7, 16
 #: A mark's outline for a curve, around its centre, as the commands of a path.
 _MARKS = (
-    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z", "m-3 -3h6v6h-6z", "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
+    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z", "m-3 -3h6v6h-6z",
+    "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
     "m0 4l-4 -7h8z", "m0 -4l4 7h-8z", "m-1.2 -4h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8v-2.4h2.8z",
     "m-4 -2.5h8v5h-8z", "m-2.5 -4h5v8h-5z",
 )  # fmt: skip
@@ -45,7 +46,7 @@ class Drawing(NamedTuple):
 
 
 def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
-    """Draw a plot in `width` times `height` units, without its title and the names of its curves."""
+    """Draw a plot in `width` times `height` units, without its title and its legend."""
     thin = [_thinned(curve) for curve in plot.curves]
     x = scale_of(plot.x, (v for curve in thin for v in curve.x), tight=True)
     y = scale_of(plot.y, _extent(thin))
@@ -84,10 +85,7 @@ def colour(number: int) -> str:
 def sample(curve: Curve, number: int) -> str:
     """Return SVG elements, 26 by 12 units, that show in a legend how a curve is drawn."""
     mark = f'<path class="mark" d="M13 6{_mark(number)}"/>' if curve.marks else ""
-    return (
-        f"<g {_look(curve, number)}>"
-        f'<path class="line" d="M1 6H25"/>{mark}</g>'
-    )
+    return f'<g {_look(curve, number)}><path class="line" d="M1 6H25"/>{mark}</g>'
 
 
 def fitted(text: str, most: int) -> str:
@@ -205,9 +203,12 @@ def _thinned(curve: Curve) -> Curve:
         piece = range(start, min(start + length, count))
         known = [n for n in piece if math.isfinite(curve.y[n])] or [start]
         ends = {piece[0], piece[-1]}
-        kept += sorted({min(known, key=curve.y.__getitem__), max(known, key=curve.y.__getitem__)} | ends)
+        kept += sorted(
+            {min(known, key=curve.y.__getitem__), max(known, key=curve.y.__getitem__)} | ends
+        )
     x, y, low, high = (
-        [values[n] for n in kept] if values else [] for values in (curve.x, curve.y, curve.low, curve.high)
+        [values[n] for n in kept] if values else []
+        for values in (curve.x, curve.y, curve.low, curve.high)
     )
     return Curve(curve.name, x, y, low, high, curve.marks, curve.dashed)
 

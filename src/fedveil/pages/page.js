@@ -53,8 +53,13 @@
   }
 
   // The sort key of a cell: its number in a common unit if it starts with one, otherwise its text.
+  // A date sorts as text, and the parts of a duration add up.
   const key = (row, column) => {
     const text = row.cells[column].textContent.trim();
+    if (/^\d{4}-\d\d-\d\d/.test(text)) return text;
+    if (/^\d+ (h|min) \d/.test(text))
+      return [...text.matchAll(/(\d+) (h|min|s)/g)].reduce(
+        (sum, [, number, unit]) => sum + number * (FACTORS[unit] ?? 1), 0);
     const found = text.replaceAll(",", "").match(/^([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]+)?/i);
     if (found) return Number(found[1]) * (FACTORS[found[2]] ?? 1);
     return /^inf/.test(text) ? Infinity : text;

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from fedveil.pages.chart import HEIGHT, WIDTH, Drawing, draw, sample
 from fedveil.pages.plot import Plot
 from fedveil.pages.single_points import single_points
-from fedveil.pages.table import Table
+from fedveil.pages.table import Link, Table
 
 Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
@@ -192,7 +192,9 @@ def _prose(text: str) -> str:
 
 def _unbroken(text: str) -> str:
     """Keep an exponent and a command's option, such as `1e-05` and `--json`, on one line."""
-    return re.sub(r"\b\d[\d.]*e-\d{1,3}\b|(?<!\S)--[\w-]{1,24}", r'<span class="nb">\g<0></span>', text)
+    return re.sub(
+        r"\b\d[\d.]*e-\d{1,3}\b|(?<!\S)--[\w-]{1,24}", r'<span class="nb">\g<0></span>', text
+    )
 
 
 def _plot(plot: Plot, drawn: list[Drawing]) -> str:
@@ -245,9 +247,14 @@ def _table(table: Table) -> str:
         sorts = " class=sorts" if len(table.rows) > 1 else ""
     else:
         head = sorts = ""
-    rows = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in table.rows)
+    rows = ("".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in table.rows)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return (
         f'<div class="wide"><table{sorts}>{caption}{head}'
         f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
     )
+
+
+def _cell(cell: str) -> str:
+    text = escape(str(cell))
+    return f'<a href="{escape(cell.target)}">{text}</a>' if isinstance(cell, Link) else text

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.pages import curves
+from fedveil.pages.finding_text import conclusion
+from fedveil.pages.finding_text import figures as figures_of
 from fedveil.pages.guarantee_text import figure_of, figures, right
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
@@ -44,7 +47,7 @@ def attack_page(run: ReadRun) -> Page:
     facts = [
         Fact(
             f"{finding.attack} against {finding.protection}",
-            finding.conclusion,
+            conclusion(finding),
             f"At effort {finding.effort}. A successful attack proves a leak; a failed one proves "
             f"nothing.",
         )
@@ -226,21 +229,8 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
         f"epsilon {told(finding.epsilon, finding.delta)}: {finding.verdict}"
     )
-    rows = [
-        [
-            figure.name,
-            "-" if math.isnan(figure.value) else f"{figure.value:.4g}",
-            "" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}",
-            "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}",
-            "" if math.isnan(figure.guess) else f"{figure.guess:.3g}",
-            str(figure.cases),
-        ]
-        for figure in finding.figures
-    ]
-    yield finding.conclusion
-    yield Table(
-        ["figure", "value", "own claim", "95% interval", "guessing", "cases"], rows, caption
-    )
+    yield conclusion(finding)
+    yield replace(figures_of(finding), caption=caption)
     if finding.unseen:
         yield Fold("What this audit could not have seen", [Points(finding.unseen)])
     for name in finding.pictures:

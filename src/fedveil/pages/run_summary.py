@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning, returned
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, SEVERAL, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
@@ -53,17 +53,7 @@ def vertical_ending(
     `leader` is the leader's part of the run. With `apart`, only one party's folder is here, and the
     others are on their own machines.
     """
-    metrics = {
-        key.removeprefix("test_"): value
-        for key, value in leader.last.items()
-        if key.startswith("test_")
-    }
-    quality = Fact(
-        _QUALITY,
-        " · ".join(f"{word(name)} {shown(name, value)}" for name, value in metrics.items())
-        or "not known here",
-        "on the held-out examples" if metrics else "the leader reports it after an evaluation",
-    )
+    quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
     if worst is not None and worst.what.endswith(UNPROTECTED):
         worst = None  # no other figure says anything about such an example
@@ -73,11 +63,27 @@ def vertical_ending(
         "The tensors sent between the parties are not protected. They may reveal everything about "
         "an example."
         if worst is None
-        else f"For {worst.what}: the largest figure in any party's account.",
+        else f"For {worst.what}: the largest figure in any party's account. {returned(run.job)}",
         "poor" if worst is None else TONES[worst.figure.promise],
     )
     following = _next_apart if apart else _next_of_vertical
     return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
+
+
+def _quality_of_parties(leader: ReadRun) -> Fact:
+    """Return the quality of a split model: its accuracy, or its first metric, and the others."""
+    metrics = {
+        key.removeprefix("test_"): value
+        for key, value in leader.last.items()
+        if key.startswith("test_")
+    }
+    if not metrics:
+        return Fact(_QUALITY, "not known here", "the leader reports it after an evaluation")
+    first = "accuracy" if "accuracy" in metrics else next(iter(metrics))
+    value, *others = (
+        f"{word(name)} {shown(name, metrics[name])}" for name in dict.fromkeys([first, *metrics])
+    )
+    return Fact(_QUALITY, value, f"{', '.join(others)} on the held-out examples".strip())
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
-from fedveil.pages.guarantee_text import RUN, figure_of
-from fedveil.pages.page import Code, Fold, Page, Section
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of
+from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
-from fedveil.pages.run_summary import best_round, worst_of
+from fedveil.pages.run_summary import TONES, best_round, worst_of
 from fedveil.pages.table import Table
 from fedveil.pages.vertical_page import (
     CROSSED,
@@ -26,7 +26,7 @@ from fedveil.pages.vertical_page import (
 )
 from fedveil.privacy.guarantee_strength import told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.metric_names import figures, shown, word
+from fedveil.record.metric_names import deciding, figures, shown, word
 from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 
@@ -59,7 +59,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     ]
     return Page(
         title or f"{len(runs)} runs",
-        [f"{lead} {_APART}" if mixed else lead],
+        [f"{lead} {_APART}" if mixed else lead, *_best(federated)],
         [
             *(_federated(federated, " of federated runs" if mixed else "") if federated else ()),
             *(_vertical(vertical, " of vertical runs" if mixed else "") if vertical else ()),
@@ -67,6 +67,30 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
             Section("The jobs", jobs),
         ],
     )
+
+
+def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
+    """Yield cards with the best run by quality, by epsilon and by upload, of federated runs."""
+    known = {name: run for name, run in runs.items() if run.records}
+    if len(known) < 2:
+        return
+    metric, better = deciding(next(iter(known.values())).last)
+    reached = {name: run.last[metric] for name, run in known.items() if metric in run.last}
+    reached = {name: value for name, value in reached.items() if not math.isnan(value)}
+    if reached:
+        best = (max if better == "higher" else min)(reached, key=reached.__getitem__)
+        value = f"{word(metric)} {shown(metric, reached[best])}"
+        yield Fact("Best model", best, f"{value} after the last round")
+    spent = {name: figure_of(run.last, RUN) for name, run in known.items()}
+    least = min(spent, key=lambda name: spent[name].epsilon)
+    if spent[least].epsilon < math.inf:
+        text = f"{spent[least]}, for a client that takes part in every round"
+        holds = attackers(known[least].job)
+        text += f", against {holds}" if holds else ""
+        yield Fact("Smallest epsilon", least, text, TONES[spent[least].promise])
+    sent = {name: run.last["bytes_up_per_client"] for name, run in known.items()}
+    fewest = min(sent, key=sent.__getitem__)
+    yield Fact("Smallest upload", fewest, f"{shown_bytes(sent[fewest])} of a client in a round")
 
 
 def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
@@ -84,8 +108,8 @@ def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         *curves.epsilon(runs),
         *curves.upload(runs),
     ]
-    yield Section(f"At the end{of}", [table])
     yield Section(f"Every round{of}", plots)
+    yield Section(f"At the end{of}", [table])
     if len(runs) > 1:
         yield Section(f"What differs{of}", [_different(runs)])
 
@@ -111,8 +135,8 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),
                "epsilon", "sent per step"]  # fmt: skip
     note = "On the held-out examples. Epsilon is the largest in any party's account."
-    yield Section(f"At the end{of}", [Table(columns, rows, note)])
     yield Section(f"Every step{of}", [*learning(leaders)])
+    yield Section(f"At the end{of}", [Table(columns, rows, note)])
     if len(runs) > 1:
         yield Section(f"What differs{of}", [_different(runs)])
 
