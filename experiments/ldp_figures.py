@@ -103,7 +103,7 @@ class Convergence(LDPFigure):
         curves = [curve(f"epsilon {eps:g}", runs[f"{kind}-{eps:g}"]) for eps in LARGE]
         curves.append(curve("without protection", runs["plain"], dashed=True))
         return Plot(kind, f"{kind.upper()}: convergence by epsilon of a bit", Axis("round"),
-                    Axis("test accuracy", percent=True), curves)  # fmt: skip
+                    Axis("test accuracy", unit="percent"), curves)  # fmt: skip
 
 
 class Cells(LDPFigure):
@@ -357,7 +357,7 @@ class Adaptive(LDPFigure):
             for kind, legend in self.legend.items()
         ]
         text = f"{title(scale, task)}: a fixed and an adaptive epsilon"
-        return Plot(task, text, Axis("round"), Axis("test accuracy", percent=True), curves)
+        return Plot(task, text, Axis("round"), Axis("test accuracy", unit="percent"), curves)
 
 
 def mean_eps(folder: Path) -> float:

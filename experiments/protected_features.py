@@ -305,7 +305,7 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
     for name in (BIT, NONE):
         level = figures[name].accuracy
         curves.append(Curve(_said(name), [min(x), max(x)], [level] * 2, dashed=True))
-    share = Axis("accuracy", percent=True)
+    share = Axis("accuracy", unit="percent")
     yield Plot("accuracy", "Accuracy on held-out images", Axis("eps"), share, curves)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 from types import TracebackType
 
 from rich.console import Console
@@ -169,8 +168,8 @@ def fitted(line: str, room: int) -> str:
 def describe(record: Record) -> str:
     """Return a round's metrics as one line."""
     parts = list[str]()
-    shown = dict.fromkeys((deciding(record)[0], LOSS))
-    parts += [f"{word(name)} {digits(name, record[name])}" for name in shown if name in record]
+    names = dict.fromkeys((deciding(record)[0], LOSS))
+    parts += [f"{word(name)} {digits(name, record[name])}" for name in names if name in record]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     spent = figure_of(record, "run_most_drawn")
     parts += [f"epsilon {told(*spent)}"]
@@ -241,7 +240,7 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
 
 def _seconds_of(party: ReadRun) -> float:
     """Return the seconds from a party's first event to its last, pauses included."""
-    times = [datetime.fromisoformat(event.partition(" ")[0]) for event in party.events]
+    times = party.times
     return (times[-1] - times[0]).total_seconds() if times else 0.0
 
 

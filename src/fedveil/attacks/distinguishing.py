@@ -209,14 +209,14 @@ def distinguished(
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Distinguish two very different updates, and the updates of two clients, in a run.
 
-        >>> from fedveil import Job
-        >>> from fedveil.attacks.effort import Watch
-        >>> from fedveil.attacks.distinguishing import attack
-        >>> from fedveil.attacks.target import Target
-        >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
-        >>> finding = attack(target, "quick", Watch())
-        >>> finding.figure("right guesses: far apart, 1 round").value
-        1.0
+    >>> from fedveil import Job
+    >>> from fedveil.attacks.effort import Watch
+    >>> from fedveil.attacks.distinguishing import attack
+    >>> from fedveil.attacks.target import Target
+    >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
+    >>> finding = attack(target, "quick", Watch())
+    >>> finding.figure("right guesses: far apart, 1 round").value
+    1.0
     """
     rounds = min(target.job.rounds, by_effort(effort, 10, 30, 100))
     entropy = report_entropy(target.job).stream("distinguishing")

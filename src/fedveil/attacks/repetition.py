@@ -206,14 +206,14 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Attack the updates of the job's first two clients, each reported up to a hundred times.
 
-        >>> from fedveil import Job
-        >>> from fedveil.attacks.effort import Watch
-        >>> from fedveil.attacks.repetition import attack
-        >>> from fedveil.attacks.target import Target
-        >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
-        >>> finding = attack(target, "quick", Watch())
-        >>> finding.figure("cosine after 1 report").value  # an unprotected report is the update
-        1.0
+    >>> from fedveil import Job
+    >>> from fedveil.attacks.effort import Watch
+    >>> from fedveil.attacks.repetition import attack
+    >>> from fedveil.attacks.target import Target
+    >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
+    >>> finding = attack(target, "quick", Watch())
+    >>> finding.figure("cosine after 1 report").value  # an unprotected report is the update
+    1.0
     """
     trials = by_effort(effort, 10, 50, 250)
     entropy = report_entropy(target.job).stream("repetition")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -253,9 +252,10 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    Writes the page of the folder again, with the findings. Raises `ClaimRefuted` at the end if a
-    finding refutes the guarantee of its protection.
+    Writes the page of the folder again, with the findings. The last lines say what each attack
+    found. Raises `ClaimRefuted` at the end if a finding refutes the guarantee of its protection.
     """
+    from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page
     from fedveil.privacy.finding import timed
     from fedveil.record.finding_lines import FINDINGS, add_finding, as_data, raise_if_refuted
@@ -274,6 +274,8 @@ def _mount(
         if (folder().path / PAGE).is_file():
             say(f"page: {folder().path / PAGE}")
         say(f"written to {folder().path / FINDINGS}")
+        for found in findings:
+            say(conclusion(found))
     if json:
         answer([as_data(finding) for finding in findings])
     raise_if_refuted(findings)
@@ -313,8 +315,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def show(found: Finding) -> None:
     """Show a finding as a table: the attack's figures beside those of guessing."""
-    from rich.table import Table
-
+    from fedveil.pages.finding_text import figures
     from fedveil.privacy.guarantee_strength import told
 
     promised = told(found.epsilon, found.delta)
@@ -322,15 +323,6 @@ def show(found: Finding) -> None:
         f"{found.attack} at effort {found.effort} against {found.protection} (epsilon {promised}"
         f"{', ' + found.saw if found.saw else ''}) reached:"
     )
-    table = Table(box=None, pad_edge=False)
-    for column in ("figure", "value", "95% interval", "guessing", "cases"):
-        table.add_column(column, overflow="fold")
-    for figure in found.figures:
-        between = "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}"
-        guess = "" if math.isnan(figure.guess) else f"{figure.guess:.3g}"
-        value = "-" if math.isnan(figure.value) else f"{figure.value:.4g}"
-        table.add_row(figure.name, value, between, guess, str(figure.cases))
-    console().print(table)
+    console().print(figures(found).terminal())
     for picture in found.pictures:
         say(f"picture: {picture}")
-    say(found.conclusion)

@@ -115,6 +115,7 @@ def run(
 
 
 app.command()(answering(pages_cli.report))
+app.command()(answering(pages_cli.runs))
 app.command()(answering(pages_cli.watch))
 
 

@@ -1,14 +1,15 @@
-"""`fedveil report` and `fedveil watch`: show run folders, on a page or in a terminal."""
+"""`fedveil report`, `fedveil runs` and `fedveil watch`: show run folders."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from fedveil.base.plain_text import console, say
 
+Sort: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")]
 
 
@@ -32,6 +33,44 @@ def report(
     for path in wrote:
         say(f"wrote {path}")
     return {"wrote": wrote}
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder that holds the runs.")
+    ] = Path("runs"),
+    sort: Annotated[
+        Sort,
+        typer.Option(
+            help="The order: the latest first, by name, the most accurate first, or the smallest "
+            "epsilon first."
+        ),
+    ] = "when",
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the list as a page, such as runs.html.")
+    ] = None,
+) -> object:
+    """List the runs in a folder, with their accuracy and privacy guarantee."""
+    from fedveil.pages.page_files import write_page
+    from fedveil.pages.run_list import run_list
+    from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
+
+    found = run_list(folder, sort)
+    if found.runs:
+        console().print(runs_table(found).terminal())
+    else:
+        say(f"{folder} holds no runs that can be read")
+    for damaged in found.damaged:
+        say(f"{damaged.name} cannot be read: {damaged.reason}")
+    wrote = [] if out is None else list(write_page(run_list_page(found, out), out))
+    for path in wrote:
+        say(f"wrote {path}")
+    return {
+        "folder": folder,
+        "runs": [as_data(run) for run in found.runs],
+        "damaged": [{"folder": one.folder, "reason": one.reason} for one in found.damaged],
+        "wrote": wrote,
+    }
 
 
 def watch(

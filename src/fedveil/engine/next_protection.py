@@ -94,7 +94,8 @@ def _clients(candidate: Candidate) -> str:
 def _costs(candidate: Candidate, examples: int) -> str:
     """Return the command, what its run costs, and against whom the promise holds."""
     return (
-        f"`{candidate.command(f'fedveil run {JOB}')}` costs {candidate.figure}, against {candidate.against}; its "
+        f"`{candidate.command(f'fedveil run {JOB}')}` costs {candidate.figure}, "
+        f"against {candidate.against}; its "
         f"noise is {_times(candidate, examples)} times as long as the mean update may be"
     )
 

@@ -20,10 +20,10 @@ from fedveil.settings import allowed, yaml_file
 class Job(JobFields):
     """The complete description of a run.
 
-        >>> from fedveil import Job
-        >>> job = Job.load(None, ["rounds=7", "protection=signds"])
-        >>> job.rounds, job.under("rr").protection.name
-        (7, 'rr')
+    >>> from fedveil import Job
+    >>> job = Job.load(None, ["rounds=7", "protection=signds"])
+    >>> job.rounds, job.under("rr").protection.name
+    (7, 'rr')
     """
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:

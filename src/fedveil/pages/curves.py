@@ -29,18 +29,18 @@ PARTS = ("training", "protection", "aggregation", "evaluation")
 _ROUND = Axis("round")
 
 
-def axis_of(metric: str, title: str) -> Axis:
-    """Return the axis of a metric, with percentages if the metric is a share."""
-    return Axis(title, percent=is_share(metric))
-
-
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """Yield plots of the runs' model metrics and loss over the evaluated rounds."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())
         note = _NOTES[key] if usual else "On the test examples."
-        yield from _together(key, title(key), runs, key, axis_of(key, title(key)), note)
+        yield from _together(key, title(key), runs, key, axis_of(key), note)
+
+
+def axis_of(metric: str) -> Axis:
+    """Return the axis of a model metric: percentages for a share of the examples."""
+    return Axis(word(metric), unit="percent" if is_share(metric) else "")
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
@@ -54,8 +54,8 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     for part, what in words.items():
         note = f"On each client's held-out examples, which a deployed server would not see: {what}."
         heading = f"{title(name)} at clients: {part.replace('_', ' ')}"
-        key, axis = f"clients_{part}", axis_of(name, word(name))
-        yield from _together(key, heading, runs, key, axis, note)
+        key = f"clients_{part}"
+        yield from _together(key, heading, runs, key, axis_of(name), note)
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
@@ -71,7 +71,7 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """Yield a plot of a client's upload per round."""
-    key, axis = "bytes_up_per_client", Axis("bytes", zero=True)
+    key, axis = "bytes_up_per_client", Axis("bytes", zero=True, unit="bytes")
     yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
 
 
@@ -79,7 +79,7 @@ def traffic(run: ReadRun) -> Iterator[Plot]:
     """Yield a plot of the bytes that all clients together sent and received in each round."""
     curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
     note = "Encoded messages of all clients of a round."
-    yield from _plot("bytes", "Bytes", Axis("bytes", zero=True), curves, note)
+    yield from _plot("bytes", "Bytes", Axis("bytes", zero=True, unit="bytes"), curves, note)
 
 
 def seconds(run: ReadRun) -> Iterator[Plot]:
@@ -90,7 +90,7 @@ def seconds(run: ReadRun) -> Iterator[Plot]:
         "others are wall-clock times."
     )
     told = [curve for curve in curves if any(curve.y)]
-    yield from _plot("seconds", "Time", Axis("seconds", zero=True), told, note)
+    yield from _plot("seconds", "Time", Axis("seconds", zero=True, unit="seconds"), told, note)
 
 
 def _together(

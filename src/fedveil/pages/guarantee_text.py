@@ -111,3 +111,13 @@ def meaning(record: Record) -> str:
     if str(record.get("randomness", "")).startswith("simulation"):
         text += " Assumes system randomness, as in a deployment: a simulation draws from its seed."
     return text
+
+
+def returned(job: Mapping[str, Any]) -> str:
+    """Say what protects the gradients that the leader of a vertical run returns."""
+    privacy = job["privacy"]
+    if privacy.get("label_dp"):
+        return "The gradients that the leader returns reveal no more of a label than its account."
+    if privacy.get("label_protection"):
+        return "The gradients that the leader returns have noise that states no epsilon."
+    return "The gradients that the leader returns are sent without protection, in no account."

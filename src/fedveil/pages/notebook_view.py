@@ -61,8 +61,8 @@ class LiveView:
         """Return the rounds so far as HTML."""
         run = ReadRun(Path(), self._job, self._records, (), ())
         done, rounds, last = self._records[-1]["round"], self._job["rounds"], run.last
-        shown = dict.fromkeys((deciding(last)[0], LOSS))
-        said = [f"{word(name)} {digits(name, last[name])}" for name in shown if name in last]
+        names = dict.fromkeys((deciding(last)[0], LOSS))
+        said = [f"{word(name)} {digits(name, last[name])}" for name in names if name in last]
         warned = "".join(f"<p>{escape(text)}</p>" for text in self._warnings)
         return (
             f'<div><progress value="{done}" max="{rounds}"></progress> round {done} of {rounds} '
@@ -130,11 +130,8 @@ def _quality(run: ReadRun) -> list[Plot]:
 
 
 def _pictures(plots: Sequence[Plot]) -> str:
-    """Return the plots as images, or "" if the drawing package is not installed."""
-    try:
-        drawn = [(plot, base64.b64encode(svg(plot)).decode()) for plot in plots]
-    except MissingExtra:
-        return ""
+    """Return the plots as images."""
+    drawn = [(plot, base64.b64encode(svg(plot)).decode()) for plot in plots]
     return "".join(
         f'<img alt="{escape(plot.title)}" width="380" src="data:image/svg+xml;base64,{data}">'
         for plot, data in drawn

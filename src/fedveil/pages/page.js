@@ -1,34 +1,65 @@
 "use strict";
 (() => {
-  // The width of a printed plot in pixels: two fit side by side, whatever the window's size.
-  const PRINTED = 300;
   const FACTORS = {KB: 1e3, MB: 1e6, GB: 1e9, ms: 1e-3, min: 60, h: 3600};
   const figures = JSON.parse(document.getElementById("plots").textContent);
-  const plots = [...document.querySelectorAll(".plot")];
-  const settings = {responsive: true, displayModeBar: false, showTips: false};
 
-  for (const plot of plots) {
-    const {data, layout} = figures[plot.dataset.plot];
-    plot.replaceChildren();
-    layout.font = {family: getComputedStyle(document.body).fontFamily, size: 12};
-    // Dragging a finger over a plot scrolls the page. Dragging a mouse zooms.
-    layout.dragmode = matchMedia("(pointer: fine)").matches ? "zoom" : false;
-    Plotly.newPlot(plot, data, layout, settings);
+  const short = (value, digits) => String(Number(value.toPrecision(digits)));
+  const formatted = (value, unit) => {
+    if (unit === "percent") return `${(100 * value).toFixed(2)}%`;
+    if (unit === "seconds") return `${short(value, 3)} s`;
+    if (unit !== "bytes") return short(value, 5);
+    const name = ["GB", "MB", "KB"].find(name => value >= FACTORS[name]);
+    return name ? `${short(value / FACTORS[name], 4)} ${name}` : `${short(value, 4)} B`;
+  };
+  // Under the pointer, a plot shows the nearest x that any curve has, and each curve's value there.
+  for (const plot of document.querySelectorAll(".plot")) {
+    const {box: [left, top, right, bottom], width, x, unit, curves} = figures[plot.dataset.plot];
+    const scaled = value => (x.log ? Math.log10(value) : value);
+    const place = value =>
+      left + (right - left) * (scaled(value) - scaled(x.low)) / (scaled(x.high) - scaled(x.low));
+    const known = [...new Set(curves.flatMap(
+      curve => curve.x.filter((value, n) => value !== null && curve.y[n] !== null)))];
+    const drawing = plot.querySelector("svg");
+    const line = document.createElementNS(drawing.namespaceURI, "path");
+    line.setAttribute("class", "at");
+    const tip = document.createElement("div");
+    tip.className = "tip";
+    const show = event => {
+      const edges = drawing.getBoundingClientRect();
+      const at = (event.clientX - edges.left) / edges.width * width;
+      const nearest = known.reduce((a, b) => Math.abs(place(b) - at) < Math.abs(place(a) - at) ? b : a);
+      const head = document.createElement("b");
+      head.textContent = `${x.title} ${formatted(nearest, x.unit)}`;
+      tip.replaceChildren(head);
+      for (const curve of curves) {
+        const value = curve.y[curve.x.indexOf(nearest)] ?? null;
+        if (value === null) continue;
+        const row = document.createElement("div");
+        row.style.setProperty("--c", curve.colour);
+        row.textContent = (curves.length > 1 ? `${curve.name}: ` : "") + formatted(value, unit);
+        tip.append(row);
+      }
+      const middle = place(nearest) / width;
+      tip.style.left = middle < .5 ? `${100 * middle + 3}%` : "auto";
+      tip.style.right = middle < .5 ? "auto" : `${100 * (1 - middle) + 3}%`;
+      line.setAttribute("d", `M${place(nearest)} ${top}V${bottom}`);
+      drawing.append(line);
+      plot.append(tip);
+    };
+    const hide = () => { line.remove(); tip.remove(); };
+    drawing.addEventListener("pointermove", show);
+    drawing.addEventListener("pointerdown", show);
+    drawing.addEventListener("pointerleave", hide);
   }
-  addEventListener("beforeprint", () => {
-    for (const plot of plots) Plotly.relayout(plot, {width: PRINTED});
-  });
-  addEventListener("afterprint", () => {
-    for (const plot of plots) Plotly.relayout(plot, {width: null, autosize: true});
-  });
-  for (const fold of document.querySelectorAll("details"))
-    fold.addEventListener("toggle", () => {
-      for (const plot of fold.querySelectorAll(".plot")) Plotly.Plots.resize(plot);
-    });
 
   // The sort key of a cell: its number in a common unit if it starts with one, otherwise its text.
+  // A date sorts as text, and the parts of a duration add up.
   const key = (row, column) => {
     const text = row.cells[column].textContent.trim();
+    if (/^\d{4}-\d\d-\d\d/.test(text)) return text;
+    if (/^\d+ (h|min) \d/.test(text))
+      return [...text.matchAll(/(\d+) (h|min|s)/g)].reduce(
+        (sum, [, number, unit]) => sum + number * (FACTORS[unit] ?? 1), 0);
     const found = text.replaceAll(",", "").match(/^([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]+)?/i);
     if (found) return Number(found[1]) * (FACTORS[found[2]] ?? 1);
     return /^inf/.test(text) ? Infinity : text;

@@ -1,7 +1,7 @@
 """A page of plots, tables and text: one HTML file that opens offline and loads nothing.
 
 Every text is escaped, because anyone may have written the content of a run's folder. The page's own
-policy (Content-Security-Policy) allows no scripts but the two inside the page, and no requests.
+policy (Content-Security-Policy) allows no script but the one inside the page, and no requests.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from fedveil.errors import MissingExtra
+from fedveil.pages.chart import HEIGHT, WIDTH, Drawing, draw, sample
+from fedveil.pages.colours import looks
 from fedveil.pages.plot import Plot
-from fedveil.pages.plotly_figure import figure
-from fedveil.pages.table import Table
+from fedveil.pages.single_points import single_points
+from fedveil.pages.table import Link, Table
 
 Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
@@ -93,29 +93,24 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """Every plot of the page, in order."""
-        return [plot for section in self.sections for plot in _plots(section.parts)]
+        """Every plot that the page draws, in order. A plot without a line becomes a table."""
+        plots = (plot for section in self.sections for plot in _plots(section.parts))
+        return [plot for plot in plots if plot.has_line]
 
     def html(self) -> str:
-        """Return the whole page as HTML.
-
-        Raises `MissingExtra` if the page has plots and plotly is not installed.
-        """
-        plots = self.plots
-        scripts = [_own("page.js")]
-        if plots:
-            scripts.insert(0, plotly_script())
+        """Return the whole page as HTML."""
+        script = _own("page.js")
         policy = (
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-            f"script-src {' '.join(map(_digest, scripts))}; base-uri 'none'; form-action 'none'"
+            f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
         )
-        title, numbers = escape(self.title), iter(range(len(plots)))
-        drawn = [figure(plot) for plot in plots]
+        title, drawn = escape(self.title), list[Drawing]()
         sections = "".join(
             f'<section id="s{n}"><h2>{escape(section.title)}</h2>'
-            f"{_html(section.parts, numbers)}</section>"
+            f"{_html(section.parts, drawn)}</section>"
             for n, section in enumerate(self.sections)
         )
+        data = [drawing.data for drawing in drawn]
         return (
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -124,24 +119,13 @@ class Page:
             f"<title>{title}</title><style>{_own('page.css')}</style></head><body>"
             f"<header><h1>{title}</h1>{_lead(self.lead)}{self._contents()}</header>"
             f"<main>{sections}</main>"
-            f'<script type="application/json" id="plots">{_inert(drawn)}</script>'
-            f"{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
+            f'<script type="application/json" id="plots">{_inert(data)}</script>'
+            f"<script>{script}</script></body></html>\n"
         )
 
     def _contents(self) -> str:
         links = (f'<a href="#s{n}">{escape(s.title)}</a>' for n, s in enumerate(self.sections))
         return f"<nav>{' '.join(links)}</nav>" if len(self.sections) > 1 else ""
-
-
-@cache
-def plotly_script() -> str:
-    """Return the JavaScript of the installed plotly package, without importing the package."""
-    found = find_spec("plotly")
-    for folder in (found and found.submodule_search_locations) or ():
-        path = Path(folder, "package_data", "plotly.min.js")
-        if path.is_file():
-            return _closed(path.read_text("utf-8"))
-    raise MissingExtra("plotly", "pages", "a run's page")
 
 
 @cache
@@ -177,43 +161,61 @@ def _lead(lead: Sequence[str | Fact]) -> str:
     texts = "".join(f"<p>{_prose(text)}</p>" for text in lead if isinstance(text, str))
     facts = "".join(
         f'<div class="fact {fact.tone}"><h2>{escape(fact.label)}</h2>'
-        f"<strong>{escape(fact.value)}</strong><p>{_prose(fact.text)}</p></div>"
+        f"<strong>{_unbroken(escape(fact.value))}</strong><p>{_prose(fact.text)}</p></div>"
         for fact in lead
         if isinstance(fact, Fact)
     )
     return f'{texts}<div class="facts">{facts}</div>' if facts else texts
 
 
-def _html(parts: Sequence[Part], numbers: Iterator[int]) -> str:
-    """Format the parts in order, and number the plots. Consecutive plots are side by side."""
-    text, row = "", ""
-    for part in parts:
-        if isinstance(part, Plot):
-            row += _plot(part, next(numbers))
+def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
+    """Format the parts in order, and add each plot's drawing to `drawn`.
+
+    Consecutive plots are side by side. Below them, a table holds the plots without a line.
+    """
+    text = ""
+    for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
+        if not are_plots:
+            text += "".join(_part(part, drawn) for part in group)
             continue
-        text += _beside(row) + _part(part, numbers)
-        row = ""
-    return text + _beside(row)
+        plots = [part for part in group if isinstance(part, Plot)]
+        figures = "".join(_plot(plot, drawn) for plot in plots if plot.has_line)
+        text += f'<div class="plots">{figures}</div>' if figures else ""
+        single = single_points([plot for plot in plots if not plot.has_line])
+        text += _table(single) if single.rows else ""
+    return text
 
 
 def _prose(text: str) -> str:
-    """Format a text. Words between backticks become code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    """Format a text. Words between backticks become code, and no line ends within a number."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(escape(text)))
 
 
-def _beside(row: str) -> str:
-    return f'<div class="plots">{row}</div>' if row else ""
-
-
-def _plot(plot: Plot, number: int) -> str:
-    note = f"<p>{escape(plot.note)}</p>" if plot.note else ""
-    return (
-        f'<figure><figcaption><h3>{escape(plot.title)}</h3>{note}</figcaption><div class="plot" '
-        f'data-plot="{number}"><noscript>Drawn by this page\'s script.</noscript></div></figure>'
+def _unbroken(text: str) -> str:
+    """Keep an exponent and a command's option, such as `1e-05` and `--json`, on one line."""
+    return re.sub(
+        r"\b\d[\d.]*e-\d{1,3}\b|(?<!\S)--[\w-]{1,24}", r'<span class="nb">\g<0></span>', text
     )
 
 
-def _part(part: Part, numbers: Iterator[int]) -> str:
+def _plot(plot: Plot, drawn: list[Drawing]) -> str:
+    note = f"<p>{escape(plot.note)}</p>" if plot.note else ""
+    drawing, number = draw(plot), len(drawn)
+    drawn.append(drawing)
+    names = "".join(
+        f'<li><svg viewBox="0 0 26 12">{sample(curve, look)}</svg>{escape(curve.name)}</li>'
+        for curve, look in zip(plot.curves, looks(plot.curves), strict=True)
+    )
+    legend = f'<ul class="legend">{names}</ul>' if len(plot.curves) > 1 else ""
+    return (
+        f"<figure><figcaption><h3>{escape(plot.title)}</h3>{note}</figcaption>"
+        f'<div class="plot" data-plot="{number}"><svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'role="img" aria-label="{escape(plot.title)}">{drawing.elements}</svg></div>'
+        f"{legend}</figure>"
+    )
+
+
+def _part(part: Part, drawn: list[Drawing]) -> str:
     match part:
         case str():
             return f"<p>{_prose(part)}</p>"
@@ -232,7 +234,7 @@ def _part(part: Part, numbers: Iterator[int]) -> str:
         case Points():
             return f"<ul>{''.join(f'<li>{_prose(line)}</li>' for line in part.lines)}</ul>"
         case Fold():
-            inner = _html(part.parts, numbers)
+            inner = _html(part.parts, drawn)
             return f"<details><summary>{escape(part.title)}</summary>{inner}</details>"
         case _:
             raise TypeError(f"{type(part).__name__} is no part of a page")
@@ -246,9 +248,14 @@ def _table(table: Table) -> str:
         sorts = " class=sorts" if len(table.rows) > 1 else ""
     else:
         head = sorts = ""
-    rows = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in table.rows)
+    rows = ("".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in table.rows)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return (
         f'<div class="wide"><table{sorts}>{caption}{head}'
         f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
     )
+
+
+def _cell(cell: str) -> str:
+    text = escape(str(cell))
+    return f'<a href="{escape(cell.target)}">{text}</a>' if isinstance(cell, Link) else text

@@ -1,15 +1,19 @@
-"""A plot as data. A page draws it interactively, and a file has it for print."""
+"""A plot as data. A page shows its values under the pointer, and a file has it for print."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import SupportsFloat
+from typing import Literal, SupportsFloat, TypeAlias
 
 from fedveil.errors import InvalidValue
+
+#: A unit of an axis's values that has a notation of its own.
+Unit: TypeAlias = Literal["", "percent", "bytes", "seconds"]
 
 #: A name that can be part of a file name, and of a link to it, on every system.
 _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
@@ -17,15 +21,15 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit. It is logarithmic if `log`, and begins at 0 if `zero`.
+    """An axis: its title. It is logarithmic if `log`, and begins at 0 if `zero`.
 
-    With `percent`, shares are labelled as percentages.
+    `unit` says how its values are labelled: a share of 1 as a percentage, bytes with their unit.
     """
 
     title: str
     log: bool = False
     zero: bool = False
-    percent: bool = False
+    unit: Unit = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,11 @@ class Plot:
     note: str = ""
 
     @property
+    def has_line(self) -> bool:
+        """True if some curve has two different x with a finite y: else there is nothing to draw."""
+        return any(len(set(_known(curve))) > 1 for curve in self.curves)
+
+    @property
     def file(self) -> str:
         """Return the plot's name in a form for file names, since a metric's name can be any
         text.
@@ -80,3 +89,10 @@ class Plot:
     def markdown(self, picture: str) -> str:
         """Return the plot as Markdown that shows the file `picture`."""
         return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")
+
+
+def _known(curve: Curve) -> Iterator[float]:
+    """Yield the x of every point that can be drawn."""
+    for x, y in zip(curve.x, curve.y, strict=True):
+        if math.isfinite(x) and math.isfinite(y):
+            yield x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
@@ -72,6 +73,11 @@ class ReadRun:
         """The reason why the run ended before its last round, or None if it did not."""
         _, _, why = (self.ended or "").partition(": ")
         return why if why and why != _LAST else None
+
+    @property
+    def times(self) -> list[datetime]:
+        """The times of all events. Raises ValueError if an event has none."""
+        return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def said(self, beginning: str) -> str:
         """Return the rest of the last event that begins with `beginning`, or "" if there is

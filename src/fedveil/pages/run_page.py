@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.pages import curves
+from fedveil.pages.finding_text import conclusion
+from fedveil.pages.finding_text import figures as figures_of
 from fedveil.pages.guarantee_text import figure_of, figures, right
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
@@ -28,12 +31,12 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_page(run: ReadRun) -> Page:
-    """Return the page of a run: what was trained and how, what is guaranteed and what is not."""
+    """Return the page of a run: its conclusions, plots and tables, and at last its settings."""
     sections = [
-        Section("The run", [what_was_trained(run)]),
         *(_rounds(run, run.last) if run.records else ()),
         *found(run),
         *repeat(run, "flwr run APP" if run.deployed else f"fedveil run {JOB}"),
+        Section("Settings", [what_was_trained(run)]),
     ]
     return Page(run.name, [how_far(run), *ending(run)], sections)
 
@@ -44,7 +47,7 @@ def attack_page(run: ReadRun) -> Page:
     facts = [
         Fact(
             f"{finding.attack} against {finding.protection}",
-            finding.conclusion,
+            conclusion(finding),
             f"At effort {finding.effort}. A successful attack proves a leak; a failed one proves "
             f"nothing.",
         )
@@ -55,11 +58,11 @@ def attack_page(run: ReadRun) -> Page:
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
     alone = {run.name: run}
-    yield Section("Every round", [*curves.quality(alone), *curves.at_clients(alone)])
+    plots = [*curves.quality(alone), *curves.at_clients(alone), *curves.epsilon(alone)]
+    yield Section("Every round", [*plots, *curves.traffic(run), *curves.seconds(run)])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
-    costs: list[Part] = [*curves.traffic(run), *curves.seconds(run), _costs(run)]
-    yield Section("Bytes and time", costs)
+    yield Section("Bytes and time", [_costs(run)])
     yield Section("Reports that do not count", list(_lost(run.records)))
 
 
@@ -140,14 +143,13 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
         words[line.figure.promise] = None
         delta = format_delta(line.delta)
         rows.append([line.what, told(line.epsilon, line.delta), delta, right(line.figure), ""])
-    columns = ["for", "epsilon", "delta", "an attacker is right at most", "what it bounds"]
+    columns = ["for", "epsilon", "delta", "the best attacker", "what it bounds"]
     return [
         "Each figure bounds what an attacker can learn about its subject. The attacker knows "
         "everything else, sees what was released, and guesses which of two equally likely inputs "
         "was used (chance: 50%). No figure is rounded down.",
         Table(columns, rows),
         Points([f"{word}: the best attacker is {MEANS[word]}." for word in words]),
-        *curves.epsilon({run.name: run}),
     ]
 
 
@@ -183,7 +185,7 @@ def _costs(run: ReadRun) -> Table:
     for part in curves.PARTS:
         took = math.fsum(record.get(f"seconds_{part}", 0.0) for record in run.records)
         rows.append([part, duration(took)])
-    return Table(["", "in all"], rows)
+    return Table(["what", "in all"], rows)
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
@@ -227,21 +229,8 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
         f"epsilon {told(finding.epsilon, finding.delta)}: {finding.verdict}"
     )
-    rows = [
-        [
-            figure.name,
-            "-" if math.isnan(figure.value) else f"{figure.value:.4g}",
-            "" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}",
-            "" if math.isnan(figure.low) else f"{figure.low:.3g} to {figure.high:.3g}",
-            "" if math.isnan(figure.guess) else f"{figure.guess:.3g}",
-            str(figure.cases),
-        ]
-        for figure in finding.figures
-    ]
-    yield finding.conclusion
-    yield Table(
-        ["figure", "value", "own claim", "95% interval", "guessing", "cases"], rows, caption
-    )
+    yield conclusion(finding)
+    yield replace(figures_of(finding), caption=caption)
     if finding.unseen:
         yield Fold("What this audit could not have seen", [Points(finding.unseen)])
     for name in finding.pictures:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning, returned
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
@@ -53,16 +53,7 @@ def vertical_ending(
     `leader` is the leader's part of the run. With `apart`, only one party's folder is here, and the
     others are on their own machines.
     """
-    shown = [
-        f"{key.removeprefix('test_')} {digits(key, value)}"
-        for key, value in leader.last.items()
-        if key.startswith("test_")
-    ]
-    quality = Fact(
-        _QUALITY,
-        " · ".join(shown) or "not known here",
-        "on the held-out examples" if shown else "the leader reports it after an evaluation",
-    )
+    quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
     if worst is not None and worst.what.endswith(UNPROTECTED):
         worst = None  # no other figure says anything about such an example
@@ -72,11 +63,27 @@ def vertical_ending(
         "The tensors sent between the parties are not protected. They may reveal everything about "
         "an example."
         if worst is None
-        else f"For {worst.what}: the largest figure in any party's account.",
+        else f"For {worst.what}: the largest figure in any party's account. {returned(run.job)}",
         "poor" if worst is None else TONES[worst.figure.promise],
     )
     following = _next_apart if apart else _next_of_vertical
     return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
+
+
+def _quality_of_parties(leader: ReadRun) -> Fact:
+    """Return the quality of a split model: its accuracy, or its first metric, and the others."""
+    metrics = {
+        key.removeprefix("test_"): value
+        for key, value in leader.last.items()
+        if key.startswith("test_")
+    }
+    if not metrics:
+        return Fact(_QUALITY, "not known here", "the leader reports it after an evaluation")
+    first = "accuracy" if "accuracy" in metrics else next(iter(metrics))
+    value, *others = (
+        f"{word(name)} {digits(name, metrics[name])}" for name in dict.fromkeys([first, *metrics])
+    )
+    return Fact(_QUALITY, value, f"{', '.join(others)} on the held-out examples".strip())
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
@@ -91,13 +98,8 @@ class Best(NamedTuple):
     name: str
     figure: float
 
-    @property
-    def digits(self) -> str:
-        """Return the value as readers get it."""
-        return digits(self.name, self.figure)
-
     def __str__(self) -> str:
-        return f"{self.round}, {word(self.name)} {self.digits}"
+        return f"{self.round}, {word(self.name)} {digits(self.name, self.figure)}"
 
 
 def best_round(run: ReadRun) -> Best | None:
@@ -120,11 +122,11 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     rounds, _ = run.figures(name)
     found = best_round(run)
     assert found is not None, "there is a figure"
-    shown = [f"{word(key)} {digits(key, last[key])}" for key in others if key in last]
+    beside = [f"{word(key)} {digits(key, last[key])}" for key in others if key in last]
     where = f"on the test examples after round {rounds[-1]} of {run.job['rounds']}"
-    text = f"{', '.join(shown)} {where}".strip()
+    text = f"{', '.join(beside)} {where}".strip()
     if found.figure != last[name] and not math.isnan(last[name]):
-        text += f"; best in round {found.round}: {found.digits}"
+        text += f"; best in round {found.round}: {digits(name, found.figure)}"
     if "clients_mean" in last:
         text += (
             f"; on the clients' own data: mean {digits(name, last['clients_mean'])}, "

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
-from fedveil.pages.guarantee_text import RUN, figure_of
-from fedveil.pages.page import Code, Fold, Page, Section
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of
+from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
-from fedveil.pages.run_summary import best_round, worst_of
+from fedveil.pages.run_summary import TONES, best_round, worst_of
 from fedveil.pages.table import Table
 from fedveil.pages.vertical_page import (
     CROSSED,
@@ -26,7 +26,7 @@ from fedveil.pages.vertical_page import (
 )
 from fedveil.privacy.guarantee_strength import told
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.metric_names import digits, figures, word
+from fedveil.record.metric_names import deciding, digits, figures, word
 from fedveil.record.run_folder import JOB
 from fedveil.settings.differences import differences
 
@@ -59,7 +59,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     ]
     return Page(
         title or f"{len(runs)} runs",
-        [f"{lead} {_APART}" if mixed else lead],
+        [f"{lead} {_APART}" if mixed else lead, *_best(federated)],
         [
             *(_federated(federated, " of federated runs" if mixed else "") if federated else ()),
             *(_vertical(vertical, " of vertical runs" if mixed else "") if vertical else ()),
@@ -69,11 +69,35 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     )
 
 
+def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
+    """Yield cards with the best run by quality, by epsilon and by upload, of federated runs."""
+    known = {name: run for name, run in runs.items() if run.records}
+    if len(known) < 2:
+        return
+    metric, better = deciding(next(iter(known.values())).last)
+    reached = {name: run.last[metric] for name, run in known.items() if metric in run.last}
+    reached = {name: value for name, value in reached.items() if not math.isnan(value)}
+    if reached:
+        best = (max if better == "higher" else min)(reached, key=reached.__getitem__)
+        value = f"{word(metric)} {digits(metric, reached[best])}"
+        yield Fact("Best model", best, f"{value} after the last round")
+    spent = {name: figure_of(run.last, RUN) for name, run in known.items()}
+    least = min(spent, key=lambda name: spent[name].epsilon)
+    if spent[least].epsilon < math.inf:
+        text = f"{spent[least]}, for a client that takes part in every round"
+        holds = attackers(known[least].job)
+        text += f", against {holds}" if holds else ""
+        yield Fact("Smallest epsilon", least, text, TONES[spent[least].promise])
+    sent = {name: run.last["bytes_up_per_client"] for name, run in known.items()}
+    fewest = min(sent, key=sent.__getitem__)
+    yield Fact("Smallest upload", fewest, f"{shown_bytes(sent[fewest])} of a client in a round")
+
+
 def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     keys = list(dict.fromkeys(key for run in runs.values() for key in figures(run.last)))
-    shown = [word(key) for key in keys]
+    first, *others = (word(key) for key in keys)
     table = Table(
-        ["run", "protection", "rounds", shown[0], "best", *shown[1:], "epsilon", "upload", "time"],
+        ["run", "protection", "rounds", first, "best", *others, "epsilon", "upload", "time"],
         [[name, *_row(run, keys)] for name, run in runs.items()],
         "After the last round; epsilon for a client drawn in every round; upload of a client in a "
         "round. A click on a column's name sorts by it.",
@@ -84,8 +108,8 @@ def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         *curves.epsilon(runs),
         *curves.upload(runs),
     ]
-    yield Section(f"At the end{of}", [table])
     yield Section(f"Every round{of}", plots)
+    yield Section(f"At the end{of}", [table])
     if len(runs) > 1:
         yield Section(f"What differs{of}", [_different(runs)])
 
@@ -101,15 +125,18 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         crossed = sum(last.get(key, 0) for key in CROSSED)
         rows.append([
             name, str(run.job["task"]["name"]), how_ended(leaders[name]),
-            *(digits(key, last[key]) if key in last else _NOTHING for key in keys),
+            *(
+                digits(key.removeprefix(HELD_OUT), last[key]) if key in last else _NOTHING
+                for key in keys
+            ),
             told(math.inf) if worst is None else f"{told(*worst.figure)} for {worst.what}",
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
     columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),
                "epsilon", "sent per step"]  # fmt: skip
     note = "On the held-out examples. Epsilon is the largest in any party's account."
-    yield Section(f"At the end{of}", [Table(columns, rows, note)])
     yield Section(f"Every step{of}", [*learning(leaders)])
+    yield Section(f"At the end{of}", [Table(columns, rows, note)])
     if len(runs) > 1:
         yield Section(f"What differs{of}", [_different(runs)])
 
@@ -125,12 +152,13 @@ def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
 
 def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
     last, best = run.last, best_round(run)
-    shown = [digits(key, last[key]) if key in last else _NOTHING for key in keys]
-    shown.insert(1, _NOTHING if best is None else f"{best.digits} (round {best.round})")
+    metrics = [digits(key, last[key]) if key in last else _NOTHING for key in keys]
+    at_best = best and f"{digits(best.name, best.figure)} (round {best.round})"
+    metrics.insert(1, at_best or _NOTHING)
     return [
         str(run.job["protection"]["name"]),
         f"{len(run.records)} of {run.job['rounds']}",
-        *shown,
+        *metrics,
         told(*figure_of(last, RUN)) if last else _NOTHING,
         shown_bytes(last["bytes_up_per_client"]) if last else _NOTHING,
         duration(seconds(run.records)),

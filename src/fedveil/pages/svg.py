@@ -1,76 +1,44 @@
-"""A plot as an SVG file. Equal plots give equal bytes."""
+"""A plot as an SVG file with its title and legend. Equal plots give equal bytes."""
 
 from __future__ import annotations
 
-import io
-import math
-from typing import Any
+from html import escape
 
-from fedveil.base.untrusted import escaped
-from fedveil.errors import MissingExtra
+from fedveil.pages.chart import draw, fitted, sample
 from fedveil.pages.colours import looks
 from fedveil.pages.plot import Plot
 
-_MARKERS = "osD^vPX*"
-#: Line styles: solid first.
-_STYLES = ("-", ":", "-.", (0, (8, 3)))
+_WIDTH, _HEIGHT, _EDGE, _LINE = 640, 400, 12, 20
+#: The longest title or name that fits into the width.
 _LONGEST = 100
-_LOOKS: dict[Any, Any] = {
-    "svg.hashsalt": "fedveil",  # otherwise part names are random
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-}
+_STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #222; }
+.title { font-size: 15px; font-weight: 600; }
+.axis { fill: #555; }
+.grid { stroke: #ddd; fill: none; }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.dashed .line { stroke-dasharray: 6 4; }
+.mark { stroke: none; }
+.spread { stroke: none; fill-opacity: .15; }
+"""
 
 
 def svg(plot: Plot) -> bytes:
-    """Return the bytes of an SVG file that shows the plot."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import PercentFormatter
-    except ImportError:
-        raise MissingExtra("matplotlib", "pages", "a plot as SVG") from None
-    with mpl.rc_context(_LOOKS):
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for curve, own in zip(plot.curves, looks(plot.curves), strict=True):
-            look: dict[str, Any] = {"color": own.colour}
-            if curve.low:
-                axes.fill_between(curve.x, curve.low, curve.high, alpha=0.15, lw=0, **look)
-            if own.marks:
-                look["marker"] = _MARKERS[own.marker % len(_MARKERS)]
-            look["ls"] = "--" if curve.dashed else _STYLES[own.style % len(_STYLES)]
-            axes.plot(curve.x, [_drawn(y) for y in curve.y], label=text_of(curve.name), **look)
-        axes.set_title(text_of(plot.title))
-        axes.set(xlabel=text_of(plot.x.title), ylabel=text_of(plot.y.title))
-        axes.set_xscale("log" if plot.x.log else "linear")
-        axes.set_yscale("log" if plot.y.log else "linear")
-        for drawn, axis in ((axes.xaxis, plot.x), (axes.yaxis, plot.y)):
-            if axis.percent:
-                drawn.set_major_formatter(PercentFormatter(1.0))
-        if plot.y.zero:
-            axes.set_ylim(bottom=0)
-        if len(plot.curves) > 1:
-            axes.legend(frameon=False, fontsize=9)
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
-
-
-def text_of(name: str) -> str:
-    """Return `name` in a form that matplotlib draws literally, on one line.
-
-    A name may come from a record. In it, `$` would start a formula, and a leading `_` would hide
-    the curve's legend entry.
-    """
-    line = escaped(name.replace("\n", "\\n").replace("\t", " "))
-    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
-    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
-
-
-def _drawn(y: float) -> float:
-    return y if math.isfinite(y) else math.nan
+    """Return the bytes of an SVG file that shows the plot on white, with its title and legend."""
+    title = escape(fitted(plot.title, _LONGEST))
+    several = plot.curves if len(plot.curves) > 1 else ()
+    legend = "".join(
+        f'<g transform="translate(0 {_HEIGHT + 8 + number * _LINE})">{sample(curve, look)}'
+        f'<text x="34" y="10">{escape(fitted(curve.name, _LONGEST))}</text></g>'
+        for number, (curve, look) in enumerate(zip(several, looks(several), strict=True))
+    )
+    width = _WIDTH + 2 * _EDGE
+    height = _HEIGHT + 2 * _EDGE + 28 + _LINE * len(several)
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label="{title}"><style>{_STYLE}</style>'
+        f'<rect width="100%" height="100%" fill="#fff"/><g transform="translate({_EDGE} {_EDGE})">'
+        f'<text class="title" x="0" y="14">{title}</text><g transform="translate(0 28)">'
+        f"{draw(plot, _WIDTH, _HEIGHT).elements}{legend}</g></g></svg>\n"
+    ).encode(errors="xmlcharrefreplace")

@@ -13,6 +13,20 @@ from rich.text import Text
 from fedveil.base.untrusted import escaped
 
 
+class Link(str):
+    """A cell that links to the file `target`, a relative address, on a page."""
+
+    __slots__ = ("target",)
+
+    target: str
+
+    def __new__(cls, text: str, target: str) -> Link:
+        """Return the cell's text with its target."""
+        link = super().__new__(cls, text)
+        link.target = target
+        return link
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of formatted cells. `caption` says what the table shows."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fedveil.pages.curves import axis_of
-from fedveil.pages.guarantee_text import right
+from fedveil.pages.guarantee_text import returned, right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun, read_party
@@ -15,6 +16,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.guarantee_strength import MEANS, told
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
+from fedveil.record.metric_names import title
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
@@ -50,9 +52,10 @@ def vertical_page(run: ReadRun) -> Page:
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
-        Section("Every step", [*learning({run.name: leader})]),
-        Section("What was promised", list(_accounts(parties))),
-        Section("Bytes and time", [*_crossed(parties), *_waited(parties)]),
+        Section(
+            "Every step", [*learning({run.name: leader}), *_crossed(parties), *_waited(parties)]
+        ),
+        Section("What was promised", list(_accounts(run, parties))),
         *found(run),
         *repeat(run, f"fedveil vertical run {JOB}"),
     ]
@@ -60,8 +63,35 @@ def vertical_page(run: ReadRun) -> Page:
         Fold(f"{EVENTS} of {name}", [Code("\n".join(party.events))])
         for name, party in parties.items()
     ]
-    sections.append(Section("Events of every party", events))
+    sections += [Section("Events of every party", events), Section("Settings", [_settings(run)])]
     return Page(run.name, [what_it_is(run), *answers(run)], sections)
+
+
+def _settings(run: ReadRun) -> Table:
+    """Return a table of how the run was trained and protected."""
+    job = run.job
+    blocks = {key: job[key] for key in ("optimizer", "privacy", "compression")}
+    rows = {
+        "job": job["name"],
+        "task": job["task"]["name"],
+        "parties": ", ".join(parties_of(run)),
+        "training": f"{job['epochs']} epochs in batches of {job['batch_size']}, on {job['device']}",
+        "micro-batches in a step": job["in_flight"],
+        **{name: _said(block) for name, block in blocks.items()},
+        "seed": job["seed"],
+    }
+    return Table(["", ""], [[name, str(value)] for name, value in rows.items() if value != ""])
+
+
+def _said(block: Any) -> str:
+    """Format a block of settings without those that are off."""
+    if not isinstance(block, Mapping):
+        return "" if block is None else str(block)
+    on = {key: _said(value) for key, value in block.items() if value not in (None, {}, [])}
+    return ", ".join(
+        f"{key}: ({text})" if isinstance(block[key], Mapping) else f"{key} {text}"
+        for key, text in on.items()
+    )
 
 
 def what_it_is(run: ReadRun) -> str:
@@ -127,7 +157,7 @@ def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
         ]
         name = key.removeprefix(HELD_OUT)
         note = "On the held-out examples."
-        yield Plot(f"held-out-{name}", name.capitalize(), _STEP, axis_of(name, name), curves, note)
+        yield Plot(f"held-out-{name}", title(name), _STEP, axis_of(name), curves, note)
 
 
 def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -137,7 +167,7 @@ def _crossed(parties: dict[str, ReadRun]) -> Iterator[Plot]:
         for key, what in CROSSED.items()
     ]
     if drawn := [curve for curve in curves if curve.x]:
-        yield Plot("bytes", "Bytes", _STEP, Axis("bytes per step", zero=True), drawn)
+        yield Plot("bytes", "Bytes", _STEP, Axis("bytes per step", zero=True, unit="bytes"), drawn)
 
 
 def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
@@ -146,10 +176,12 @@ def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
     ]
     if drawn := [curve for curve in curves if curve.x]:
         note = "Waiting for the other parties, since the previous record."
-        yield Plot("waiting", "Waiting", _STEP, Axis("seconds", zero=True), drawn, note)
+        yield Plot(
+            "waiting", "Waiting", _STEP, Axis("seconds", zero=True, unit="seconds"), drawn, note
+        )
 
 
-def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
+def _accounts(run: ReadRun, parties: dict[str, ReadRun]) -> Iterator[Part]:
     rows = [
         [name, line.what, told(line.epsilon, line.delta), format_delta(line.delta),
          right(line.figure)]
@@ -159,10 +191,10 @@ def _accounts(parties: dict[str, ReadRun]) -> Iterator[Part]:
     if not rows:
         yield "Nothing: the parties' messages are sent without protection."
         return
-    columns = ["of", "for", "epsilon", "delta", "an attacker is right at most"]
+    columns = ["of", "for", "epsilon", "delta", "the best attacker"]
     yield Table(columns, rows)
     words = dict.fromkeys(
         line.figure.promise for party in parties.values() for line in party.accounts
     )
     yield Points([f"{word}: the best attacker is {MEANS[word]}." for word in words])
-    yield ("The gradients that come back have no account: they are sent without protection.")
+    yield returned(run.job)

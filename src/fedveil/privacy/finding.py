@@ -58,12 +58,17 @@ class Measured:
         return self.name.startswith(BOUND)
 
     @property
+    def is_error(self) -> bool:
+        """True if smaller values are better for the attacker."""
+        # A name may begin with what the attacker knew, as in "left: known bottom: mse".
+        return self.name.split()[-1] == "mse" or self.name.startswith("relative error")
+
+    @property
     def beats_guessing(self) -> bool:
-        """True if the whole interval is better than guessing. Smaller errors are better."""
+        """True if the whole interval is better than guessing."""
         if any(math.isnan(figure) for figure in (self.low, self.high, self.guess)):
             return False
-        error = self.name == "mse" or self.name.startswith("relative error")
-        return self.high < self.guess if error else self.low > self.guess
+        return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
         """Return the claimed epsilon that this lower bound is compared with.
@@ -75,6 +80,7 @@ class Measured:
     def __str__(self) -> str:
         down = self.is_bound and math.isfinite(self.value)
         shown = rounded_down(self.value, 6) if down else f"{self.value:.3g}"
+        shown = "unknown" if math.isnan(self.value) else shown
         text = f"{self.name} {shown}"
         if not math.isnan(self.epsilon):
             text += f" of {self.epsilon:.6g} claimed"
@@ -179,26 +185,6 @@ class Finding:
     def verdict(self) -> str:
         """Return "NOT WHAT WAS PROMISED" if a bound refutes its claim, else "not refuted"."""
         return "NOT WHAT WAS PROMISED" if self.refutes else "not refuted"
-
-    @property
-    def conclusion(self) -> str:
-        """The result in a sentence: a refuted claim, a leak, or nothing proven."""
-        if self.refutes:
-            return f"The guarantee of {self.protection} is refuted: {self.refutation}."
-        best = next((figure for figure in self.figures if figure.beats_guessing), None)
-        if best is not None:
-            return (
-                f"Reports under {self.protection} leak: {best.name} {best.value:.3g}, where "
-                f"guessing reaches {best.guess:.3g}."
-            )
-        if self.bounds:
-            return (
-                f"No bound is above the claim of {self.protection}. That does not prove the claim."
-            )
-        return (
-            f"Against {self.protection} this attack, at effort {self.effort}, did no better than "
-            f"guessing. That does not prove that nothing leaks."
-        )
 
     def figure(self, name: str) -> Measured:
         """Return the metric with this name. Raises `InvalidValue` if there is none."""

@@ -54,9 +54,9 @@ def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
 def promise(epsilon: float, delta: float = 0.0) -> Promise:
     """Return the word for the strength of the guarantee (epsilon, delta), such as "meaningful".
 
-        >>> from fedveil.privacy import promise
-        >>> promise(0.9), promise(0.9, delta=0.01)
-        ('strong', 'next to none')
+    >>> from fedveil.privacy import promise
+    >>> promise(0.9), promise(0.9, delta=0.01)
+    ('strong', 'next to none')
     """
     if math.isinf(epsilon) or delta >= 1:
         return "none"

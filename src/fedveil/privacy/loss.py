@@ -26,10 +26,10 @@ _EXACT, _LEAST_EPSILON = 1e-9, 2.0**-100
 class Gaussian:
     """Gaussian noise whose standard deviation is `ratio` times the sensitivity.
 
-        >>> from fedveil.privacy import Gaussian, PrivacyLoss, compose, format_epsilon
-        >>> loss = PrivacyLoss.of_release(Gaussian(1.5), "update")
-        >>> format_epsilon(compose([(loss, 7)], delta=1e-6))
-        '9.46'
+    >>> from fedveil.privacy import Gaussian, PrivacyLoss, compose, format_epsilon
+    >>> loss = PrivacyLoss.of_release(Gaussian(1.5), "update")
+    >>> format_epsilon(compose([(loss, 7)], delta=1e-6))
+    '9.46'
     """
 
     ratio: float
@@ -189,9 +189,9 @@ class PrivacyLoss:
 def format_epsilon(epsilon: float, digits: int = 3) -> str:
     """Format `epsilon` with at most `digits` significant digits, rounded up, never down.
 
-        >>> from fedveil.privacy import format_epsilon
-        >>> format_epsilon(1.8801), format_epsilon(0.93, 1)
-        ('1.89', '1')
+    >>> from fedveil.privacy import format_epsilon
+    >>> format_epsilon(1.8801), format_epsilon(0.93, 1)
+    ('1.89', '1')
     """
     integer("digits", digits, 1)
     if math.isinf(epsilon):

@@ -1,12 +1,15 @@
-"""Byte counts as a terminal shows them."""
+"""Byte counts as people read them."""
 
 from __future__ import annotations
 
+#: The units and their sizes, from the smallest to the largest.
+UNITS = (("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9))
+
 
 def shown_bytes(count: float) -> str:
-    """Format a number of bytes, such as "40.5 GB"."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+    """Format a number of bytes, such as "40.5 GB" or "40 MB"."""
+    for unit, size in UNITS:
+        text = f"{count / size:.0f}" if unit == "B" else f"{count / size:.1f}".removesuffix(".0")
+        if float(text) < 1000:
+            break
+    return f"{text} {unit}"

@@ -53,7 +53,7 @@ def title(name: str) -> str:
 
 def is_share(name: str) -> bool:
     """Return True if the metric is a share of the examples, which readers get as a percentage."""
-    return name.removeprefix("test_") == "accuracy"
+    return name.replace("_", " ").split(" ")[-1] == "accuracy"
 
 
 def digits(name: str, value: float) -> str:
@@ -63,7 +63,8 @@ def digits(name: str, value: float) -> str:
     """
     if math.isnan(value):
         return "undefined"
-    return f"{value:.1%}" if is_share(name) else f"{value:.4f}"
+    # A metric of the user's own may have this name and another range.
+    return f"{value:.1%}" if is_share(name) and 0 <= value <= 1 else f"{value:.4f}"
 
 
 def in_words(quality: Mapping[str, Any]) -> str:

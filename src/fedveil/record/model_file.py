@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fedveil.base.files import PARTIAL, put_in_place
+from fedveil.base.files import PARTIAL, put_in_place, write_new
 from fedveil.base.untrusted import MALFORMED, MOST_STREAMED_BYTES, check_regular
 from fedveil.errors import ModelInvalid, RunFolderError
 from fedveil.learning.weight_layout import tied_names
@@ -29,8 +30,11 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
     with explained(folder.path):
         try:
             partial.unlink(missing_ok=True)  # a link there would be written through
+            write_new(partial, b"", 0o666)
+            mode = stat.S_IMODE(partial.stat().st_mode)  # as every other file of the folder has
             metadata = {"tied": json.dumps(tied, sort_keys=True)}
             safetensors.torch.save_file(tensors, partial, metadata)
+            partial.chmod(mode)
         except SafetensorError as error:
             raise RunFolderError(f"{target} cannot be written: {error}") from None
         put_in_place(partial, target)

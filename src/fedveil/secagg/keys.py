@@ -119,10 +119,10 @@ def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -
 class Identity:
     """A client's long-lived Ed25519 key. Its public half is in the job's roster.
 
-        >>> from fedveil.entropy import Secure
-        >>> from fedveil.secagg import Identity
-        >>> len(Identity.draw(Secure()).public)
-        32
+    >>> from fedveil.entropy import Secure
+    >>> from fedveil.secagg import Identity
+    >>> len(Identity.draw(Secure()).public)
+    32
     """
 
     __slots__ = ("_private", "public")

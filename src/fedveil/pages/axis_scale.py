@@ -1,0 +1,136 @@
+"""An axis's scale: the place of each value, and the values that have labels."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedveil.pages.plot import Axis
+from fedveil.record.byte_count import UNITS
+
+#: About how many labels an axis has.
+_LABELS = 5
+#: A logarithmic axis with fewer decades also labels 2 and 5 in each.
+_FEW_DECADES = 2.5
+#: A larger share of the values than this must lie between the ends, or floats cannot tell them.
+_FLAT = 1e-9
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The ends of an axis, and its labelled values in order."""
+
+    low: float
+    high: float
+    log: bool
+    ticks: Sequence[tuple[float, str]]
+
+    def at(self, value: float) -> float | None:
+        """Return the place of `value`: 0 at the axis's low end, 1 at its high end.
+
+        Returns None if the axis cannot show it.
+        """
+        if not math.isfinite(value) or (self.log and value <= 0):
+            return None
+        if self.log:
+            low, high = math.log10(self.low), math.log10(self.high)
+            return (math.log10(value) - low) / (high - low)
+        # Half of everything, because the difference of two floats may be infinite.
+        return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+
+
+def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
+    """Return the scale of `axis` for a plot with these values.
+
+    The axis ends at labelled values, or at the outermost values if `tight`. An axis of accuracies
+    therefore ends at 1 at most.
+    """
+    shown = [v for v in map(float, values) if math.isfinite(v) and (v > 0 or not axis.log)]
+    low, high = min(shown, default=1.0), max(shown, default=1.0)
+    return _log(low, high, axis, tight) if axis.log else _linear(low, high, axis, tight)
+
+
+def _linear(low: float, high: float, axis: Axis, tight: bool) -> Scale:
+    if axis.zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    most = max(abs(low), abs(high))
+    if high / 2 - low / 2 <= _FLAT * most:  # one value: give it room on both sides
+        beside = most / 10 or 0.5
+        top = 1.0 if axis.unit == "percent" and high <= 1 else sys.float_info.max
+        low, high = max(low - beside, -sys.float_info.max), min(high + beside, top)
+    whole = tight and float(low).is_integer() and float(high).is_integer()
+    step = _step(low, high, divisor=_divisor(axis, most), least=1.0 if whole else 0.0)
+    first, last = math.floor(low / step + 1e-6), math.ceil(high / step - 1e-6)
+    if tight:
+        first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
+    else:
+        low, high = _finite(first * step), _finite(last * step)
+    values = [_finite(n * step) for n in range(first, last + 1)]
+    return Scale(low, high, False, [(v, _label(v, axis, step, most)) for v in values])
+
+
+def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
+    decades = math.log10(high) - math.log10(low)
+    if decades <= _FLAT:
+        low, high = max(low / 2, sys.float_info.min), min(high * 2, sys.float_info.max)
+    few = decades < _FEW_DECADES
+    every = max(1, math.ceil(decades / (_LABELS + 1)))
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    digits = (1, 2, 5) if few else (1,)
+    grid = [
+        _finite(float(f"{digit}e{power}"))
+        for power in range(first, last + 1)
+        for digit in digits
+        if power % every == 0
+    ]
+    if not tight:
+        low = max((v for v in grid if v <= low * 1.000001), default=low)
+        high = min((v for v in grid if v >= high / 1.000001), default=high)
+    inside = [v for v in grid if low / 1.000001 <= v <= high * 1.000001]
+    return Scale(low, high, True, [(v, _label(v, axis, v, v)) for v in inside])
+
+
+def _step(low: float, high: float, *, divisor: float, least: float) -> float:
+    """Return the distance of labels: 1, 2 or 5 times a power of ten of the shown unit."""
+    rough = (high / _LABELS - low / _LABELS) / divisor
+    power = math.floor(math.log10(rough))
+    for digit in (1, 2, 5, 10):
+        step = digit * 10.0**power
+        if step >= rough * 0.999:
+            break
+    return max(step, least) * divisor
+
+
+def _finite(value: float) -> float:
+    return min(max(value, -sys.float_info.max), sys.float_info.max)
+
+
+def _divisor(axis: Axis, most: float) -> float:
+    """Return the size of the unit in which an axis with values up to `most` has its labels."""
+    if axis.unit != "bytes":
+        return 1.0
+    return max((size for _, size in UNITS if size <= most), default=1.0)
+
+
+def _label(value: float, axis: Axis, step: float, most: float) -> str:
+    """Format a labelled value with as many digits as the distance of labels needs."""
+    if axis.unit == "percent":
+        return f"{100 * value:.{_digits(100 * step)}f}%"
+    divisor = _divisor(axis, most)
+    number = _number(value / divisor, step / divisor)
+    if axis.unit != "bytes":
+        return number
+    return f"{number} {next(name for name, size in UNITS if size == divisor)}" if value else "0"
+
+
+def _number(value: float, step: float) -> str:
+    if value and (abs(value) >= 1e7 or step < 1e-5):
+        return f"{value:.4g}"
+    return f"{value:,.{_digits(step)}f}"
+
+
+def _digits(step: float) -> int:
+    """Return the number of decimal places that tell multiples of `step` apart."""
+    return max(0, -math.floor(math.log10(step) + 1e-9)) if step else 0

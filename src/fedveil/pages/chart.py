@@ -1,0 +1,222 @@
+"""Draws a plot as SVG: a few KB of lines and text, without a script or a package.
+
+A page's style sheet gives the parts their colours. `svg.py` adds a style of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from fedveil.base.untrusted import escaped
+from fedveil.pages.axis_scale import Scale, scale_of
+from fedveil.pages.colours import Look, looks
+from fedveil.pages.plot import Axis, Curve, Plot
+
+#: The size of a drawing on a page, in its own units.
+WIDTH, HEIGHT = 340, 225
+#: A curve with more points is thinned: from each piece of equal length, its ends and extremes.
+MOST_POINTS = 1000
+#: Widths of one character, of the space around text, and the height of a line of text.
+_LETTER, _SPACE, _LINE = 7.2, 7, 16
+#: A mark's outline for a curve, around its centre, as the commands of a path.
+_MARKS = (
+    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z", "m-3 -3h6v6h-6z",
+    "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
+    "m0 4l-4 -7h8z", "m0 -4l4 7h-8z", "m-1.2 -4h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8v-2.4h2.8z",
+    "m-4 -2.5h8v5h-8z", "m-2.5 -4h5v8h-5z",
+)  # fmt: skip
+#: Lengths of the dashes and gaps of each line style: solid first.
+_DASHES = ("", "2 3", "7 3 2 3", "10 4")
+
+
+class Frame(NamedTuple):
+    """The inner edges of a drawing, in its own units."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class Drawing(NamedTuple):
+    """A drawn plot: its elements, and what the page's script needs to read values off it."""
+
+    elements: str
+    data: dict[str, Any]
+
+
+def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
+    """Draw a plot in `width` times `height` units, without its title and its legend."""
+    thin, styles = [_thinned(curve) for curve in plot.curves], looks(plot.curves)
+    x = scale_of(plot.x, (v for curve in thin for v in curve.x), tight=True)
+    y = scale_of(plot.y, _extent(thin))
+    longest = max((len(label) for _, label in y.ticks), default=0)
+    frame = Frame(
+        _SPACE + _LETTER * longest, _LINE + _SPACE + 2, width - 14.0, height - 2.0 * _LINE - _SPACE
+    )
+    most = int((width - 2 * _SPACE) / 6)
+    named = "" if plot.y.title.casefold() == plot.title.casefold() else _text(plot.y, most)
+    parts = [
+        *_grid(x, y, frame),
+        f'<text class="axis" x="0" y="11">{named}</text>' if named else "",
+        f'<text class="axis" x="{frame.right:.0f}" y="{height - 3}" text-anchor="end">'
+        f"{_text(plot.x, most)}</text>",
+        *(_curve(curve, look, x, y, frame) for curve, look in zip(thin, styles, strict=True)),
+    ]
+    data = {
+        "box": [round(edge, 1) for edge in frame],
+        "width": width,
+        "x": {"low": x.low, "high": x.high, "log": x.log, "unit": plot.x.unit,
+              "title": plot.x.title},
+        "unit": plot.y.unit,
+        "curves": [
+            {"name": curve.name, "colour": look.colour, "x": _sent(curve.x), "y": _sent(curve.y)}
+            for curve, look in zip(thin, styles, strict=True)
+        ],
+    }  # fmt: skip
+    return Drawing("".join(parts), data)
+
+
+def sample(curve: Curve, look: Look) -> str:
+    """Return SVG elements, 26 by 12 units, that show in a legend how a curve is drawn."""
+    mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
+    return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
+
+
+def fitted(text: str, most: int) -> str:
+    """Return `text` on one line of at most `most` characters, without control characters."""
+    line = escaped(text.replace("\n", "\\n").replace("\t", " "))
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _text(axis: Axis, most: int) -> str:
+    return escape(fitted(axis.title, most))
+
+
+def _extent(curves: Sequence[Curve]) -> Iterator[float]:
+    for curve in curves:
+        for values in (curve.y, curve.low, curve.high):
+            yield from values
+
+
+def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
+    """Yield the lines at the y axis's labels, and the labels of both axes."""
+    lines, labels = "", ""
+    for value, label in y.ticks:
+        at = _place(y, value, frame.bottom, frame.top)
+        lines += f"M{frame.left:.1f} {at:.1f}H{frame.right:.1f}"
+        labels += (
+            f'<text x="{frame.left - _SPACE:.1f}" y="{at + 4:.1f}" text-anchor="end">{label}</text>'
+        )
+    for value, label in x.ticks:
+        at = _place(x, value, frame.left, frame.right)
+        labels += (
+            f'<text x="{at:.1f}" y="{frame.bottom + _LINE:.1f}" text-anchor="middle">{label}</text>'
+        )
+    yield f'<path class="grid" d="{lines}"/><g class="ticks">{labels}</g>'
+
+
+def _place(scale: Scale, value: float, start: float, end: float) -> float:
+    """Return the coordinate of a value that the scale shows."""
+    return start + (scale.at(value) or 0.0) * (end - start)
+
+
+def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
+    """Draw a curve: its spread, its line with gaps, and its marks.
+
+    A point between two gaps has no line, so it always has a mark.
+    """
+    pieces = list(_pieces(curve.x, curve.y, x, y, frame))
+    line = "".join(f"M{_path(piece)}" for piece in pieces if len(piece) > 1)
+    marked = [p for piece in pieces if look.marks or len(piece) == 1 for p in piece]
+    marks = "".join(f"M{px:.1f} {py:.1f}{_mark(look)}" for px, py in marked)
+    spread = _spread(curve, x, y, frame) if curve.low else ""
+    return (
+        f"<g {_attributes(curve, look)}>"
+        + (f'<path class="spread" d="{spread}"/>' if spread else "")
+        + (_line(look, line) if line else "")
+        + (f'<path class="mark" d="{marks}"/>' if marks else "")
+        + "</g>"
+    )
+
+
+def _mark(look: Look) -> str:
+    return _MARKS[look.marker % len(_MARKS)]
+
+
+def _line(look: Look, path: str) -> str:
+    dashes = _DASHES[look.style % len(_DASHES)]
+    style = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<path class="line"{style} d="{path}"/>'
+
+
+def _attributes(curve: Curve, look: Look) -> str:
+    """Return the attributes of a curve's group. A page's style lightens the colour in the dark."""
+    is_dashed, own = " dashed" if curve.dashed else "", look.colour
+    return f'class="curve{is_dashed}" style="--c:{own}" fill="{own}" stroke="{own}"'
+
+
+def _pieces(
+    xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
+) -> Iterator[list[tuple[float, float]]]:
+    """Yield the coordinates of consecutive points that both axes can show."""
+    piece: list[tuple[float, float]] = []
+    for across, up in zip(xs, ys, strict=True):
+        if x.at(across) is not None and y.at(up) is not None:
+            piece.append((
+                _place(x, across, frame.left, frame.right),
+                _place(y, up, frame.bottom, frame.top),
+            ))  # fmt: skip
+        elif piece:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _spread(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
+    """Return the path around the area between `low` and `high`, where both can be shown."""
+    known = [
+        (at, low, high)
+        for at, low, high in zip(curve.x, curve.low, curve.high, strict=True)
+        if None not in (x.at(at), y.at(low), y.at(high))
+    ]
+    around = [(at, high) for at, _, high in known] + [(at, low) for at, low, _ in reversed(known)]
+    pieces = _pieces([at for at, _ in around], [up for _, up in around], x, y, frame)
+    return "".join(f"M{_path(piece)}Z" for piece in pieces)
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    return "L".join(f"{across:.1f} {up:.1f}" for across, up in points)
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Return the curve with at most `MOST_POINTS` points. A drawing shows no difference.
+
+    Each piece of equal length keeps its first, lowest, highest and last point.
+    """
+    count = len(curve.x)
+    if count <= MOST_POINTS:
+        return curve
+    length = math.ceil(count / (MOST_POINTS // 4))
+    kept: list[int] = []
+    for start in range(0, count, length):
+        piece = range(start, min(start + length, count))
+        known = [n for n in piece if math.isfinite(curve.y[n])] or [start]
+        ends = {piece[0], piece[-1]}
+        kept += sorted(
+            {min(known, key=curve.y.__getitem__), max(known, key=curve.y.__getitem__)} | ends
+        )
+    x, y, low, high = (
+        [values[n] for n in kept] if values else []
+        for values in (curve.x, curve.y, curve.low, curve.high)
+    )
+    return Curve(curve.name, x, y, low, high, curve.marks, curve.dashed)
+
+
+def _sent(values: Iterable[float]) -> list[float | None]:
+    """Round values to six digits for the page's script. A gap is None."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

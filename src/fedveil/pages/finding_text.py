@@ -1,0 +1,132 @@
+"""An attack's finding for readers: a conclusion in words, and a table of its figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import Finding, Measured
+
+_CHANCE = "(chance: {guess})"
+_BLIND = "(a guess without what was sent: {guess})"
+#: What an attacker could do, by the end of a figure's name or all of it.
+_COULD = (
+    (r"TPR at (?P<rate>\S+) FPR", "recognise {value} of the members and accuse {rate} of others"),
+    (r"balanced accuracy", "tell members from others {value} of the time"),
+    (r"(direction|norm) AUC", "rank an example with the rare label first {value} of the time"),
+    (r"AUC", "rank a member above another example {value} of the time"),
+    (r"label accuracy|labels? known|step 1", "infer the label of {value} of the examples"),
+    (r"words", "read {value} of the words"),
+    (r"recovered.*", "recover {value} of the examples"),
+    (r"right bits", "guess {value} of the bits right"),
+    (r"right guesses.*", "tell two updates apart {value} of the time"),
+    (r"mse", "reconstruct examples with a mean squared error of {value}"),
+    (r"psnr", "reconstruct examples with a signal-to-noise ratio of {value} dB"),
+    (r"ssim", "reconstruct examples with a structural similarity of {value}"),
+    (r"(correlation|cosine).*", "estimate values with a correlation of {value} with the true ones"),
+    (r"relative error.*", "estimate an update with a relative error of {value}"),
+)  # fmt: skip
+#: The figures whose values are no shares of cases.
+_NO_SHARES = re.compile(
+    r"(.*\b)?(AUC|mse|psnr|ssim|(correlation|cosine|relative error|ledger's epsilon|distance|"
+    r"most that|the most|epsilon at least).*)"
+)
+
+
+def conclusion(finding: Finding) -> str:
+    """Say what an attacker could do, compared with chance.
+
+    The sentence on an attack without success says that it proves nothing.
+    """
+    if finding.refutes:
+        return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
+    compared = [figure for figure in finding.figures if not math.isnan(figure.guess)]
+    better = [figure for figure in compared if figure.beats_guessing]
+    if better:
+        best = _best(better)
+        text = f"{_under(finding)}, an attacker could {could(finding, best)}."
+        if len(compared) == 1:
+            return text
+        return (
+            f"{text} That is `{best.name}`; {len(better)} of {len(compared)} compared figures beat "
+            f"chance."
+        )
+    if finding.bounds:
+        return (
+            f"No bound is above the claim of {finding.protection}. That does not prove the claim."
+        )
+    return (
+        f"{_under(finding)}, an attacker did no better than chance at effort {finding.effort}. "
+        f"That does not prove that nothing leaks."
+    )
+
+
+def _under(finding: Finding) -> str:
+    bare = finding.protection == "none"
+    return "Without protection" if bare else f"Under {finding.protection}"
+
+
+def _best(better: Sequence[Measured]) -> Measured:
+    """Return the best of the figures that measure the same as the first of them."""
+    pattern = _meaning(better[0])
+    alike = [figure for figure in better if _meaning(figure) == pattern]
+    return (min if better[0].is_error else max)(alike, key=lambda figure: figure.value)
+
+
+def _meaning(figure: Measured) -> str:
+    """Return the pattern that a figure's name matches, otherwise the name itself."""
+    patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
+    return next(patterns, figure.name)
+
+
+def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
+    return re.fullmatch(rf"(?:.*\b)?{pattern}", figure.name)
+
+
+def could(finding: Finding, figure: Measured) -> str:
+    """Return what an attacker who reaches `figure` could do, and the value of guessing."""
+    value, guess = shown(figure, figure.value), shown(figure, figure.guess)
+    if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
+        value, guess = _percent(figure.value), _percent(figure.guess)
+    if finding.attack == "tokens":
+        return f"read {value} of the tokens {_CHANCE.format(guess=guess)}"
+    for pattern, words in _COULD:
+        found = _match(pattern, figure)
+        if found:
+            beside = _BLIND if pattern in ("mse", "psnr", "ssim") else _CHANCE
+            return f"{words.format(value=value, **found.groupdict())} {beside.format(guess=guess)}"
+    return f"reach {figure.name} {value} {_CHANCE.format(guess=guess)}"
+
+
+def shown(figure: Measured, value: float) -> str:
+    """Format a value of a figure. A share of cases is a percentage, and NaN is "-"."""
+    if math.isnan(value):
+        return "-"
+    if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:
+        return f"{value:.4g}"
+    return _percent(value)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def figures(finding: Finding) -> Table:
+    """Return a table of the finding's figures beside those of guessing. Its cells are never NaN."""
+    claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
+    columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
+    rows = []
+    for figure in finding.figures:
+        low, high = shown(figure, figure.low), shown(figure, figure.high)
+        own = ["" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}"] if claimed else []
+        rows.append([
+            figure.name,
+            shown(figure, figure.value),
+            *own,
+            "" if math.isnan(figure.low) else f"{low} to {high}",
+            "" if math.isnan(figure.guess) else shown(figure, figure.guess),
+            f"{figure.cases:,}",
+        ])  # fmt: skip
+    return Table([*columns, "cases"], rows)

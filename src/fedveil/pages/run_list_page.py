@@ -1,0 +1,88 @@
+"""A list of runs as a table, and as a page whose table a click sorts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from fedveil.pages.page import Page, Part, Section
+from fedveil.pages.run_folder_page import PAGE
+from fedveil.pages.run_list import ListedRun, RunList
+from fedveil.pages.run_page import duration
+from fedveil.pages.table import Link, Table
+from fedveil.privacy.guarantee_strength import told
+from fedveil.record.metric_names import digits, word
+
+_NOTHING = "-"
+
+
+def runs_table(found: RunList, file: Path | None = None) -> Table:
+    """Return the runs as a table. On the page `file`, a name links to the page of its run."""
+    rows = [
+        [
+            run.name if file is None else _linked(run, file),
+            run.protection,
+            _quality(run),
+            _NOTHING if run.epsilon is None else told(*run.epsilon),
+            _NOTHING if run.began is None else f"{run.began:%Y-%m-%d %H:%M}",
+            _NOTHING if run.seconds is None else duration(run.seconds),
+            run.state,
+        ]
+        for run in found.runs
+    ]
+    return Table(["run", "protection", "accuracy", "epsilon", "when", "time", "state"], rows)
+
+
+def damaged_table(found: RunList) -> Table:
+    """Return the folders that could not be read, each with the reason."""
+    return Table(["folder", "why it cannot be read"], [[d.name, d.reason] for d in found.damaged])
+
+
+def run_list_page(found: RunList, file: Path) -> Page:
+    """Return the page of a list of runs, which is written to `file`."""
+    number = f"{len(found.runs):,} run{'' if len(found.runs) == 1 else 's'}"
+    lead = (
+        f"{number} below this folder. Epsilon is for a client in every round; of a vertical run it "
+        f"is the largest figure in any party's account. A click on a column's name sorts by it."
+    )
+    parts: list[Part] = [runs_table(found, file)] if found.runs else ["There are no runs here."]
+    sections = [Section("Runs", parts)]
+    if found.damaged:
+        sections.append(Section("Folders that cannot be read", [damaged_table(found)]))
+    return Page(f"Runs in {found.folder.resolve().name}", [lead], sections)
+
+
+def _quality(run: ListedRun) -> str:
+    """Format a run's accuracy, or the metric that its job has instead, with the metric's name."""
+    if run.metric is None or run.quality is None:
+        return _NOTHING
+    text = digits(run.metric, run.quality)
+    return text if run.metric == "accuracy" else f"{word(run.metric)} {text}"
+
+
+def _linked(run: ListedRun, file: Path) -> str:
+    page = run.folder / PAGE
+    if not page.is_file():
+        return run.name
+    return Link(
+        run.name, quote(os.path.relpath(page, file.parent).encode(errors="surrogateescape"))
+    )
+
+
+def as_data(run: ListedRun) -> dict[str, object]:
+    """Return a run's line for `--json`."""
+    figure = run.epsilon
+    return {
+        "folder": run.folder,
+        "name": run.name,
+        "protection": run.protection,
+        "metric": run.metric,
+        "quality": run.quality,
+        "epsilon": None if figure is None else figure.epsilon,
+        "delta": None if figure is None else figure.delta,
+        "promise": None if figure is None else figure.promise,
+        "began": None if run.began is None else run.began.isoformat(),
+        "seconds": run.seconds,
+        "state": run.state,
+    }
