@@ -108,7 +108,11 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
         beside = abs(points[0]) / 10  # plotly's default, 2 wide, shows accuracies above 1
         ends = [points[0] - beside, points[0] + beside]
         return {"range": [min(0, *ends), max(0, *ends)] if axis.zero else ends}
-    if (axis.unit == "percent") or not points or not all(float(point).is_integer() for point in points):
+    if (
+        (axis.unit == "percent")
+        or not points
+        or not all(float(point).is_integer() for point in points)
+    ):
         return {}
     return {"dtick": 1} if max(points) - min(points) < _FEW else {"tickformat": ",d"}
 
