@@ -59,6 +59,10 @@ def test_a_run_is_attacked_in_its_own_folder(command: Command, tmp_path: Path) -
     assert [f.attack for f in read_findings(tmp_path / "mine")] == ["repetition"] * 2
     page = (tmp_path / "mine" / "report.html").read_text()
     assert page.count("repetition at effort quick") == 2  # the page that the run left had none
+    noised = ("--set", "protection=rr", "--set", "server.weighting=equal")
+    code, _, err = command("attack", "repetition", "mine", *noised)
+    assert code == Exit.DONE, err
+    assert [f.protection for f in read_findings(tmp_path / "mine")[1:]] == ["not_encrypt", "rr"]
     code, _, err = command("attack", "membership", "mine", "--protection", "rr")
     assert code == Exit.WRONG
     assert err == (

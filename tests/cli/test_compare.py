@@ -111,7 +111,9 @@ def test_it_fails_where_every_cell_fails(
     assert err.splitlines()[-1].startswith("error: no run of the comparison has a result; ")
     assert "not_encrypt  no report was usable" in out
     assert command("compare", "--resume", "c")[0] == Exit.DONE
-    for more in (("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1")):
+    for more in (
+        ("--seeds", "5"), ("--effort", "full"), ("--target", "loss=1"), ("--set", "rounds=9")
+    ):  # fmt: skip
         code, _, err = command("compare", "--resume", "c", *more)
         assert (code, err.startswith("error: --resume uses the comparison")) == (Exit.WRONG, True)
 

@@ -372,6 +372,7 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.Linear(5, 5), nn.Flatten()), (2, 5, 5)),
         ((nn.Linear(6, 3),), (5,)),
         ((nn.Flatten(2), nn.Linear(25, 3)), (2, 5, 5)),
+        ((nn.Flatten(1, 2), nn.Linear(5, 3)), (1, 1, 5)),
         ((nn.Embedding(9, 8, padding_idx=0), nn.Flatten(), nn.Linear(24, 3)), (3,)),
         ((nn.Embedding(9, 8, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)), (3,)),
         ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),

@@ -16,7 +16,9 @@ from test_simulation import job
 import fedveil
 from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
 from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
+from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed, unsealed
 
 NESTED = ("optimizer", "protection", "ledger")
@@ -111,6 +113,18 @@ def test_a_file_that_was_taken_away_is_one_sentence(run: Path) -> None:
         shutil.copytree(run, copy)
         (copy / name).unlink()
         assert name in str(refused(copy))
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    """The record of a round is written before the round's checkpoint."""
+    folder = RunFolder.create(tmp_path / "run", "unequal", None)
+    for rounds in (1, 3, 4):
+        (folder.path / "metrics.jsonl").write_text("{}\n" * rounds)
+        if rounds <= 3:
+            assert Checkpoint.read(folder, every=3) is None
+    with pytest.raises(RunFolderError, match="holds the records of 4 rounds"):
+        Checkpoint.read(folder, every=3)
+    folder.close()
 
 
 def test_edited_metrics_are_one_sentence(run: Path) -> None:

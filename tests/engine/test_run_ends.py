@@ -12,7 +12,7 @@ import yaml
 from test_simulation import TWO_PHASES, job, timeless
 
 import fedveil
-from fedveil.engine.budget import check_limit
+from fedveil.engine.budget import check_limit, prepared
 from fedveil.engine.run_records import without_report, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.errors import JobError, LimitReached, RoundVoid, RunFailed
@@ -67,6 +67,26 @@ def test_the_limit_is_about_the_client_that_was_drawn_most() -> None:
         ledger.record_many(one, round=number, clients=cohort)
     with pytest.raises(LimitReached, match=r"the most-drawn client to epsilon 1\.5 at delta 0"):
         check_limit(settings, ledger, one, [1], 5)
+
+
+@pytest.mark.parametrize("name", ["rr", "oue"])
+def test_an_adaptive_round_costs_what_was_sent_in_it(name: str, tmp_path: Path) -> None:
+    """Its own epsilon, and not the larger one of the round after it."""
+    unary = {"eps": 1.0, "cells": 3, "adaptive": True}
+    settings = job(
+        rounds=2,
+        model="parts:plain",
+        clients={"fraction": 1.0},
+        protection={"name": name, "unary": unary},
+        training={"lr": 3.0},
+    )
+    _, protection = prepared(settings)
+    ledger = Ledger(adaptive=True)
+    ledger.record_many(protection.spending(protection.initial_state()), round=1, clients=[0])
+    first, second = fedveil.simulate(settings, tmp_path / "run").metrics
+    figure = ledger.figures(settings.privacy.delta)["run_most_drawn"]
+    assert first["epsilon_run_most_drawn"] == figure.epsilon
+    assert second["epsilon_run_most_drawn"] > 2.1 * figure.epsilon
 
 
 @pytest.mark.parametrize(

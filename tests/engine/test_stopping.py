@@ -59,8 +59,21 @@ def test_patience_counts_tests_without_a_better_figure() -> None:
     stopping = Stopping(StoppingSettings(patience=2), USUAL)
     assert stopping.why(measured(0.5, 0.7, 0.6)) is None
     assert stopping.why(measured(0.5, 0.7, 0.6, -1, 0.8)) is None
+    assert stopping.why(measured(0.5, 0.7, -1, -1, 0.6)) is None
     assert stopping.why(measured(0.5, 0.7, float("nan"), -1, 0.7)) == (
         "accuracy was best in round 2 and has not improved in stopping.patience = 2 tests"
+    )
+
+
+def test_of_equally_good_rounds_the_first_is_kept() -> None:
+    stopping = Stopping(StoppingSettings(keep="best"), USUAL)
+    records = measured(0.5, 0.7, 0.6, 0.7, 0.7)
+    for count in range(1, 6):
+        stopping.saw(records[:count], np.full(3, count, np.float32))
+    weights, said = stopping.kept(np.full(3, 5, np.float32))
+    assert (weights.tolist(), said) == (
+        [2] * 3,
+        "the model is that of round 2, the best one tested",
     )
 
 

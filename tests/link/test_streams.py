@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -94,6 +95,22 @@ def refused(link: Link) -> str:
     with pytest.raises(PeerRefused) as error:
         link.receive()
     return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: refused", "UNKNOWN: refused"),
+        ("Socket closed", "Socket closed"),
+        (None, "no reason given"),
+    ],
+)
+def test_why_a_stream_ended_is_its_last_error_or_whatever_is_known(
+    details: str | None, reason: str
+) -> None:
+    error = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
+    party: Any = SimpleNamespace(_link=SimpleNamespace(peer="bank"), _address="here:1")
+    assert Dialer._why(party, error) == reason
 
 
 def test_two_followers_and_their_leader_talk_over_mutual_tls(meet: Any) -> None:

@@ -58,6 +58,13 @@ def ending_of(
     return ending(ReadRun(folder, job, records, findings, said))
 
 
+@pytest.mark.parametrize("again", ["began: fedveil", "went on after round 3", "train from step 7"])
+def test_a_run_that_goes_on_after_its_end_has_not_ended(again: str, tmp_path: Path) -> None:
+    events = ["0 began: fedveil", "0 finished after round 3: the last", f"0 {again}", "0 a note"]
+    assert ReadRun(tmp_path, {}, (), (), events).ended is None
+    assert ReadRun(tmp_path, {}, (), (), events[:2]).ended == "finished after round 3: the last"
+
+
 @pytest.mark.parametrize(
     ("epsilon", "trusted", "unit", "said"),
     [

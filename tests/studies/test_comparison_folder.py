@@ -15,6 +15,7 @@ from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
 from fedveil.errors import FolderInUse, RunFolderError, RunStopped
 from fedveil.protections.base import RoundContext
+from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import METRICS, MODEL
 from fedveil.studies.comparison import Asked, Comparison
 from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
@@ -168,3 +169,8 @@ def test_the_run_of_the_first_seed_is_attacked_once(tmp_path: Path) -> None:
     again = compared(tmp_path / "c", "not_encrypt", seeds=2, attack="membership")[0].run
     assert again is not None
     assert [f.seconds for f in again.findings] == [f.seconds for f in first.findings]
+    path = again.folder / FINDINGS
+    path.write_text(path.read_text("utf-8").replace('"quick"', '"full"'), "utf-8")
+    both = compared(tmp_path / "c", "not_encrypt", seeds=2, attack="membership")[0].run
+    assert both is not None
+    assert [finding.effort for finding in both.findings] == ["full", "quick"]

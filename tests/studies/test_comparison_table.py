@@ -115,6 +115,19 @@ def test_accuracy_is_drawn_by_round_and_over_the_whole_runs_epsilon() -> None:
     assert svg(over).startswith(b"<?xml")
 
 
+def test_each_set_of_swept_keys_has_its_own_curve_over_epsilon() -> None:
+    found = [
+        line(run(record(1, 0.5, epsilon_run_every_round=e + lr)), epsilon=e,
+             changes={"training.lr": str(lr)})
+        for lr in (0.1, 0.3) for e in (8.0, 2.0)
+    ]  # fmt: skip
+    _, over = plots(found)
+    assert {curve.name: [*curve.x] for curve in over.curves} == {
+        "dp_encrypt, training.lr 0.1": [2.1, 8.1],
+        "dp_encrypt, training.lr 0.3": [2.3, 8.3],
+    }
+
+
 def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
     results = compared(tmp_path / "c", "not_encrypt", "dp_encrypt", seeds=2)
     quality, privacy = tables(lines(results))
