@@ -39,8 +39,8 @@ from fedveil.record.sealed_message import intact
 from fedveil.starter import DEFAULT_JOB
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.folder_run import ended_run
 from fedveil.studies.saved_results import kept
+from fedveil.studies.several_runs import ended_run
 
 #: A thousand clients of MNIST (examples/private_mnist).
 _THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")

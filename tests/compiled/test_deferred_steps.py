@@ -13,6 +13,7 @@ from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.compiled import deferred_steps
 from fedveil.compiled import fields as f
 from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.deferred_steps import OUTPUTS
 from known_chains import SIZES, dense_chains, signed
 from native_training import Double, by_loop, compiled, in_double, trained_as_torch_trains
 from training_parts import clients, plan, train
@@ -84,7 +85,7 @@ def test_a_weight_whose_steps_are_held_is_all_threads() -> None:
     assert trainer._room is not None
     for op in trainer._room.program.ops:
         if op[f.MOST]:
-            trainer._room.m[op[f.DWEIGHT] : op[f.DWEIGHT] + op[f.ROW] * op[f.OC]] = np.nan
+            trainer._room.m[op[f.DWEIGHT] : op[f.DWEIGHT] + op[f.ROW] * op[OUTPUTS]] = np.nan
     ((row, _),) = trainer.train([client])
     np.testing.assert_array_equal(row[0], wanted)
 

@@ -23,9 +23,9 @@ import fedveil
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.federated.job import Job
 from fedveil.flower.job.deploy import deployable, write_app
+from fedveil.pages.read_run import read_run
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.recorder import read_metrics
 from fedveil.record.run_folder import RunFolder
 
 sys.path.append(str(EXAMPLES / "flower"))
@@ -85,7 +85,7 @@ def test_a_superlink_killed_three_times_costs_the_round_in_hand_each_time(
     events = (folder / "events.log").read_text()
     assert events.count("went on after round") == 3
     assert [events.count(f"client {number} is here") for number in range(3)] == [4, 4, 4]
-    records = read_metrics(folder)
+    records = read_run(folder).records
     assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
     assert [(record["reports"], record["dropped"]) for record in records] == [(3, 0)] * 5
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
@@ -105,7 +105,7 @@ def test_a_report_that_comes_after_the_deadline_is_charged_and_not_used(
     until(lambda: rounds_in(folder) >= 2, "the second round")
     federation.signal("node-2", signal.SIGCONT)
     assert run.wait(LIMIT_S) == 0
-    first, second, third = read_metrics(folder)
+    first, second, third = read_run(folder).records
     assert [(r["reports"], r["dropped"]) for r in (first, second)] == [(3, 0), (2, 1)]
     assert third["reports"] + third["dropped"] == 3  # it may be late again, after its late report
     (given,) = (federation.folder / "state-2").glob("*-2.reports")
@@ -138,7 +138,7 @@ def test_a_killed_supernode_is_a_dropout(federation: Loopback, tmp_path: Path):
     until(lambda: rounds_in(folder) >= 1, "the first round")
     federation.kill("node-2")
     assert run.wait(LIMIT_S) == 0
-    first, second = read_metrics(folder)
+    first, second = read_run(folder).records
     assert (first["reports"], first["dropped"], first["void"]) == (3, 0, None)
     assert (second["reports"], second["dropped"], second["void"]) == (2, 1, None)
     for number in (0, 1):

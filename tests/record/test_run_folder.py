@@ -23,7 +23,7 @@ from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.pages.read_run import read_run
 from fedveil.record.model_file import write_model
-from fedveil.record.recorder import Metrics, Recorder, read_metrics
+from fedveil.record.recorder import Metrics, Recorder, read_whole_lines
 from fedveil.record.run_folder import MODEL, RunFolder, explained, in_use, uninterrupted
 from hostile_files import bounded
 
@@ -155,6 +155,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, at: int) -> None:
         Checkpoint.read(folder)
 
 
+def metrics_of(folder: Path) -> list[dict[str, object]]:
+    path = folder / "metrics.jsonl"
+    return read_whole_lines(path.read_text("utf-8"), path, "fedveil run --resume")
+
+
 def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     recorder = Recorder(folder)
@@ -166,7 +171,7 @@ def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"loss": "nan"' in text
     assert '"epsilon": "inf"' in text
-    first, second = read_metrics(tmp_path / "run")
+    first, second = metrics_of(tmp_path / "run")
     assert np.isnan(first.pop("loss"))
     assert first == {"round": 1, "epsilon": float("inf"), "rejected": {"late": 2}}
     assert second == {"round": 2}
@@ -174,7 +179,7 @@ def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
     assert [r["round"] for r in again.records] == [1]
     again.record({"round": 2, "more": True})
     again.close()
-    assert read_metrics(tmp_path / "run")[1] == {"round": 2, "more": True}
+    assert metrics_of(tmp_path / "run")[1] == {"round": 2, "more": True}
 
 
 @pytest.mark.parametrize(

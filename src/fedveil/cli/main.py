@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +25,7 @@ from fedveil.cli.exits import Commands, ended
 from fedveil.cli.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
 from fedveil.cli.vertical import commands as vertical_cli
-from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
+from fedveil.errors import ClaimRefuted, FedveilError, JobError, MissingExtra, RunFolderError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import DEFAULT_JOB
 
@@ -269,7 +270,14 @@ def identity(
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
     """Check a job and print it with all its keys."""
-    _print_job(load(job, overrides, default=DEFAULT_JOB), json=json)
+    settings = load(job, overrides, default=DEFAULT_JOB)
+    _print_job(settings, json=json)
+    if ":" in settings.model:  # only a model of the user's own may need torch's slower loop
+        from fedveil.engine.trainer_choice import loop_reason
+
+        with suppress(FedveilError):  # the model or its data may be on another machine
+            if reason := loop_reason(settings):
+                remarks("note", [f"trained in the loop, because {reason}"])
 
 
 def _print_job(job: Job, *, json: bool) -> None:

@@ -21,11 +21,15 @@ from fedveil.learning.residual import Heads
 #: The longest sequence served: the attention weights take memory for every pair of tokens.
 _LONGEST = 512
 
+#: The number of heads, a flag for causal attention, and the length of a row of attention weights.
+#: Memory for these weights, scratch memory for their gradients, and a row of zeros.
+(HEADS, CAUSAL, SHARE_ROW, SHARES, SLOPES, NOTHING) = f.own(6)
+
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
     """Return the numbers of tokens and heads, a head's size, and the length of a row of weights."""
-    return op[f.C], op[f.GROUPS], op[f.OW] // op[f.GROUPS], op[f.ROW]
+    return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 
 @native(OPERATION)
@@ -36,13 +40,13 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
     for n in range(op[f.COUNT]):
         for head in range(heads):
             q = op[f.X] + n * op[f.XS] + head * size
-            shares = op[f.PARTS] + (n * heads + head) * tokens * row
+            shares = op[SHARES] + (n * heads + head) * tokens * row
             call(
-                op[f.MEET_ROWS], m, shares, row, op[f.TURNED],
+                op[f.MEET_ROWS], m, shares, row, op[NOTHING],
                 q, step, q + width, step, tokens, tokens, size,
             )  # fmt: skip
             for i in range(tokens):
-                at, seen = shares + i * row, i + 1 if op[f.CAUSAL] else tokens
+                at, seen = shares + i * row, i + 1 if op[CAUSAL] else tokens
                 total = exponentials(m, at, at, seen, scale)
                 for j in range(seen):
                     m[at + j] /= total
@@ -63,18 +67,18 @@ def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
     p (g - sum of p g) / sqrt(size).
     """
     tokens, heads, size, row = _sizes(op)
-    step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[f.VALUES]
+    step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[SLOPES]
     for n in range(op[f.COUNT]):
         for head in range(heads):
             begin = n * op[f.XS] + head * size
             q, dq, dy = op[f.X] + begin, op[f.DX] + begin, op[f.DY] + n * op[f.YS] + head * size
-            shares = op[f.PARTS] + (n * heads + head) * tokens * row
+            shares = op[SHARES] + (n * heads + head) * tokens * row
             call(
                 op[f.PRODUCT], m, dq + 2 * width, step, m, 0, -1,
                 m, shares, 1, row, 0, m, dy, width, 0, tokens, size, tokens, 1,
             )  # fmt: skip
             call(
-                op[f.MEET_ROWS], m, slopes, row, op[f.TURNED],
+                op[f.MEET_ROWS], m, slopes, row, op[NOTHING],
                 dy, width, q + 2 * width, step, tokens, tokens, size,
             )  # fmt: skip
             for i in range(tokens):
@@ -94,24 +98,23 @@ def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 class Attention(Operation):
     layer: Heads
+    layers = (Heads,)
     forward, backward = attend, attend_back
     products = (f.PRODUCT, f.MEET_ROWS)
 
     def written(self) -> Value:
         tokens, _, asked = self.x.shape
         size = asked // 3 // self.layer.heads
-        need(size == up(size) and tokens <= _LONGEST)
+        need(size == up(size), f"an attention head has {size} values, no multiple of 8")
+        need(tokens <= _LONGEST, f"a text has {tokens} tokens, more than {_LONGEST}")
         return Value.of_tokens(tokens, asked // 3)
-
-    @property
-    def row(self) -> int:
-        return filled(self.x.shape[0])
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
         heads, tokens = self.layer.heads, self.x.shape[0]
-        pairs = tokens * self.row
+        row = filled(tokens)
+        pairs = tokens * row
         return {
-            f.GROUPS: heads, f.CAUSAL: int(self.layer.causal),
-            f.PARTS: memory.floats(batch * heads * pairs), f.VALUES: memory.floats(pairs),
-            f.TURNED: memory.floats(tokens),
+            HEADS: heads, CAUSAL: int(self.layer.causal), SHARE_ROW: row,
+            SHARES: memory.floats(batch * heads * pairs), SLOPES: memory.floats(pairs),
+            NOTHING: memory.floats(tokens),
         }  # fmt: skip

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedveil.compiled.attention import Attention
 from fedveil.compiled.convolution import Convolution, Pooled, PooledConvolution
@@ -14,36 +13,23 @@ from fedveil.compiled.dense_layer import Dense
 from fedveil.compiled.lookup import Lookup
 from fedveil.compiled.normalisation import NormOfGroups, layer_norm
 from fedveil.compiled.operation import IMAGE, ROW, NotServedError, Operation, Value
-from fedveil.compiled.pointwise import Curve, Drop
+from fedveil.compiled.pointwise import RISING, Curve, Drop
 from fedveil.compiled.residual_add import Added, Copied, Placed
 from fedveil.compiled.window import Average, Largest
-from fedveil.learning.residual import Branch, Heads, Join
-from fedveil.learning.token_layers import CausalLayer, Positions
+from fedveil.learning.residual import Branch, Join
+from fedveil.learning.token_layers import CausalLayer
 
+_OPERATIONS: tuple[type[Operation], ...] = (
+    Dense, Convolution, PooledConvolution, Largest, Average, Curve, NormOfGroups, Drop, Lookup,
+    Placed, Attention, Copied,
+)  # fmt: skip
 #: The operation that serves each kind of layer.
 _KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
-    nn.Linear: Dense,
-    NonDynamicallyQuantizableLinear: Dense,
-    nn.Conv2d: Convolution,
-    Pooled: PooledConvolution,
-    nn.MaxPool2d: Largest,
-    nn.AvgPool2d: Average,
-    nn.ReLU: Curve,
-    nn.Tanh: Curve,
-    nn.Sigmoid: Curve,
-    nn.GELU: Curve,
-    nn.GroupNorm: NormOfGroups,
+    **{layer: operation for operation in _OPERATIONS for layer in operation.layers},
     nn.LayerNorm: layer_norm,
-    nn.Dropout: Drop,
-    nn.Embedding: Lookup,
-    Positions: Placed,
-    Heads: Attention,
-    Branch: Copied,
 }
 #: The kinds of layers that a chain may contain.
 KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLayer}
-#: Monotone activations: they commute with max-pooling.
-_RISING = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 
 
 def follow(
@@ -55,14 +41,14 @@ def follow(
     `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
-        raise NotServedError("an example must be a row or an image")
+        raise NotServedError("an example is neither a row nor an image")
     c, h, w = shape if len(shape) == 3 else (1, 1, *shape)
     entry = value = Value((c, h, w), IMAGE if len(shape) == 3 else ROW, apart=True)
     operations, aside = list[Operation](), list[Value]()
     for layer in _ordered(layers):
         if isinstance(layer, nn.Flatten):
             if (layer.start_dim, layer.end_dim) != (1, -1):
-                raise NotServedError("only a whole example can be flattened")
+                raise NotServedError("nn.Flatten flattens less than a whole example")
             value.apart, value.form = True, ROW
             continue
         if isinstance(layer, Join):
@@ -70,12 +56,12 @@ def follow(
         else:
             operation = _KINDS[type(layer)](layer, value)
         if isinstance(layer, nn.Embedding) and operations:
-            raise NotServedError("only the first layer can be an embedding")
+            raise NotServedError("nn.Embedding is not the first layer")
         aside += [value] if isinstance(layer, Branch) else []
         operations.append(operation)
         value = operation.y
     if value.form != scores_of:
-        raise NotServedError("the loss needs scores of another form")
+        raise NotServedError(f"the scores have the form {value.form}, the loss needs {scores_of}")
     return operations, entry, value
 
 
@@ -92,7 +78,7 @@ def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
     ]
     found = list[nn.Module]()
     for layer in left:
-        behind = 2 if found and isinstance(found[-1], _RISING) else 1
+        behind = 2 if found and isinstance(found[-1], tuple(RISING)) else 1
         before = found[-behind] if len(found) >= behind else None
         if isinstance(layer, nn.MaxPool2d) and isinstance(before, nn.Conv2d):
             found[-behind] = Pooled(before, layer)

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedveil.base.array_types import Float32s, Int32s
 from fedveil.base.kernels import HAVE_NUMBA
-from fedveil.compiled.operation import ROW, TOKENS, NotServedError
+from fedveil.compiled.operation import ROW, TOKENS, NotServedError, need
 from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import IGNORED, WEIGHTED
@@ -97,7 +97,8 @@ class CompiledTrainer:
         self._row = _on_a_line(layout.dimension, self.kind)[None]
         self._loop = LoopTrainer(model, plan)
         self._begun = Start()
-        self._models: dict[tuple[int, ...], Model | None] = {}
+        #: The model for examples of each shape, or the reason why there is none.
+        self._models: dict[tuple[int, ...], Model | str] = {}
         self._room: _Room | None = None
         #: The weights that `_room` holds now.
         self._held: Float32s | None = None
@@ -113,15 +114,35 @@ class CompiledTrainer:
 
         `shape` is the shape of an example, if it is known.
         """
-        known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
-        known = known and plan.precision == "float32" and not plan.corrected
-        if not HAVE_NUMBA or not known:
+        try:
+            return cls.made(model, plan, shape)
+        except NotServedError:
             return None
+
+    @classmethod
+    def made(
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
+    ) -> CompiledTrainer:
+        """Return a trainer, as `of` does. Raises `NotServedError` with the reason if it cannot."""
+        need(HAVE_NUMBA, "numba is not installed")
+        need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
+        need(plan.loss in _LOSSES, f"the loss is {plan.loss}")
+        need(plan.precision == "float32", f"training.precision is {plan.precision}")
+        need(not plan.corrected, "training.algorithm corrects each step")
         from fedveil.compiled.chain import KNOWN
 
         layers = plain_layers(model, KNOWN)
-        trainer = None if layers is None else cls(model, plan, layers)
-        return trainer if trainer and (not shape or trainer.serves(shape)) else None
+        if layers is None:
+            leaves = (module for module in model.modules() if not any(module.children()))
+            odd = dict.fromkeys(type(leaf).__name__ for leaf in leaves if type(leaf) not in KNOWN)
+            names = " and ".join(odd)
+            raise NotServedError(
+                f"native code does not know {names}" if odd else "the model is no plain chain"
+            )
+        trainer = cls(model, plan, layers)
+        if shape:
+            trainer._model(tuple(shape))
+        return trainer
 
     def beside(self) -> CompiledTrainer:
         """Return a trainer for another thread, which shares the round's weights and the compiled
@@ -198,15 +219,24 @@ class CompiledTrainer:
         return bool((known | (y.numpy() == IGNORED) if of_tokens else known).all())
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
+        try:
+            return self._model(shape)
+        except NotServedError:
+            return None
+
+    def _model(self, shape: tuple[int, ...]) -> Model:
         from fedveil.compiled.program import Model
 
         if shape not in self._models:
             try:
                 scores_of = TOKENS if self._plan.loss in _OF_TOKENS else ROW
                 self._models[shape] = Model(self._layers, shape, self._flat, scores_of)
-            except NotServedError:
-                self._models[shape] = None
-        return self._models[shape]
+            except NotServedError as error:
+                self._models[shape] = str(error)
+        found = self._models[shape]
+        if isinstance(found, str):
+            raise NotServedError(found)
+        return found
 
     def _train(self, room: _Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

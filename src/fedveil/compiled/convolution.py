@@ -27,31 +27,53 @@ from fedveil.compiled.operation import (
 )
 from fedveil.compiled.row_passes import add_rows, fill, total
 from fedveil.compiled.tiles import list_winners
-from fedveil.compiled.window import pair, pool, pool_numbers, pooled, windows
+from fedveil.compiled.window import (
+    AFTER_POOL,
+    BEST,
+    HIGH,
+    PLACES,
+    WIDE,
+    pair,
+    pool,
+    pool_numbers,
+    pooled,
+    windows,
+)
+
+#: The size, stride and padding of a window, and a flag for a pooling behind the convolution. Its
+#: own output has the size (HIGH, WIDE).
+(KH, KW, SH, SW, PH, PW, POOLED) = f.own(7, AFTER_POOL)
+#: Scratch memory: the filters with their outputs last, and the convolution's own output.
+(TURNED, OUTPUT) = f.own(2, POOLED + 1)
+#: Scratch memory of the backward pass without pooling: the gradients of a row's windows, of the
+#: filters and of the biases.
+(PART, CHANGE, BIASES) = f.own(3, OUTPUT + 1)
+#: Scratch memory of the backward pass with pooling: the places of winners, and their values.
+(LISTS, VALUES) = f.own(2, BIASES + 1)
 
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute each output: the product of its window and a filter, plus the bias."""
-    filters, row, length = op[f.OC], op[f.ROW], op[f.KW] * op[f.C]
-    lanes, turned, z = (filters + 7) // 8 * 8, op[f.TURNED], op[f.OUTPUT]
+    filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
+    lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
-        for r in range(op[f.KH]):
+        for r in range(op[KH]):
             for t in range(length):
-                place = op[f.WEIGHT] + (k * op[f.KH] + r) * row + t
+                place = op[f.WEIGHT] + (k * op[KH] + r) * row + t
                 m[turned + (r * length + t) * lanes + k] = m[place]
     for n in range(op[f.COUNT]):
-        origin = op[f.X] + n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
-        for i in range(op[f.ZH]):
-            out = z + i * op[f.ZW] * lanes
+        origin = op[f.X] + n * op[f.XS] - op[PH] * op[f.XR] - op[PW] * op[f.XC]
+        for i in range(op[HIGH]):
+            out = z + i * op[WIDE] * lanes
             call(
                 op[f.PRODUCT], m, out, lanes, m, op[f.BIAS], 0, m,
-                origin + i * op[f.SH] * op[f.XR], op[f.SW] * op[f.XC], 1, op[f.XR],
-                m, turned, lanes, length * lanes, op[f.ZW], lanes, length, op[f.KH],
+                origin + i * op[SH] * op[f.XR], op[SW] * op[f.XC], 1, op[f.XR],
+                m, turned, lanes, length * lanes, op[WIDE], lanes, length, op[KH],
             )  # fmt: skip
-        if op[f.POOLED]:
-            steps = op[f.SH] * op[f.XR], op[f.SW] * op[f.XC]
-            pool(m, w, op, n, z, op[f.ZW] * lanes, lanes, n * op[f.XS], steps)
+        if op[POOLED]:
+            steps = op[SH] * op[f.XR], op[SW] * op[f.XC]
+            pool(m, w, op, n, z, op[WIDE] * lanes, lanes, n * op[f.XS], steps)
         else:
             for i in range(op[f.OH]):
                 for j in range(op[f.OW]):
@@ -64,14 +86,14 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Add up the gradients of the input, the filters and the bias."""
     if op[f.DX] >= 0:
-        border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
+        border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
         fill(m, op[f.DX] - border, op[f.COUNT] * op[f.XS], np.float32(0))
-    if op[f.POOLED]:
+    if op[POOLED]:
         _meet_all_winners(m, w, op)
     else:
         _meet_all(m, op)
-    for r in range(op[f.OC] * op[f.KH]):
-        place, length = op[f.DWEIGHT] + r * op[f.ROW], op[f.KW] * op[f.C]
+    for r in range(op[f.OC] * op[KH]):
+        place, length = op[f.DWEIGHT] + r * op[f.ROW], op[KW] * op[f.C]
         fill(m, place + length, op[f.ROW] - length, np.float32(0))
 
 
@@ -82,15 +104,15 @@ _TURNS = 16
 
 @compiled()
 def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
-    filters, row, rows, windows = op[f.OC], op[f.ROW], op[f.KH], op[f.OH] * op[f.OW]
+    filters, row, rows, windows = op[f.OC], op[f.ROW], op[KH], op[f.OH] * op[f.OW]
     lanes = (filters + 7) // 8 * 8
-    border = op[f.PH] * op[f.XR] + op[f.PW] * op[f.XC]
+    border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
     for k in range(filters):
-        places, values, found = op[f.LISTS], op[f.VALUES], 0
+        places, values, found = op[LISTS], op[VALUES], 0
         for n in range(0, op[f.COUNT], _TURNS):
             found = list_winners(
                 m, op[f.DY] + n * op[f.YS] + k * op[f.YF], op[f.YR], op[f.YC], op[f.YS],
-                w, op[f.PLACES] + n * windows * lanes + k, op[f.OW] * lanes, lanes,
+                w, op[PLACES] + n * windows * lanes + k, op[f.OW] * lanes, lanes,
                 windows * lanes, op[f.OH], op[f.OW], min(_TURNS, op[f.COUNT] - n),
                 w, places, m, values, found,
             )  # fmt: skip
@@ -116,9 +138,9 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
 
     Every output may have a gradient.
     """
-    filters, row, rows, z, part = op[f.OC], op[f.ROW], op[f.KH], op[f.OUTPUT], op[f.PARTS]
-    lanes, change = (filters + 7) // 8 * 8, op[f.VALUES]
-    biases = op[f.TURNED]  # scratch: many small numbers are summed apart
+    filters, row, rows, z, part = op[f.OC], op[f.ROW], op[KH], op[OUTPUT], op[PART]
+    lanes, change = (filters + 7) // 8 * 8, op[CHANGE]
+    biases = op[BIASES]  # many small numbers are summed apart
     fill(m, change, filters * rows * row, np.float32(0))
     fill(m, biases, filters, np.float32(0))
     for n in range(op[f.COUNT]):
@@ -128,12 +150,12 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
                 for k in range(filters):
                     m[z + (i * op[f.OW] + j) * lanes + k] = m[at + k * op[f.YF]]
         add_rows(m, biases, z, lanes, op[f.OH] * op[f.OW], filters)
-        border = n * op[f.XS] - op[f.PH] * op[f.XR] - op[f.PW] * op[f.XC]
+        border = n * op[f.XS] - op[PH] * op[f.XR] - op[PW] * op[f.XC]
         for r in range(rows):
             call(
                 op[f.PRODUCT], m, change + r * row, rows * row,
                 m, change + r * row, rows * row, m, z, 1, lanes, op[f.OW] * lanes,
-                m, op[f.X] + border + r * op[f.XR], op[f.SW] * op[f.XC], op[f.SH] * op[f.XR],
+                m, op[f.X] + border + r * op[f.XR], op[SW] * op[f.XC], op[SH] * op[f.XR],
                 filters, row, op[f.OW], op[f.OH],
             )  # fmt: skip
         if op[f.DX] >= 0:
@@ -145,9 +167,9 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
                 )  # fmt: skip
                 for j in range(op[f.OW]):
                     for r in range(rows):
-                        at = op[f.DX] + border + (i * op[f.SH] + r) * op[f.XR]
-                        at += j * op[f.SW] * op[f.XC]
-                        add_rows(m, at, part + (j * rows + r) * row, 0, 1, op[f.KW] * op[f.C])
+                        at = op[f.DX] + border + (i * op[SH] + r) * op[f.XR]
+                        at += j * op[SW] * op[f.XC]
+                        add_rows(m, at, part + (j * rows + r) * row, 0, 1, op[KW] * op[f.C])
     add_rows(m, op[f.DWEIGHT], change, 0, 1, filters * rows * row)
     if op[f.BIASED]:
         add_rows(m, op[f.DBIAS], biases, 0, 1, filters)
@@ -163,15 +185,19 @@ class Pooled(nn.Module):
 
 class Convolution(Operation):
     layer: nn.Conv2d
+    layers = (nn.Conv2d,)
     forward, backward = convolve, convolve_back
     products = (f.PRODUCT, f.MEET_WINNERS)
 
     def written(self) -> Value:
         x, conv = self.x, self.layer
-        need(x.form == IMAGE and conv.in_channels == x.shape[0] and conv.groups == 1)
-        need(conv.dilation == (1, 1) and conv.padding_mode == "zeros")
+        fits = x.form == IMAGE and conv.in_channels == x.shape[0]
+        need(fits, "the input of nn.Conv2d has another shape")
+        need(conv.groups == 1, "nn.Conv2d has groups")
+        need(conv.dilation == (1, 1), "nn.Conv2d has a dilation")
+        need(conv.padding_mode == "zeros", "nn.Conv2d pads with other values than zeros")
         if isinstance(conv.padding, str):
-            raise NotServedError("padding must be given as numbers")
+            raise NotServedError("the padding of nn.Conv2d is not given as numbers")
         x.apart, x.border = False, pair(conv.padding)
         kernel, stride = pair(conv.kernel_size), pair(conv.stride)
         #: The shape of the convolution's own output, before pooling.
@@ -191,21 +217,24 @@ class Convolution(Operation):
         (filters, zh, zw), (ph, pw) = self._own, self.x.border
         lanes = up(filters)
         return {
-            f.KH: kh, f.KW: kw, f.SH: sh, f.SW: sw, f.PH: ph, f.PW: pw, f.ZH: zh, f.ZW: zw,
-            f.TURNED: memory.floats(kh * kw * self.layer.in_channels * lanes),
-            f.OUTPUT: memory.floats(zh * zw * lanes),
+            KH: kh, KW: kw, SH: sh, SW: sw, PH: ph, PW: pw, HIGH: zh, WIDE: zw,
+            TURNED: memory.floats(kh * kw * self.layer.in_channels * lanes),
+            OUTPUT: memory.floats(zh * zw * lanes),
         } | self._of_the_way_back(memory, batch)  # fmt: skip
 
     def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
         rows = self.layer.kernel_size[0] * self.row
         return {
-            f.PARTS: memory.floats(self._own[2] * rows),
-            f.VALUES: memory.floats(self._own[0] * rows),
+            PART: memory.floats(self._own[2] * rows),
+            CHANGE: memory.floats(self._own[0] * rows),
+            BIASES: memory.floats(self._own[0]),
         }
 
 
 class PooledConvolution(Convolution):
     """The operation of a convolution merged with the max-pooling behind it."""
+
+    layers = (Pooled,)
 
     def __init__(self, layer: Pooled, x: Value) -> None:
         self._pool = layer.pool
@@ -218,6 +247,6 @@ class PooledConvolution(Convolution):
     def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
         lanes, most = up(self._own[0]), batch * self.y.shape[1] * self.y.shape[2]
         return pool_numbers(self._pool) | {
-            f.POOLED: 1, f.PARTS: memory.floats(lanes), f.PLACES: memory.ints(most * lanes),
-            f.LISTS: memory.ints(most), f.VALUES: memory.floats(most),
+            POOLED: 1, BEST: memory.floats(lanes), PLACES: memory.ints(most * lanes),
+            LISTS: memory.ints(most), VALUES: memory.floats(most),
         }  # fmt: skip

@@ -1,6 +1,6 @@
 """The gradients of the losses with respect to the scores, multiplied by `scale`.
 
-Each function reads the scores of `count` examples at position Y, H scores per example, and writes
+Each function reads the scores of `count` examples at position Y, SCORES per example, and writes
 their gradient at position DY. `rows` lists the positions of the examples among the client's targets
 `y`.
 """
@@ -18,6 +18,9 @@ from fedveil.compiled.exponential import exponentials
 from fedveil.compiled.native import Native, native
 from fedveil.compiled.row_passes import fill
 from fedveil.learning.losses import IGNORED, WEIGHTED
+
+#: The number of scores of an example.
+(SCORES,) = f.own(1)
 
 
 @compiled()
@@ -40,7 +43,7 @@ def cross_entropy(
     """Write the gradient of -log softmax(scores)[label] times the weight of the label's class."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
-        _softmax_less_one(m, z, g, scores[f.H], label, scale * weights[label])
+        _softmax_less_one(m, z, g, scores[SCORES], label, scale * weights[label])
 
 
 @native("FLLLFid")
@@ -73,7 +76,7 @@ def _of_numbers(
     With `truth`, targets are truth values and scores are logits. Otherwise scores are the
     predictions.
     """
-    many = scores[f.H]
+    many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
         for k in range(many):

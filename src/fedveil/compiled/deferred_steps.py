@@ -20,9 +20,12 @@ from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.native import call, native
 from fedveil.compiled.operation import LINE, Memory, Row
-from fedveil.compiled.product import LISTED, room_for_few
+from fedveil.compiled.product import LISTED, LISTS, VALUES, room_for_few
 from fedveil.compiled.row_passes import are_finite, fill, has_zeros
 
+#: The length of a row of x and of y. Memory for the two factors, a product with one of them, and
+#: zeros.
+(INPUTS, OUTPUTS, HELD_X, HELD_DY, MET, ZEROS) = f.own(6, VALUES + 1)
 #: The least number of entries for deferring. A smaller weight fits in a fast cache.
 LARGE = 1 << 18
 _ZERO = np.float32(0)
@@ -39,10 +42,10 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
         return {}
     return {
         f.MOST: most,
-        f.HELD_X: memory.floats(most * _apart(inputs)),
-        f.HELD_DY: memory.floats(most * _apart(outputs)),
-        f.MET: memory.floats(batch * most),
-        f.ZEROS: memory.floats(most),
+        HELD_X: memory.floats(most * _apart(inputs)),
+        HELD_DY: memory.floats(most * _apart(outputs)),
+        MET: memory.floats(batch * most),
+        ZEROS: memory.floats(most),
         **(room_for_few(memory, most) if most > batch else {}),
     }
 
@@ -77,10 +80,10 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
     `xs` and `ys` are the distances between rows.
     """
-    inputs, outputs = op[f.C], op[f.OC]
+    inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
-        to_x = op[f.HELD_X] + (op[f.HELD] + n) * _apart(inputs)
-        to_dy = op[f.HELD_DY] + (op[f.HELD] + n) * _apart(outputs)
+        to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)
+        to_dy = op[HELD_DY] + (op[f.HELD] + n) * _apart(outputs)
         for i in range(inputs):
             m[to_x + i] = m[x + n * xs + i]
         for i in range(outputs):
@@ -91,13 +94,13 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
     """Add (x X') D, the contribution of the deferred steps, to the output y."""
-    _add(m, op, y, ys, x, xs, op[f.HELD_X], op[f.C], op[f.HELD_DY], op[f.OC], rows)
+    _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
     """Add (dy D') X, the contribution of the deferred steps, to the input gradient dx."""
-    _add(m, op, dx, xs, dy, ys, op[f.HELD_DY], op[f.OC], op[f.HELD_X], op[f.C], rows)
+    _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
 
 @compiled()
@@ -108,11 +111,11 @@ def _add(
     """Add (A M') B to C. M is the factor stored at `met`, and B the factor stored at `added`."""
     if op[f.HELD] > 0:
         call(
-            op[f.MEET_ROWS], m, op[f.MET], op[f.MOST], op[f.ZEROS], a, am, met, _apart(length),
+            op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
             rows, op[f.HELD], length,
         )  # fmt: skip
         call(
-            op[f.PRODUCT], m, c, cm, m, c, cm, m, op[f.MET], op[f.MOST], 1, 0,
+            op[f.PRODUCT], m, c, cm, m, c, cm, m, op[MET], op[f.MOST], 1, 0,
             m, added, _apart(width), 0, rows, width, op[f.HELD], 1,
         )  # fmt: skip
 
@@ -120,8 +123,8 @@ def _add(
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write D' X to the update `out`, block by block. Sets HELD to -1 if an entry is not finite."""
-    outputs, inputs, rows, finite = op[f.OC], op[f.C], op[f.HELD], True
-    a, am, b, bm = op[f.HELD_DY], _apart(outputs), op[f.HELD_X], _apart(inputs)
+    outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
+    a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)
     for first in range(0, outputs, LISTED):
         some, c = min(LISTED, outputs - first), op[f.FLAT] + first * inputs
@@ -129,7 +132,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
             fill(out, c, some * inputs, _ZERO)
             call(
                 op[f.PRODUCT_OF_FEW], out, c, inputs, m, a + first, 1, am, m, b, bm,
-                some, inputs, rows, w, op[f.LISTS], m, op[f.VALUES],
+                some, inputs, rows, w, op[LISTS], m, op[VALUES],
             )  # fmt: skip
         else:
             call(

@@ -5,11 +5,15 @@ from __future__ import annotations
 from math import prod
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedveil.base.array_types import Float32s, Int32s, Int64s
 from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.deferred_steps import (
+    INPUTS,
+    OUTPUTS,
+    ZEROS,
     add_to_dx,
     add_to_y,
     hold_step,
@@ -30,8 +34,12 @@ from fedveil.compiled.operation import (
     need,
     up,
 )
-from fedveil.compiled.product import room_for_few
+from fedveil.compiled.product import LISTS, VALUES, room_for_few
 from fedveil.compiled.row_passes import add_rows, has_zeros
+
+#: The number of rows of x in an example, a flag for a weight stored as inputs by outputs, and the
+#: number of entries of a weight's row that take part in products: whole vectors. A row of zeros.
+(TIMES, ACROSS, COLUMNS, NOTHING) = f.own(4, ZEROS + 1)
 
 
 @compiled()
@@ -39,7 +47,7 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
     """Return the number of products, the rows of each, and the distances between rows of x and of
     y.
     """
-    count, runs, xs, ys = op[f.COUNT], op[f.RUNS], op[f.C], op[f.OC]
+    count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
     if op[f.XS] == runs * xs and op[f.YS] == runs * ys:  # contiguous examples need one product
@@ -53,15 +61,15 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
     times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
-        if op[f.ACROSS]:
+        if op[ACROSS]:
             call(
                 op[f.PRODUCT], m, y, ys, m, op[f.BIAS], 0, m, x, xs, 1, 0,
-                m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.OC], op[f.C], 1,
+                m, op[f.WEIGHT], op[f.ROW], 0, rows, op[OUTPUTS], op[INPUTS], 1,
             )  # fmt: skip
         else:
             call(
                 op[f.MEET_ROWS], m, y, ys, op[f.BIAS], x, xs, op[f.WEIGHT], op[f.ROW],
-                rows, op[f.OC], op[f.C],
+                rows, op[OUTPUTS], op[INPUTS],
             )  # fmt: skip
             add_to_y(m, op, y, ys, x, xs, rows)
 
@@ -69,15 +77,15 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 @compiled()
 def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int, ys: int) -> None:
     """Compute dx = dy W."""
-    if op[f.ACROSS]:
+    if op[ACROSS]:
         call(
-            op[f.MEET_ROWS], m, dx, xs, op[f.TURNED], dy, ys, op[f.WEIGHT], op[f.ROW],
-            rows, op[f.C], op[f.OC],
+            op[f.MEET_ROWS], m, dx, xs, op[NOTHING], dy, ys, op[f.WEIGHT], op[f.ROW],
+            rows, op[INPUTS], op[OUTPUTS],
         )  # fmt: skip
     else:
         call(
             op[f.PRODUCT], m, dx, xs, m, 0, -1, m, dy, ys, 1, 0,
-            m, op[f.WEIGHT], op[f.ROW], 0, rows, op[f.COLUMNS], op[f.OC], 1,
+            m, op[f.WEIGHT], op[f.ROW], 0, rows, op[COLUMNS], op[OUTPUTS], 1,
         )  # fmt: skip
         add_to_dx(m, op, dx, xs, dy, ys, rows)
 
@@ -96,24 +104,24 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
             dy, dx = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
             _gradient_of_x(m, op, dy, dx, rows, xs, ys)
     for n in range(times):
-        a, am, outputs = op[f.DY] + n * op[f.YS], ys, op[f.OC]
-        b, bm, inputs = op[f.X] + n * op[f.XS], xs, op[f.C]
+        a, am, outputs = op[f.DY] + n * op[f.YS], ys, op[OUTPUTS]
+        b, bm, inputs = op[f.X] + n * op[f.XS], xs, op[INPUTS]
         if op[f.BIASED]:
             add_rows(m, op[f.DBIAS], a, ys, rows, outputs)
         if op[f.HELD] >= 0:
             hold_step(m, op, b, bm, a, am, rows)
             continue
-        if op[f.ACROSS]:
+        if op[ACROSS]:
             a, am, outputs, b, bm, inputs = b, bm, inputs, a, am, outputs
         if has_zeros(m, a, am, b, bm, rows, outputs, inputs):
             call(
                 op[f.PRODUCT_OF_FEW], m, weight, row, m, a, 1, am, m, b, bm,
-                outputs, op[f.COLUMNS], rows, w, op[f.LISTS], m, op[f.VALUES],
+                outputs, op[COLUMNS], rows, w, op[LISTS], m, op[VALUES],
             )  # fmt: skip
         else:
             call(
                 op[f.PRODUCT], m, weight, row, m, weight, row, m, a, 1, am, 0,
-                m, b, bm, 0, outputs, op[f.COLUMNS], rows, 1,
+                m, b, bm, 0, outputs, op[COLUMNS], rows, 1,
             )  # fmt: skip
 
 
@@ -124,15 +132,18 @@ class Dense(Operation):
     """
 
     layer: nn.Linear
+    layers = (nn.Linear, NonDynamicallyQuantizableLinear)
     forward, backward, steps = dense, dense_back, take_steps
     products = (f.PRODUCT, f.MEET_ROWS, f.PRODUCT_OF_FEW)
 
     def written(self) -> Value:
         inputs, outputs = self.layer.in_features, self.layer.out_features
         if self.x.form == TOKENS:  # tokens are contiguous, so their rows must be whole vectors
-            need(self.x.shape[2] == inputs == up(inputs))
+            need(self.x.shape[2] == inputs, "the input of nn.Linear has another length")
+            need(inputs == up(inputs), f"a token has {inputs} values, no multiple of 8")
             return Value.of_tokens(self.x.shape[0], outputs)
-        need(self.x.form == ROW and prod(self.x.shape) == inputs)
+        fits = self.x.form == ROW and prod(self.x.shape) == inputs
+        need(fits, "the input of nn.Linear has another shape")
         return Value((1, 1, outputs), ROW, apart=True)
 
     @property
@@ -151,10 +162,10 @@ class Dense(Operation):
         inputs, outputs = self.layer.in_features, self.layer.out_features
         runs = prod(self.x.shape) // inputs
         return {
-            f.C: inputs, f.OC: outputs, f.RUNS: runs,
+            INPUTS: inputs, OUTPUTS: outputs, TIMES: runs,
             **room_for_few(memory, batch * runs),
-            f.ACROSS: int(self._across), f.COLUMNS: up(outputs if self._across else inputs),
-            f.TURNED: memory.floats(inputs if self._across else 0),
+            ACROSS: int(self._across), COLUMNS: up(outputs if self._across else inputs),
+            NOTHING: memory.floats(inputs if self._across else 0),
         }  # fmt: skip
 
     def held(self, memory: Memory, batch: int) -> Row:

@@ -45,13 +45,16 @@ def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Floa
 
 class Lookup(Operation):
     layer: nn.Embedding
+    layers = (nn.Embedding,)
     forward, backward = look_up, look_up_back
 
     def written(self) -> Value:
         table = self.layer
-        need(self.x.form == ROW and table.num_embeddings <= _EXACT)
-        need(table.padding_idx is None and table.max_norm is None)
-        need(not table.scale_grad_by_freq and not table.sparse)
+        need(self.x.form == ROW, "the input of nn.Embedding is not a row of tokens")
+        need(table.num_embeddings <= _EXACT, "nn.Embedding has more than 2^24 rows")
+        plain = table.padding_idx is None and table.max_norm is None
+        plain = plain and not table.scale_grad_by_freq and not table.sparse
+        need(plain, "nn.Embedding has options")
         return Value.of_tokens(self.x.shape[2], table.embedding_dim)
 
     @property

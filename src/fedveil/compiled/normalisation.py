@@ -17,18 +17,24 @@ from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import IMAGE, ROW, TOKENS, Memory, Operation, Row, Value, need
 from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
+#: The number of groups, the strides of the weight and its number of entries.
+(GROUPS, AR, AC, AF, ENTRIES) = f.own(5)
+#: Memory for the normalised values and the groups' factors. Scratch memory for the gradients of the
+#: weight and the bias, and for offsets.
+(NORMED, FACTORS, CHANGE, PLACES) = f.own(4, ENTRIES + 1)
+
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
     """Return where two lists begin in `w`: offsets of a group's values, and of their weights."""
-    places = op[f.PLACES]
+    places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0
     for c in range(channels):
         for i in range(op[f.H]):
             for j in range(op[f.W]):
                 w[places + t] = c * op[f.XF] + i * op[f.XR] + j * op[f.XC]
-                w[weights + t] = c * op[f.AF] + i * op[f.AR] + j * op[f.AC]
+                w[weights + t] = c * op[AF] + i * op[AR] + j * op[AC]
                 t += 1
     return places, weights
 
@@ -40,10 +46,10 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
     Saves the normalised values and each group's factor, 1 / sqrt(variance + eps), for the backward
     pass.
     """
-    channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
+    channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
     for n in range(op[f.COUNT]):
-        for group in range(op[f.GROUPS]):
+        for group in range(op[GROUPS]):
             x, total, squares = op[f.X] + n * op[f.XS] + group * channels * op[f.XF], 0.0, 0.0
             for t in range(size):
                 total += m[x + w[places + t]]
@@ -51,13 +57,13 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
             for t in range(size):
                 squares += (m[x + w[places + t]] - mean) ** 2
             factor = 1.0 / np.sqrt(squares / size + setting)
-            m[op[f.VALUES] + n * op[f.GROUPS] + group] = factor
+            m[op[FACTORS] + n * op[GROUPS] + group] = factor
             for t in range(size):
                 at = x + w[places + t]
                 value = (m[at] - mean) * factor
-                m[at - op[f.X] + op[f.PARTS]] = value
+                m[at - op[f.X] + op[NORMED]] = value
                 if op[f.BIASED]:
-                    which = group * channels * op[f.AF] + w[weights + t]
+                    which = group * channels * op[AF] + w[weights + t]
                     value = value * m[op[f.WEIGHT] + which] + m[op[f.BIAS] + which]
                 m[at] = value
 
@@ -70,23 +76,23 @@ def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: 
 
         dx = factor * (g - mean of g - n * mean of g n).
     """
-    channels, size = op[f.C] // op[f.GROUPS], op[f.C] * op[f.H] * op[f.W] // op[f.GROUPS]
+    channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
-    kept, change, entries = op[f.PARTS] - op[f.DX], op[f.TURNED], op[f.ROW]
+    kept, change, entries = op[NORMED] - op[f.DX], op[CHANGE], op[ENTRIES]
     fill(m, change, 2 * entries, np.float32(0))
     for n in range(op[f.COUNT]):
-        for group in range(op[f.GROUPS]):
+        for group in range(op[GROUPS]):
             g, total, met = op[f.DX] + n * op[f.XS] + group * channels * op[f.XF], 0.0, 0.0
             for t in range(size):
                 at = g + w[places + t]
                 if op[f.BIASED]:
-                    which = group * channels * op[f.AF] + w[weights + t]
+                    which = group * channels * op[AF] + w[weights + t]
                     m[change + which] += m[at] * m[at + kept]
                     m[change + entries + which] += m[at]
                     m[at] *= m[op[f.WEIGHT] + which]
                 total += m[at]
                 met += m[at] * m[at + kept]
-            factor = m[op[f.VALUES] + n * op[f.GROUPS] + group]
+            factor = m[op[FACTORS] + n * op[GROUPS] + group]
             for t in range(size):
                 at = g + w[places + t]
                 m[at] = factor * (m[at] - total / size - m[at + kept] * met / size)
@@ -110,10 +116,10 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
     Saves the values that `norm_groups` saves.
     """
-    width, kept = op[f.W], op[f.PARTS] - op[f.X]
+    width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
-        at = op[f.VALUES] + t
+        at = op[FACTORS] + t
         m[at] = total(m, x, width) / width
         mean = m[at]
         m[at] = 1.0 / np.sqrt(_squares(m, x, width, mean) / width + setting)
@@ -134,9 +140,9 @@ def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Fl
     The gradient of the weight is summed separately and added at the end. Under SGD without momentum
     or decay it is added to the weight itself, which the remaining rows still need unchanged.
     """
-    width, kept, change = op[f.W], op[f.PARTS] - op[f.DX], op[f.TURNED]
+    width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others
-    fill(m, change, 2 * op[f.ROW], np.float32(0))
+    fill(m, change, 2 * op[ENTRIES], np.float32(0))
     for t in range(op[f.COUNT] * op[f.C]):
         g = op[f.DX] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
         if op[f.BIASED]:
@@ -148,7 +154,7 @@ def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Fl
                 m[g + i] *= m[op[f.WEIGHT] + i]
         m[ends] = total(m, g, width) / width
         m[ends + 1] = inner_product(m, g, g + kept, width) / width
-        mean, met, factor = m[ends], m[ends + 1], m[op[f.VALUES] + t]
+        mean, met, factor = m[ends], m[ends + 1], m[op[FACTORS] + t]
         for i in range(g, g + width):
             m[i] = factor * (m[i] - mean - m[i + kept] * met)
     if op[f.BIASED]:
@@ -158,17 +164,21 @@ def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Fl
 
 class NormOfGroups(Operation):
     layer: nn.GroupNorm | nn.LayerNorm
+    layers = (nn.GroupNorm,)
     forward, backward = norm_groups, norm_groups_back
 
     def written(self) -> Value:
         self.setting = self.layer.eps
-        need((self.layer.weight is None) == (self.layer.bias is None))
+        whole = (self.layer.weight is None) == (self.layer.bias is None)
+        need(whole, "a normalisation has a weight and no bias")
         if isinstance(self.layer, nn.GroupNorm):
-            need(self.x.form == IMAGE and self.layer.num_channels == self.x.shape[0])
+            fits = self.x.form == IMAGE and self.layer.num_channels == self.x.shape[0]
+            need(fits, "the input of nn.GroupNorm has another shape")
         else:
             last = self.x.shape if self.x.form == IMAGE else self.x.shape[2:]
-            need(tuple(self.layer.normalized_shape) == last)
-            need(self.x.form != ROW or self.x.shape[:2] == (1, 1))
+            fits = tuple(self.layer.normalized_shape) == last
+            fits = fits and (self.x.form != ROW or self.x.shape[:2] == (1, 1))
+            need(fits, "nn.LayerNorm normalises other values than a whole example or token")
         return self.x
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
@@ -176,23 +186,24 @@ class NormOfGroups(Operation):
         size, index = (c, (0, 0, 1)) if groups else (c * h * w, (w, 1, h * w))
         size = size if self.biased else 0
         return {
-            f.GROUPS: groups or 1, f.AR: index[0], f.AC: index[1], f.AF: index[2], f.ROW: size,
-            f.PARTS: memory.floats(batch * self.x.size) + self.x.inside,
-            f.VALUES: memory.floats(batch * (groups or 1)), f.TURNED: memory.floats(2 * size),
-            f.PLACES: memory.ints(2 * c * h * w),
+            GROUPS: groups or 1, AR: index[0], AC: index[1], AF: index[2], ENTRIES: size,
+            NORMED: memory.floats(batch * self.x.size) + self.x.inside,
+            FACTORS: memory.floats(batch * (groups or 1)), CHANGE: memory.floats(2 * size),
+            PLACES: memory.ints(2 * c * h * w),
         }  # fmt: skip
 
 
 class NormOfRows(NormOfGroups):
     """LayerNorm over each token's row."""
 
+    layers = ()
     forward, backward = norm_rows, norm_rows_back
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
         tokens, _, width = self.x.shape
         return {
-            f.ROW: width if self.biased else 0, f.PARTS: memory.floats(batch * self.x.size),
-            f.VALUES: memory.floats(batch * tokens), f.TURNED: memory.floats(2 * width + 2),
+            ENTRIES: width if self.biased else 0, NORMED: memory.floats(batch * self.x.size),
+            FACTORS: memory.floats(batch * tokens), CHANGE: memory.floats(2 * width + 2),
         }  # fmt: skip
 
 

@@ -28,16 +28,13 @@ LINE = 16
 
 
 class NotServedError(Exception):
-    """Raised if native code does not support a layer or the order of the layers.
-
-    torch then trains the model.
-    """
+    """Raised with the reason if native code cannot train a model. torch then trains it."""
 
 
-def need(fits: bool) -> None:
-    """Raise `NotServedError` unless `fits` is True."""
+def need(fits: bool, otherwise: str) -> None:
+    """Raise `NotServedError` with the reason `otherwise` unless `fits` is True."""
     if not fits:
-        raise NotServedError("the layer is not supported, or does not fit its input")
+        raise NotServedError(otherwise)
 
 
 def up(count: int) -> int:
@@ -124,6 +121,8 @@ class Operation:
     setting = 0.0
     #: Random numbers that an example needs.
     draws = 0
+    #: The kinds of layers that the operation serves.
+    layers: ClassVar[tuple[type[nn.Module], ...]] = ()
 
     def __init__(self, layer: Any, x: Value) -> None:
         self.layer, self.x = layer, x

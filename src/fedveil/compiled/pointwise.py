@@ -14,8 +14,11 @@ from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import Memory, Operation, Row, Value
 
+#: The activation, and the position of the values that the backward pass needs.
+(CURVE, KEPT) = f.own(2)
 (_RELU, _TANH, _SIGMOID, _GELU, _GELU_TANH) = range(5)
-_CURVES = {nn.ReLU: _RELU, nn.Tanh: _TANH, nn.Sigmoid: _SIGMOID}
+#: The monotone activations, which commute with max-pooling. Their backward pass reads the output.
+RISING = {nn.ReLU: _RELU, nn.Tanh: _TANH, nn.Sigmoid: _SIGMOID}
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _ROOT_HALF, _PEAK = math.sqrt(1 / 2), 1 / math.sqrt(2 * math.pi)
@@ -34,28 +37,28 @@ def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
             x = op[f.X] + begin
-            if op[f.CURVE] == _RELU:
+            if op[CURVE] == _RELU:
                 for i in range(x, x + op[f.RUN]):
                     m[i] = _ZERO if m[i] <= _ZERO else m[i]
-            elif op[f.CURVE] == _TANH:
+            elif op[CURVE] == _TANH:
                 for i in range(x, x + op[f.RUN]):
                     m[i] = math.tanh(m[i])
-            elif op[f.CURVE] == _SIGMOID:
+            elif op[CURVE] == _SIGMOID:
                 for i in range(x, x + op[f.RUN]):
                     m[i] = _ONE / (_ONE + math.exp(-m[i]))
             else:
-                kept = op[f.PARTS] + begin
+                kept = op[KEPT] + begin
                 for i in range(op[f.RUN]):
                     value = m[x + i]
                     m[kept + i] = value
-                    if op[f.CURVE] == _GELU:
+                    if op[CURVE] == _GELU:
                         m[x + i] = 0.5 * value * (1 + math.erf(value * _ROOT_HALF))
                     else:
                         inner = _SLOPE * (value + _CUBE * value * value * value)
                         m[x + i] = 0.5 * value * (1 + math.tanh(inner))
-            if op[f.CURVE] < _GELU and op[f.PARTS] != op[f.X]:
+            if op[CURVE] < _GELU and op[KEPT] != op[f.X]:
                 for i in range(op[f.RUN]):
-                    m[op[f.PARTS] + begin + i] = m[x + i]
+                    m[op[KEPT] + begin + i] = m[x + i]
 
 
 @native(OPERATION)
@@ -66,18 +69,18 @@ def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
-            g, kept = op[f.DX] + begin, op[f.PARTS] + begin
-            if op[f.CURVE] == _RELU:
+            g, kept = op[f.DX] + begin, op[KEPT] + begin
+            if op[CURVE] == _RELU:
                 for i in range(op[f.RUN]):
                     value = m[g + i]  # read unconditionally, to avoid a branch
                     m[g + i] = _ZERO if m[kept + i] <= _ZERO else value
-            elif op[f.CURVE] == _TANH:
+            elif op[CURVE] == _TANH:
                 for i in range(op[f.RUN]):
                     m[g + i] *= _ONE - m[kept + i] * m[kept + i]
-            elif op[f.CURVE] == _SIGMOID:
+            elif op[CURVE] == _SIGMOID:
                 for i in range(op[f.RUN]):
                     m[g + i] *= (_ONE - m[kept + i]) * m[kept + i]
-            elif op[f.CURVE] == _GELU:
+            elif op[CURVE] == _GELU:
                 for i in range(op[f.RUN]):
                     x = m[kept + i]
                     below = 0.5 * (1 + math.erf(x * _ROOT_HALF))
@@ -118,20 +121,22 @@ def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 class Curve(Operation):
     """An activation layer."""
 
+    layers = (*RISING, nn.GELU)
     forward, backward = curve, curve_back
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        which = _CURVES.get(type(self.layer))
+        which = RISING.get(type(self.layer))
         if which is not None and not changed:
-            return {f.CURVE: which, f.PARTS: self.x.place}
+            return {CURVE: which, KEPT: self.x.place}
         kept = memory.floats(batch * self.x.size) + self.x.inside
         exact = getattr(self.layer, "approximate", "none") == "none"
         gelu = _GELU if exact else _GELU_TANH
-        return {f.CURVE: gelu if which is None else which, f.PARTS: kept}
+        return {CURVE: gelu if which is None else which, KEPT: kept}
 
 
 class Drop(Operation):
     layer: nn.Dropout
+    layers = (nn.Dropout,)
     forward, backward = drop, drop_back
 
     def written(self) -> Value:

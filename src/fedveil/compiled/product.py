@@ -9,6 +9,9 @@ from fedveil.compiled.operation import Memory, Row
 from fedveil.compiled.tiles import list_winners, product_tile, rows_tile, winners_tile
 from fedveil.compiled.vector_code import WIDE
 
+#: The scratch memory of `product_of_few` in an operation that calls it.
+(LISTS, VALUES) = fields.own(2)
+
 #: Rows and columns of a tile. Its sums fill the registers, less those that the factors need.
 _MOST_COLUMNS = 64 if WIDE else 16
 _ROWS_64, _ROWS_32, _ROWS_16, _ROWS_8 = (6, 12, 14, 14) if WIDE else (1, 1, 6, 12)
@@ -171,10 +174,7 @@ def product_of_few(
 
 def room_for_few(memory: Memory, terms: int) -> Row:
     """Reserve scratch memory for `product_of_few` with sums of up to `terms` terms."""
-    return {
-        fields.LISTS: memory.ints(terms + LISTED * (1 + terms)),
-        fields.VALUES: memory.floats(LISTED * terms),
-    }
+    return {LISTS: memory.ints(terms + LISTED * (1 + terms)), VALUES: memory.floats(LISTED * terms)}
 
 
 #: The column that holds a product's address -> the product.

@@ -14,7 +14,7 @@ from fedveil.base.array_types import Float64s, Int64s
 from fedveil.compiled import fields as f
 from fedveil.compiled import steps
 from fedveil.compiled.chain import follow
-from fedveil.compiled.cost import COSTS
+from fedveil.compiled.cost import COSTS, SCORES
 from fedveil.compiled.operation import ROW, Memory, Operation, Row, Value, need, up
 from fedveil.compiled.product import PRODUCTS
 
@@ -100,10 +100,12 @@ class Model:
                 }
             rows.append(_row(op, kind, behind) | own)
             draws += op.draws
-        ends = [_geometry(value, value) | {f.H: prod(value.shape)} for value in self._ends]
+        ends = [_geometry(value, value) for value in self._ends]
+        ends[1][SCORES] = prod(self._ends[1].shape)
         ends[0][f.FORWARD] = steps.read_in.address(kind)
         ends[1][f.FORWARD] = COSTS[loss].address(kind)
-        need(max(memory.float_end, memory.int_end) < _MOST)
+        used = max(memory.float_end, memory.int_end)
+        need(used < _MOST, "a batch needs more memory than native code can address")
         return Program(
             ops=_table(row | {f.EACH: draws} for row in rows),
             settings=np.array([op.setting for op in self._operations], np.float64),
@@ -116,7 +118,9 @@ class Model:
 
 def _table(rows: Iterable[Row]) -> Int64s:
     """Return the rows as one array. Fields that a row does not set are 0."""
-    return np.array([[row.get(column, 0) for column in range(f.FIELDS)] for row in rows])
+    rows = list(rows)
+    columns = range(1 + max(max(row) for row in rows))
+    return np.array([[row.get(column, 0) for column in columns] for row in rows])
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:

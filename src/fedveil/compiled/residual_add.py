@@ -8,7 +8,7 @@ from fedveil.compiled import fields as f
 from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import TOKENS, Operation, Value, need
 from fedveil.compiled.row_passes import add_rows
-from fedveil.learning.residual import Join
+from fedveil.learning.residual import Branch, Join
 from fedveil.learning.token_layers import Positions
 
 
@@ -69,10 +69,11 @@ def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 class Copied(Operation):
     """The start of a residual connection: later operations work on a copy."""
 
+    layers = (Branch,)
     forward, backward = branch, branch_back
 
     def written(self) -> Value:
-        need(self.x.form == TOKENS)
+        need(self.x.form == TOKENS, "a residual connection is not over tokens")
         return Value.of_tokens(self.x.shape[0], self.x.shape[2])
 
 
@@ -86,15 +87,18 @@ class Added(Operation):
         super().__init__(layer, copied)
 
     def written(self) -> Value:
-        need(self.x.shape == self._came.shape)
+        fits = self.x.shape == self._came.shape
+        need(fits, "the two parts of a residual connection have different shapes")
         return self._came
 
 
 class Placed(Operation):
     layer: Positions
+    layers = (Positions,)
     forward, backward = place, place_back
 
     def written(self) -> Value:
         places, width = self.layer.weight.shape
-        need(self.x.form == TOKENS and width == self.x.shape[2] and self.x.shape[0] <= places)
+        fits = self.x.form == TOKENS and width == self.x.shape[2] and self.x.shape[0] <= places
+        need(fits, "the position embeddings do not fit the tokens")
         return self.x

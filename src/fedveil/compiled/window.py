@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from torch import nn
@@ -14,6 +15,12 @@ from fedveil.compiled.native import OPERATION, native
 from fedveil.compiled.operation import IMAGE, Memory, Operation, Row, Shape, Value, need, up
 from fedveil.compiled.row_passes import fill
 from fedveil.compiled.tiles import largest_tile
+
+#: The size, stride and padding of the windows, and the size of the image under them. Scratch memory
+#: for the largest values of one window, and the places of all of them.
+(KH, KW, SH, SW, PH, PW, HIGH, WIDE, BEST, PLACES) = f.own(10)
+#: The first column of an operation that pools its own result.
+AFTER_POOL = PLACES + 1
 
 _largest_8 = largest_tile(8)
 
@@ -28,12 +35,12 @@ def pool(
     z begins at position `z`, with strides `zr` and `zc`. The value in row r and column s has the
     place `first` + r steps[0] + s steps[1].
     """
-    lanes, best = (op[f.OC] + 7) // 8 * 8, op[f.PARTS]
+    lanes, best = (op[f.OC] + 7) // 8 * 8, op[BEST]
     # Read these once: the compiler must assume that any write may change them.
-    channels, rows, columns, high, wide = op[f.OC], op[f.OH], op[f.OW], op[f.ZH], op[f.ZW]
-    down, across, height, width = op[f.QSH], op[f.QSW], op[f.QKH], op[f.QKW]
+    channels, rows, columns, high, wide = op[f.OC], op[f.OH], op[f.OW], op[HIGH], op[WIDE]
+    down, across, height, width = op[SH], op[SW], op[KH], op[KW]
     y, yr, yc, yf = op[f.Y] + n * op[f.YS], op[f.YR], op[f.YC], op[f.YF]
-    won, border, left_border = op[f.PLACES] + n * rows * columns * lanes, op[f.QPH], op[f.QPW]
+    won, border, left_border = op[PLACES] + n * rows * columns * lanes, op[PH], op[PW]
     for i in range(rows):
         top = i * down - border
         bottom, top = min(top + height, high), max(top, 0)
@@ -71,7 +78,7 @@ def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Floa
         for i in range(op[f.OH]):
             for j in range(op[f.OW]):
                 at = op[f.DY] + n * op[f.YS] + i * op[f.YR] + j * op[f.YC]
-                won = op[f.PLACES] + ((n * op[f.OH] + i) * op[f.OW] + j) * lanes
+                won = op[PLACES] + ((n * op[f.OH] + i) * op[f.OW] + j) * lanes
                 for k in range(op[f.OC]):
                     m[op[f.DX] + w[won + k] + k] += m[at + k * op[f.YF]]
 
@@ -82,16 +89,16 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
         if op[f.DX] < 0:
             return
         fill(m, op[f.DX], op[f.COUNT] * op[f.XS], np.float32(0))
-    share = np.float32(1) / np.float32(op[f.QKH] * op[f.QKW])
+    share = np.float32(1) / np.float32(op[KH] * op[KW])
     for n in range(op[f.COUNT]):
         for i in range(op[f.OH]):
             for j in range(op[f.OW]):
-                top, left = i * op[f.QSH] - op[f.QPH], j * op[f.QSW] - op[f.QPW]
+                top, left = i * op[SH] - op[PH], j * op[SW] - op[PW]
                 for k in range(op[f.OC]):
                     at = n * op[f.YS] + i * op[f.YR] + j * op[f.YC] + k * op[f.YF]
                     total = m[op[f.DY] + at] * share if back else np.float32(0)
-                    for r in range(max(top, 0), min(top + op[f.QKH], op[f.H])):
-                        for s in range(max(left, 0), min(left + op[f.QKW], op[f.W])):
+                    for r in range(max(top, 0), min(top + op[KH], op[f.H])):
+                        for s in range(max(left, 0), min(left + op[KW], op[f.W])):
                             x = n * op[f.XS] + r * op[f.XR] + s * op[f.XC] + k * op[f.XF]
                             if back:
                                 m[op[f.DX] + x] += total
@@ -130,7 +137,7 @@ def windows(
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
     )
-    need(min(h, w) > 0)
+    need(min(h, w) > 0, "a window is larger than its image")
     return h, w
 
 
@@ -140,19 +147,23 @@ _Pool = nn.MaxPool2d | nn.AvgPool2d
 def pooled(shape: Shape, pool: _Pool) -> Shape:
     """Return the shape of an image after pooling."""
     kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
-    need(not pool.ceil_mode and 2 * border[0] <= kernel[0] and 2 * border[1] <= kernel[1])
+    need(not pool.ceil_mode, "a pooling has ceil_mode")
+    fits = 2 * border[0] <= kernel[0] and 2 * border[1] <= kernel[1]
+    need(fits, "the padding of a pooling is more than half of its window")
     if isinstance(pool, nn.MaxPool2d):
-        need(pair(pool.dilation) == (1, 1) and not pool.return_indices)
+        plain = pair(pool.dilation) == (1, 1) and not pool.return_indices
+        need(plain, "nn.MaxPool2d has a dilation or returns indices")
     else:
-        need(pool.count_include_pad and pool.divisor_override is None)
+        plain = pool.count_include_pad and pool.divisor_override is None
+        need(plain, "nn.AvgPool2d has another divisor than the size of its window")
     return (shape[0], *windows(shape, kernel, stride, border))
 
 
 def pool_numbers(pool: _Pool) -> Row:
     kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
     return {
-        f.QKH: kernel[0], f.QKW: kernel[1], f.QSH: stride[0], f.QSW: stride[1],
-        f.QPH: border[0], f.QPW: border[1],
+        KH: kernel[0], KW: kernel[1], SH: stride[0], SW: stride[1],
+        PH: border[0], PW: border[1],
     }  # fmt: skip
 
 
@@ -160,24 +171,26 @@ class Largest(Operation):
     """A max-pooling that does not follow a convolution."""
 
     layer: _Pool
+    layers: ClassVar[tuple[type[nn.Module], ...]] = (nn.MaxPool2d,)
     forward, backward = largest, largest_back
 
     def written(self) -> Value:
-        need(self.x.form == IMAGE)
+        need(self.x.form == IMAGE, "the input of a pooling is not an image")
         self.x.apart = False
         return Value(pooled(self.x.shape, self.layer), IMAGE)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
         (_, h, w), lanes = self.y.shape, up(self.y.shape[0])
         return pool_numbers(self.layer) | {
-            f.PARTS: memory.floats(lanes), f.PLACES: memory.ints(batch * h * w * lanes),
-            f.ZH: self.x.shape[1], f.ZW: self.x.shape[2],
+            BEST: memory.floats(lanes), PLACES: memory.ints(batch * h * w * lanes),
+            HIGH: self.x.shape[1], WIDE: self.x.shape[2],
         }  # fmt: skip
 
 
 class Average(Largest):
     """An average-pooling. It needs no scratch memory."""
 
+    layers = (nn.AvgPool2d,)
     forward, backward = average, average_back
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:

@@ -171,7 +171,7 @@ class Canaries(Executor):
 
     def saw(self, aggregate: Aggregate) -> None:
         """Record evidence from a round's aggregate."""
-        if self.clients and not self._reports.told:
+        if not self._reports.told:
             self._sums.see(aggregate, self._context.round, self._training.turn)
 
     def state(self) -> State:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +27,6 @@ from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.engine import Engine
 from fedveil.engine.evaluation import ModelTest
 from fedveil.engine.own_layer_evaluation import make_test
-from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.server_optimizer import ServerOptimizer, make_optimizer
 from fedveil.engine.stopping import Stopping
 from fedveil.federated.job import Job
@@ -92,5 +94,19 @@ def assemble(
         optimizer=make_optimizer(job, test.layout.trainable),
         stopping=Stopping(job.stopping, task.measures),
         callbacks=called,
-        fingerprint=run_fingerprint(job, dataset, engine.identify(), shape.fingerprint),
+        fingerprint=_fingerprint(job, dataset, engine.identify(), shape.fingerprint),
     )
+
+
+def _fingerprint(job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
+    """Return a digest of job, model and data. It excludes the number of rounds, which may grow.
+
+    `more` are the engine's own arrays. `model` is the model's fingerprint.
+    """
+    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
+    digest = hashlib.sha256(f"{settings} {model}".encode())
+    arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
+    for array in arrays:
+        digest.update(repr((array.shape, array.dtype)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

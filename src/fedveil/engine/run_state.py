@@ -33,7 +33,8 @@ class RunState:
 
     def apply(self, aggregate: Aggregate) -> int:
         """Update the weights with a round's aggregate. Returns the number of reports in it."""
-        self._parts.canaries.saw(aggregate)
+        if self._parts.canaries.clients:
+            self._parts.canaries.saw(aggregate)
         self.weights = self._parts.optimizer.step(self.weights, aggregate.update)
         self.protection = aggregate.state
         return aggregate.reports

@@ -113,7 +113,8 @@ class Simulator(Engine):
         if not job.simulation.masks:
             event("secure aggregation runs without masks (simulation.masks = false)")
         executor = self._executor(job, shape, protection.dimension, folder, event)
-        return Faulty(executor, job, protection)
+        fails = job.simulation.dropouts or job.simulation.answer_ms
+        return Faulty(executor, job, protection) if fails else executor
 
     def _executor(
         self,

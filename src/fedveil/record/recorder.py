@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedveil.base.files import open_to_append
-from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened, read_text
+from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened
 from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
@@ -145,11 +145,6 @@ def _append(file: IO[bytes], text: str) -> None:
     data = text.encode()
     while data:  # a partial write reports its error on the next try
         data = data[file.write(data) :]
-
-
-def read_metrics(path: Path) -> list[Record]:
-    """Return the records in a run's folder, with non-finite numbers as floats."""
-    return _records(read_text(path / METRICS, MOST_LINES_BYTES))
 
 
 def read_whole_lines(

@@ -29,8 +29,7 @@ from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
 from fedveil.studies.comparison import Asked, Cell, Comparison, Tell
-from fedveil.studies.folder_run import ended_run
-from fedveil.studies.several_runs import refuse_other, resumed_by
+from fedveil.studies.several_runs import ended_run, refuse_other, resumed_by
 
 COMPARISON = "comparison.yaml"
 RUNS = "runs"

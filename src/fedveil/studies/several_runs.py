@@ -12,9 +12,10 @@ from pathlib import Path
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
-from fedveil.pages.read_run import ReadRun
+from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.table import Table
-from fedveil.record.run_folder import MODEL
+from fedveil.record.recorder import Record
+from fedveil.record.run_folder import JOB, MODEL
 from fedveil.studies.experiment import Tell
 
 #: A noisy run's accuracy is the mean of this many of its last tests.
@@ -43,10 +44,21 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
     return runs
 
 
+def other_than(job: Job, folder: Path) -> list[str]:
+    """Return the settings in which `job` differs from the job of the run in `folder`, if any.
+
+    If that run found its number of clients in its data, this number is no difference.
+    """
+    if not (folder / JOB).is_file():
+        return []
+    begun = Job.load(folder / JOB)
+    if job.clients.number is None and begun.clients.number is not None:
+        job = job.with_clients(begun.clients.number)
+    return job.changes(begun)
+
+
 def refuse_other(path: Path, job: Job) -> None:
     """Raise an error if a different job's run is in the folder `path`."""
-    from fedveil.studies.folder_run import other_than
-
     refuse_changed(path, other_than(job, path))
 
 
@@ -75,14 +87,23 @@ def resumed_by(command: str) -> Iterator[None]:
 def _ended(path: Path, job: Job) -> ReadRun:
     import torch
 
-    from fedveil.studies.folder_run import ended_run
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small products; workers share the load
     try:
         return ended_run(job, path)
     finally:
         torch.set_num_threads(threads)
+
+
+def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None = None) -> ReadRun:
+    """Return the finished run of `job` in `folder`. Starts or resumes the run if necessary."""
+    from fedveil.entry.simulation import resume, simulate
+
+    if not (folder / JOB).is_file():
+        simulate(job, folder, progress=progress)
+    elif not (folder / MODEL).is_file():
+        resume(folder, progress=progress)
+    return read_run(folder)
 
 
 def accuracy(run: ReadRun) -> float:

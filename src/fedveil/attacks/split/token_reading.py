@@ -156,29 +156,6 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
     return nearest(expected - tokens * gradients, word)
 
 
-def bit_told(eps: float | None, reports: int = 1) -> float:
-    """Return how often the majority of `reports` reports tells a bit correctly.
-
-    A tie is decided by a fair coin.
-    """
-    n, q = integer("reports", reports, 1), lie(eps)
-    lies = np.arange(n + 1)
-    law = _binomial(n, q)
-    return float(law[2 * lies < n].sum() + law[2 * lies == n].sum() / 2)
-
-
-def bit_information(eps: float | None) -> float:
-    """Return how much one report tells of a bit that is 0 or 1 with equal probability, in bits.
-
-    That is 1 - h(q), with the flip probability q and the binary entropy h. Reports of a word and of
-    its neighbours must carry log2(words) bits together. With less, no attacker finds a word among
-    `words` equally likely ones, except by luck.
-    """
-    q = lie(eps)
-    entropy = 0.0 if q == 0 else -(q * math.log2(q) + (1 - q) * math.log2(1 - q))
-    return 1 - entropy
-
-
 def ceiling(values: int, words: int, eps: float | None) -> float:
     """Return how often the likeliest word is right, if the words' codes are random bits.
 

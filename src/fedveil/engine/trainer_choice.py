@@ -1,0 +1,39 @@
+"""The reason why a job's clients train in torch's loop and not in native code."""
+
+from __future__ import annotations
+
+from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.operation import NotServedError
+from fedveil.data.datasets import available
+from fedveil.engine.assembly import ModelShape, load_data, make_model, make_trainer, training_plan
+from fedveil.federated.job import Job
+from fedveil.learning.own_layers import whole
+from fedveil.learning.trained_part import TrainedPart
+from fedveil.learning.trainer import LoopTrainer
+
+
+def loop_reason(job: Job) -> str | None:
+    """Return why `training.engine: auto` chooses the loop, or None if it chooses another trainer.
+
+    A data set of fedveil's own is not read. Raises an error if the job cannot run.
+    """
+    if job.training.engine != "auto" or job.training.device != "cpu":
+        return None
+    shape = _shape(job)
+    model = whole(make_model(job, shape))
+    if not isinstance(make_trainer(job, model, shape.example_shape), LoopTrainer):
+        return None
+    assert not isinstance(shape.example_shape, dict)  # its trainer is the task's own
+    part = TrainedPart.of(model).module
+    try:
+        CompiledTrainer.made(part, training_plan(job), shape.example_shape if part is model else ())
+    except NotServedError as error:
+        return str(error)
+    return None
+
+
+def _shape(job: Job) -> ModelShape:
+    for entry in available():
+        if entry.name == job.data.name:
+            return ModelShape(entry.shape, entry.classes)
+    return ModelShape.of(load_data(job))
