@@ -90,6 +90,11 @@ def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
         f"At epsilon {epsilon:g} ({spent.promise}), take {taken.setting}: {_reached(taken)}. "
         f"Its promise holds against {_against(taken)}."
     )
+    if not _improved(taken):
+        text += (
+            " It is no better than after its first test, so these clients are too few for this "
+            "epsilon. More clients, `privacy.unit: example` or a model with fewer weights help."
+        )
     first = _best(lines)
     if first is not taken and _reached(first) != _reached(taken):
         text += f" {first.setting.position} reaches {_reached(first)}, but trusts the server."
@@ -110,6 +115,16 @@ def _best(lines: Sequence[Line]) -> Line:
     means = [statistics.fmean(_values(line)) for line in lines]
     better = deciding(lines[0].runs[0].last)[1]
     return lines[means.index(best(means, better))]
+
+
+def _improved(line: Line) -> bool:
+    """Return True if training has improved the model since its first test, over all seeds."""
+    name, better = deciding(line.runs[0].last)
+    each = [run.figures(name)[1] for run in line.runs]
+    before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))
+    return all(len(one) < 2 for one in each) or (
+        after != before and best([before, after], better) == after
+    )
 
 
 def _reached(line: Line) -> str:
