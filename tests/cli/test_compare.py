@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import split
 from typing import Any
 
 import pytest
 
 from fedveil.cli.exits import Exit
+from fedveil.engine.budget import project_job
 from fedveil.engine.federation import Federation
 from fedveil.errors import RunFailed
+from fedveil.federated.job import Job
 from fedveil.pages import page as page_file
+from fedveil.studies import trial_runs
 
 Command = Callable[..., tuple[int, str, str]]
 JOB = """\
@@ -22,6 +26,8 @@ model: parts:plain
 training: {epochs: 1, batch_size: 5, lr: 0.2}
 simulation: {workers: 0}
 """
+
+ALONE = ("--protections", "not_encrypt")
 
 
 @pytest.fixture
@@ -38,6 +44,8 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
     assert "looking for the parameters of dp_encrypt, epsilon 2\n" in out
     assert "run 6 of 6: dp_encrypt, epsilon 8, seed 1\n" in out
     assert "rounds to" in out
+    assert "which to take: dp_encrypt at epsilon 2\n" in out
+    assert "unequal" not in out
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert names == {
         ".lock", "comparison.md", "comparison.yaml", "imports.txt", "report.html",
@@ -61,7 +69,7 @@ def test_without_plotly_there_is_the_text_and_a_note(
 ) -> None:
     monkeypatch.setattr(page_file, "find_spec", lambda name: None)
     page_file.plotly_script.cache_clear()
-    code, out, err = command("compare", job, "--seeds", "1", "--out", "c")
+    code, out, err = command("compare", job, *ALONE, "--seeds", "1", "--out", "c")
     page_file.plotly_script.cache_clear()
     assert code == Exit.DONE
     assert err.startswith("note: a run's page needs the package plotly")
@@ -75,7 +83,7 @@ def test_a_folder_of_something_else_is_not_said_to_be_a_comparison(
 ) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "job.yaml").touch()
-    code, _, err = command("compare", job, "--out", "c")
+    code, _, err = command("compare", job, *ALONE, "--out", "c")
     assert (code, err) == (Exit.FAILED, "error: c is not empty: name another folder\n")
     (tmp_path / "c" / "job.yaml").rename(tmp_path / "c" / "mine.txt")
     code, _, err = command("run", job, "--out", "c")
@@ -93,7 +101,7 @@ def test_an_interrupted_comparison_says_how_to_go_on(
         return play(self, number)
 
     monkeypatch.setattr(Federation, "_round", cut)
-    code, _, err = command("compare", job, "--out", "c")
+    code, _, err = command("compare", job, *ALONE, "--out", "c")
     assert code == Exit.INTERRUPTED
     assert err == "interrupted; `fedveil compare --resume c` goes on from here\n"
 
@@ -106,7 +114,7 @@ def test_it_fails_where_every_cell_fails(
 
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "_round", failing)
-        code, out, err = command("compare", job, "--seeds", "1", "--out", "c")
+        code, out, err = command("compare", job, *ALONE, "--seeds", "1", "--out", "c")
     assert code == Exit.FAILED
     assert err.splitlines()[-1].startswith("error: no run of the comparison has a result; ")
     assert "not_encrypt  no report was usable" in out
@@ -138,3 +146,46 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     code, out, err = command("compare", job, *asked)
     assert (code, out, err) == (Exit.WRONG, "", f"error: {sentence}\n")
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_options_all_protections_meet_at_two_epsilons(job: Path) -> None:
+    from fedveil.cli.compare import _levels, _named
+
+    asked = Job.load(job)
+    names = _named(asked, None)
+    assert names == [
+        "not_encrypt", "distributed_dp", "dp_encrypt", "central_gaussian", "signds", "rr", "oue",
+    ]  # fmt: skip
+    assert _levels(None, ["training.lr"]) == [2.0, 8.0]
+    # Two clients a round cannot share secrets: the others are still compared.
+    assert "distributed_dp" not in _named(Job.load(job, ["clients.fraction=0.2"]), None)
+
+
+@pytest.mark.parametrize(
+    "key", ["protection.unary.eps", "protection.distributed_dp.target_epsilon",
+            "protection.dp_encrypt.dp_eps"]
+)  # fmt: skip
+def test_a_protections_own_cost_makes_promises_unequal(key: str) -> None:
+    from fedveil.cli.compare import _levels
+
+    assert _levels(None, ["rounds", key]) == []
+    assert _levels("3", [key]) == [3.0]
+    assert _levels("own", []) == []
+
+
+def test_every_protection_is_tried_for_a_short_time(
+    command: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runs, "GAUSSIAN", ("distributed_dp", "central_gaussian"))
+    monkeypatch.setattr(trial_runs, "OTHERS", ())
+    code, out, err = command("budget", job, "--try", "--set", "clients.fraction=0.75")
+    assert code == Exit.DONE, err
+    assert "short trials, 2 rounds with the noise of a whole run, on the clients' held-out" in out
+    for name in ("untrained model", "not_encrypt", "distributed_dp", "central_gaussian"):
+        assert f"\n{name} " in out
+    best = next(line for line in out.splitlines() if line.startswith("  fedveil run"))
+    _, _, path, *more = split(best)
+    assert path == str(job)
+    assert more[:2] == ["--set", "clients.fraction=0.75"]
+    costs = [line.epsilon for line in project_job(Job.load(path, more[1::2]))]
+    assert max(costs) <= 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
     quality, privacy = tables([found], Goal("accuracy", 0.7))
     assert row(quality) == {
         "setting": "dp_encrypt",
-        "accuracy": "0.8500 [0.8000, 0.9000]",
+        "accuracy": "85.0% [80.0%, 90.0%]",
         "loss": "0.1500",
         "AUC": "0.9900",
         "upload": "1.5 KB",
         "share": "30.0%",
-        "rounds to accuracy 0.7": "2 [1, 2]",
+        "rounds to accuracy 70%": "2 [1, 2]",
     }
     assert row(privacy) == {
         "setting": "dp_encrypt",
@@ -97,9 +98,19 @@ def test_a_failed_cell_is_a_line_with_its_reason() -> None:
     setting = Setting("rr")
     results = [Result(Cell(setting, 0, None), None, "no report was usable")]
     quality, privacy, failed = tables(lines(results))
-    assert row(quality)["accuracy"] == row(privacy)["epsilon of a round"] == "-"
+    assert row(quality)["accuracy"] == row(privacy)["epsilon of a round"] == "no result"
     assert failed.rows == [["rr", "no report was usable"]]
     assert not [*plots(lines(results))]
+
+
+def test_no_table_has_a_nan() -> None:
+    """A run has diverged, another has no figure of its upload or its time."""
+    lost = line(run(record(1, 0.5)), run(record(1, math.nan)), run(record(1, 0.7)))
+    bare = line(run({k: v for k, v in record(1, 0.5).items() if "seconds" not in k}))
+    quality, privacy, _ = tables([lost, bare, line(failures=("no report",))])
+    assert row(quality)["accuracy"] == "undefined in 1 of 3 runs"
+    assert row(quality, 1)["share"] == row(quality, 2)["upload"] == "no result"
+    assert not any("nan" in cell for table in (quality, privacy) for r in table.rows for cell in r)
 
 
 def test_accuracy_is_drawn_by_round_and_over_the_whole_runs_epsilon() -> None:
@@ -110,7 +121,8 @@ def test_accuracy_is_drawn_by_round_and_over_the_whole_runs_epsilon() -> None:
     bare = line(run(record(1, 0.97, epsilon_run_every_round=float("inf"))))
     by_round, over = plots([*found, bare])
     assert [len(curve.x) for curve in by_round.curves] == [2, 2, 1]
-    (curve,) = over.curves
+    curve, level = over.curves
+    assert ([*level.x], [*level.y], level.dashed) == ([2.0, 8.0], [0.97, 0.97], True)
     assert (curve.name, [*curve.x], over.x.log) == ("dp_encrypt", [2.0, 8.0], True)
     assert svg(over).startswith(b"<?xml")
 

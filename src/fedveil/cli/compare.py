@@ -19,18 +19,20 @@ from fedveil.errors import JobError, MissingExtra, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
+    from fedveil.federated.job import Job
     from fedveil.studies.comparison import Goal
     from fedveil.studies.comparison_folder import ComparisonFolder, Result
     from fedveil.studies.comparison_table import Line
 
 _Listed = Annotated[
-    str | None, typer.Option(help="Comma-separated protections. Default: the job's own.")
+    str | None,
+    typer.Option(help="Comma-separated protections. Default: all that can state a promise."),
 ]
 _Epsilons = Annotated[
     str | None,
     typer.Option(
         help="Comma-separated epsilons. For each of them, every protection is set so that the "
-        "whole run costs it."
+        "whole run costs it. Default: 2,8. With 'own', each protection keeps its own settings."
     ),
 ]
 _Sweep = Annotated[
@@ -98,11 +100,13 @@ def compare(
             assert settings is not None
             if attack not in (None, "membership"):
                 raise JobError([f"--attack {attack} is not available here: only membership is"])
+            swept = dict(_swept(text) for text in sweep or ())
+            fixed = [*swept, *(text.partition("=")[0].strip() for text in overrides or ())]
             asked = Asked(
-                protections=_parts("--protections", protections or settings.protection.name),
+                protections=_named(settings, protections),
                 seeds=seeds or 3,
-                sweep=dict(_swept(text) for text in sweep or ()),
-                epsilons=_numbers("--epsilons", epsilons),
+                sweep=swept,
+                epsilons=_levels(epsilons, fixed),
                 attack="membership" if attack else None,
                 effort=effort or "quick",
                 target=target,
@@ -150,13 +154,18 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
     """Print the tables, and write the whole comparison to the folder."""
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE
+    from fedveil.studies.comparison_choice import choice, unequal
     from fedveil.studies.comparison_page import markdown, page
     from fedveil.studies.comparison_table import lines, tables
 
     found = lines(results)
+    if (warned := unequal(found)) is not None:
+        say(f"\n{warned}")
     for table in tables(found, goal):
         say(f"\n{table.caption}:")
         console().print(table.terminal())
+    if (card := choice(found)) is not None:
+        say(f"\n{card.label.lower()}: {card.value}\n{card.text}")
     shown = page(folder.comparison, found, goal)
     say(f"written to {folder.write('comparison.md', markdown(shown).encode())}")
     try:
@@ -171,6 +180,36 @@ def _parts(option: str, text: str) -> list[str]:
     if not all(parts):
         raise JobError([f"{option} {text} has nothing between two commas"])
     return parts
+
+
+def _named(job: Job, text: str | None) -> list[str]:
+    """Return the protections to compare. By default, the job must be able to have each of them."""
+    from fedveil.studies.comparison import Asked, Comparison
+    from fedveil.studies.comparison_choice import side_by_side
+
+    if text is not None:
+        return _parts("--protections", text)
+    able = []
+    for name in side_by_side(job):
+        try:
+            _ = Comparison(job, Asked(protections=[name])).settings
+            able.append(name)
+        except JobError as error:
+            remarks("note", [f"without {name}: {error}"])
+    return able or [job.protection.name]
+
+
+def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
+    """Return the epsilons at which protections are compared, or none if they keep their settings.
+
+    `fixed` are the keys that the user sets. By default, a protection's own cost among them counts
+    as a request for unequal promises.
+    """
+    from fedveil.studies.comparison_choice import EPSILONS, decides_cost
+
+    if text == "own" or (text is None and any(map(decides_cost, fixed))):
+        return []
+    return list(EPSILONS) if text is None else _numbers("--epsilons", text)
 
 
 def _numbers(option: str, text: str | None) -> list[float]:

@@ -19,24 +19,34 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     `start` is the beginning of that command. With `as_json`, prints JSON instead.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
-    chosen = best(found)
-    command = (
-        None if chosen is None or chosen.candidate is None else chosen.candidate.command(start)
-    )
+    units = dict.fromkeys((job.privacy.unit, "example"))
+    chosen = {unit: trial for unit in units if (trial := best(found, unit)) is not None}
     if as_json:
-        answer({"trials": [_data(one) for one in found], "best": command})
+        commands = {unit: _command(trial, start) for unit, trial in chosen.items()}
+        answer({"trials": [_data(one) for one in found], "best": commands})
         return
     table = _table(found)
     say(f"\n{table.caption}:")
     console().print(table.terminal())
-    if chosen is None or chosen.candidate is None:
-        say("no protection that states a promise has a result for this job")
-        return
-    say(
-        f"best: {chosen.name}, {word(chosen.metric)} {digits(chosen.metric, chosen.value)} in the "
-        f"trial. The whole run costs {chosen.figure}, against {chosen.candidate.against}:"
-    )
-    say(f"  {command}")
+    if not chosen:
+        say(
+            f"at epsilon {target:g}, no protection learns from these clients. These help: more "
+            f"clients in a round, and a model with fewer trained weights"
+        )
+    for unit, trial in chosen.items():
+        assert trial.candidate is not None  # it has a promise
+        whole = "one example" if unit == "example" else "a whole client"
+        say(
+            f"best for {whole}: {trial.candidate.name}, {word(trial.metric)} "
+            f"{digits(trial.metric, trial.value)} in the trial. The whole run costs "
+            f"{trial.figure}, against {trial.candidate.against}:"
+        )
+        say(f"  {_command(trial, start)}")
+
+
+def _command(trial: Trial, start: str) -> str:
+    assert trial.candidate is not None
+    return trial.candidate.command(start)
 
 
 def _table(found: list[Trial]) -> Table:

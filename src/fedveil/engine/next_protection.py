@@ -93,10 +93,10 @@ def _clients(candidate: Candidate) -> str:
 
 def _costs(candidate: Candidate, examples: int) -> str:
     """Return the command, what its run costs, and against whom the promise holds."""
+    command = candidate.command(f"fedveil run {JOB}")
     return (
-        f"`{candidate.command(f'fedveil run {JOB}')}` costs {candidate.figure}, "
-        f"against {candidate.against}; its "
-        f"noise is {_times(candidate, examples)} times as long as the mean update may be"
+        f"`{command}` costs {candidate.figure}, against {candidate.against}; its noise is "
+        f"{_times(candidate, examples)} times as long as the mean update may be"
     )
 
 

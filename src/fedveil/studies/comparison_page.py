@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.pages.page import Code, Fold, Page, Section
+from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.table import Table
 from fedveil.settings.yaml_file import write
 from fedveil.studies.comparison import Comparison, Goal
+from fedveil.studies.comparison_choice import choice, unequal
 from fedveil.studies.comparison_table import Line, plots, tables
 
 
@@ -24,6 +25,7 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
         f"{job.model} on {job.data.name}, {clients}, {job.rounds} rounds, {seeds}. All settings of "
         f"a seed have the same data, partition, initial model and cohorts.",
         *comparison.notes,
+        *filter(None, [unequal(found), choice(found)]),
     ]
     kept = (("the job", job), ("what was asked", asked))
     again = [Code(write(what.model_dump(mode="json")), name) for name, what in kept]
@@ -35,9 +37,13 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
     return Page(f"{job.name}, compared", lead, [section for section in sections if section.parts])
 
 
+def _text(part: str | Fact) -> str:
+    return part if isinstance(part, str) else f"**{part.label}: {part.value}.** {part.text}"
+
+
 def markdown(shown: Page) -> str:
     """Format a page as Markdown. The plots are files beside it."""
-    parts = [f"# {shown.title}\n", *(f"{text}\n" for text in shown.lead)]
+    parts = [f"# {shown.title}\n", *(f"{_text(part)}\n" for part in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]
     parts += [plot.markdown(f"report-{plot.file}.svg") for plot in shown.plots]

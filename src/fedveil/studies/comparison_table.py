@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
+from fedveil.pages.curves import axis_of
 from fedveil.pages.guarantee_text import figure_of
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
@@ -16,7 +17,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure, told
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.metric_names import figures, title, word
+from fedveil.record.metric_names import LOSS, as_asked, digits, figures, title, word
 from fedveil.studies.comparison import Goal, Setting
 from fedveil.studies.comparison_folder import Result
 from fedveil.studies.several_runs import first_round
@@ -30,6 +31,8 @@ LEDGER = {
 }
 _PARTS = ("training", "protection", "aggregation")
 _NOTHING = "-"
+#: A cell of a setting without a finished run. The last table says why.
+_NO_RESULT = "no result"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Line:
     setting: Setting
     runs: Sequence[ReadRun]
     failures: Sequence[str]
+
+    @property
+    def lost(self) -> bool:
+        """True if a run has no result."""
+        return any(math.isnan(value) for value in self.last(LOSS)) or not self.runs
 
     def last(self, key: str) -> list[float]:
         """Return the last value of the metric `key` in every run that has it."""
@@ -120,15 +128,15 @@ def _quality(found: Sequence[Line], goal: Goal | None) -> Table:
     keys = _figures(found)
     columns = ["setting", *map(word, keys), "upload", "share"]
     if goal is not None:
-        columns.append(f"rounds to {goal.figure} {goal.value:g}")
+        columns.append(f"rounds to {goal.figure} {as_asked(goal.figure, goal.value)}")
     rows = []
     for line in found:
         row = [
             str(line.setting),
-            _spread(line.last(keys[0]), "{:.4f}"),
-            *(_spread(line.last(key), "{:.4f}", bounds=False) for key in keys[1:]),
-            shown_bytes(line.upload) if line.runs else _NOTHING,
-            f"{line.share:.1%}" if not math.isnan(line.share) else _NOTHING,
+            _spread(line.last(keys[0]), partial(digits, keys[0])),
+            *(_spread(line.last(key), partial(digits, key), bounds=False) for key in keys[1:]),
+            _NO_RESULT if math.isnan(line.upload) else shown_bytes(line.upload),
+            _NO_RESULT if math.isnan(line.share) else f"{line.share:.1%}",
         ]
         if goal is not None:
             row.append(_rounds(line.rounds_to(goal)))
@@ -153,7 +161,7 @@ def _privacy(found: Sequence[Line]) -> Table:
         for what in LEDGER:
             spent = line.spent(what)
             if spent is None:
-                row.append(_NOTHING)
+                row.append(_NOTHING if line.runs else _NO_RESULT)
             else:
                 whole = what == "run_every_round"
                 row.append(told(*spent) if whole else format_epsilon(spent.epsilon))
@@ -178,14 +186,29 @@ def plots(found: Sequence[Line]) -> Iterator[Plot]:
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
         note = "The mean over the seeds, and the least and the most."
-        what, x, y = f"{title(name)} in every round", Axis("round"), Axis(f"test {word(name)}")
+        what, x, y = f"{title(name)} in every round", Axis("round"), _test_axis(name)
         yield Plot(name, what, x, y, curves, note)
     over = [*_over_epsilon(found, name)]
     if any(len(curve.x) > 1 for curve in over):
-        note = "Positions without a finite epsilon are not in it."
+        ends = [end(x for curve in over for x in curve.x) for end in (min, max)]
+        levels = [*_levels(found, name, ends)]
+        note = "Dashed: without a finite epsilon." if levels else ""
         x = Axis("epsilon of the whole run", log=True)
         what = f"{title(name)} against epsilon"
-        yield Plot(f"{name}-epsilon", what, x, Axis(f"test {word(name)}"), over, note)
+        yield Plot(f"{name}-epsilon", what, x, _test_axis(name), [*over, *levels], note)
+
+
+def _test_axis(name: str) -> Axis:
+    return axis_of(name, f"test {word(name)}")
+
+
+def _levels(found: Sequence[Line], name: str, ends: Sequence[float]) -> Iterator[Curve]:
+    """Yield a horizontal line for each setting without a finite epsilon, between two epsilons."""
+    for line in found:
+        spent, reached = line.spent("run_every_round"), line.last(name)
+        if spent is not None and math.isinf(spent.epsilon) and reached:
+            level, position = [_mean(reached)] * len(ends), line.setting.position
+            yield Curve(str(line.setting), ends, level, dashed=True, protection=position)
 
 
 def _figures(found: Sequence[Line]) -> list[str]:
@@ -200,7 +223,8 @@ def _by_round(line: Line, name: str) -> Curve:
     reached = [[one[r] for one in each] for r in rounds]
     spread = len(each) > 1
     low, high = ([side(f) for f in reached] if spread else [] for side in (min, max))
-    return Curve(str(line.setting), rounds, [_mean(f) for f in reached], low, high)
+    mean, position = [_mean(f) for f in reached], line.setting.position
+    return Curve(str(line.setting), rounds, mean, low, high, protection=position)
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
@@ -209,36 +233,46 @@ def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
     Each protection has one curve for each set of its other changed keys.
     """
     groups: dict[str, list[tuple[float, list[float]]]] = {}
+    positions = dict[str, str]()
     for line in found:
         spent, reached = line.spent("run_every_round"), line.last(key)
         if spent is not None and math.isfinite(spent.epsilon) and reached:
             name = str(Setting(line.setting.position, line.setting.changes))
             groups.setdefault(name, []).append((spent.epsilon, reached))
+            positions[name] = line.setting.position
     for name, points in groups.items():
         points.sort()
         x, each = [epsilon for epsilon, _ in points], [figures for _, figures in points]
         low, high = [min(f) for f in each], [max(f) for f in each]
-        yield Curve(name, x, [_mean(f) for f in each], low, high, marks=True)
+        mean, position = [_mean(f) for f in each], positions[name]
+        yield Curve(name, x, mean, low, high, marks=True, protection=position)
 
 
 def _mean(figures: Sequence[float]) -> float:
     return statistics.fmean(figures) if figures else math.nan
 
 
-def _spread(figures: Sequence[float], form: str, *, bounds: bool = True) -> str:
+def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
+    """Return the mean of the figures, and with `bounds` the least and the most.
+
+    A mean over the other runs would hide that some have diverged.
+    """
     if not figures:
-        return _NOTHING
-    text = form.format(_mean(figures))
+        return _NO_RESULT
+    lost = sum(map(math.isnan, figures))
+    if lost:
+        return f"undefined in {lost} of {len(figures)} runs"
+    text = shown(_mean(figures))
     if not bounds or min(figures) == max(figures):
         return text
-    return f"{text} [{form.format(min(figures))}, {form.format(max(figures))}]"
+    return f"{text} [{shown(min(figures))}, {shown(max(figures))}]"
 
 
 def _rounds(found: Sequence[int | None]) -> str:
     reached = [rounds for rounds in found if rounds is not None]
     if not reached:
-        return "never" if found else _NOTHING
-    text = _spread(reached, "{:.0f}")
+        return "never" if found else _NO_RESULT
+    text = _spread(reached, "{:.0f}".format)
     return text if len(reached) == len(found) else f"{text}, {len(reached)} of {len(found)} runs"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedveil.engine.assembly import check_buffers, load_data
 from fedveil.engine.budget import prepared
-from fedveil.engine.candidates import GAUSSIAN, OTHERS, Candidate, candidates
+from fedveil.engine.candidates import GAUSSIAN, OTHERS, Candidate, candidates, of_examples
 from fedveil.entry.simulation import simulate
 from fedveil.errors import InvalidValue, ModelInvalid, RunFailed, RunStopped
 from fedveil.federated.job import Job
@@ -25,12 +25,17 @@ HELD_OUT = 0.2
 VALIDATION = "the clients' held-out training examples"
 TEST = "the test examples, since no client has two examples to hold one out"
 
+#: Names of the trials without protection, and of the initial model.
+BARE, UNTRAINED = "not_encrypt", "untrained model"
+#: The least gain of a trial that has learnt, as a share of the gain without protection.
+LEAST_GAIN = 0.25
+
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A short run of a candidate. `candidate` is None for the run without protection.
+    """A short run of a candidate. `candidate` is None for runs without protection.
 
     `metric` is the deciding metric with the direction that is better, `value` its last value, and
     `examples` names the examples. A failed trial has the reason in `failure` and the value NaN.
@@ -65,17 +70,37 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     examples = len(load_data(job).train)
     bare = job.under("not_encrypt")
     tell("trial without protection")
-    yield _tried(bare, "not_encrypt", None, Figure(math.inf, job.privacy.delta), None)
+    nothing = Figure(math.inf, job.privacy.delta)
+    yield _tried(bare, UNTRAINED, None, nothing, None)
+    yield _tried(bare, BARE, None, nothing, None)
     for name in (*GAUSSIAN, *OTHERS):
         tell(f"trial of {name} at epsilon {target:g}")
         for found in candidates(job, layout.dimension, target, [name]):
             check_buffers(found.job, layout)
             yield _tried(found.job, name, found, found.figure, found.noise(examples))
+    if job.privacy.unit == "client":
+        name = "distributed_dp"
+        tell(f"trial of {name} at epsilon {target:g} for one example")
+        for found in candidates(job, layout.dimension, target, [name], of_examples(job)):
+            noise = found.noise(examples)
+            yield _tried(found.job, f"{name}, one example", found, found.figure, noise)
 
 
-def best(found: list[Trial]) -> Trial | None:
-    """Return the best trial with a promise and a result, or None."""
-    able = [one for one in found if one.candidate is not None and not math.isnan(one.value)]
+def best(found: Sequence[Trial], unit: str) -> Trial | None:
+    """Return the best trial with a promise for this unit of privacy, or None if none has learnt.
+
+    A trial has learnt if its gain over the untrained model is at least `LEAST_GAIN` of the gain
+    without protection.
+    """
+    named = {one.name: one for one in found}
+    start, bare = named[UNTRAINED].value, named[BARE].value
+    able = [
+        one
+        for one in found
+        if one.candidate is not None
+        and one.candidate.job.privacy.unit == unit
+        and (one.value - start) * (bare - start) >= LEAST_GAIN * (bare - start) ** 2 > 0
+    ]
     return min(able, key=lambda one: one.rank, default=None)
 
 
@@ -85,6 +110,8 @@ def _tried(
     rounds = min(job.rounds, ROUNDS)
     for share in (HELD_OUT, 0.0):
         short = _shortened(job, rounds, share)
+        if name == UNTRAINED:
+            short = Job.read(short.model_dump(), ["rounds=1", "server.lr=1e-12"])
         try:
             with TemporaryDirectory() as folder:
                 last = simulate(short, Path(folder) / "trial").metrics[-1]

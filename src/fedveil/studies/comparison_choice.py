@@ -1,0 +1,145 @@
+"""The protection to take after a comparison, and the sentence about unequal promises."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from fedveil.engine.candidates import GAUSSIAN, OTHERS
+from fedveil.federated.job import Job
+from fedveil.pages.page import Fact
+from fedveil.pages.run_summary import TONES
+from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.protections.catalog import POSITIONS
+from fedveil.record.metric_names import best, deciding, digits, word
+from fedveil.studies.comparison_table import Line
+
+#: The epsilons of a comparison that names none.
+EPSILONS = (2.0, 8.0)
+
+
+def side_by_side(job: Job) -> list[str]:
+    """Return the protections of a comparison that names none: no protection, then all with a
+    promise.
+
+    The job's own protection is among them. `pw_encrypt` has the noise of `central_gaussian`.
+    """
+    built_in = ("not_encrypt", *(name for name in (*GAUSSIAN, *OTHERS) if name != "pw_encrypt"))
+    return list(dict.fromkeys((*built_in, job.protection.name)))
+
+
+def decides_cost(key: str) -> bool:
+    """Return True if the job key decides what some protection's report costs."""
+    for position in POSITIONS.values():
+        cost = position.cost_key(position.settings_type())
+        if cost is not None:
+            names = (cost.parameter, *cost.instead)
+            if key in [f"protection.{position.block}.{name}" for name in names]:
+                return True
+    return False
+
+
+def unequal(found: Sequence[Line]) -> str | None:
+    """Return a sentence if the settings have finite epsilons that were not made equal, or None."""
+    spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
+    finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
+    solved = {line.setting.epsilon for line in found} - {None}
+    if not finite or len(finite) + len(solved) < 2:
+        return None
+    return (
+        "The promises are unequal, so the accuracies do not compare: each setting has its own "
+        "epsilon. `--epsilons 2,8` makes them equal."
+    )
+
+
+def choice(found: Sequence[Line]) -> Fact | None:
+    """Return the card that says which protection to take, or None if no promise was made equal.
+
+    At each epsilon, it is the best of the protections that hold against the server. If none does,
+    or if a trusted server allows a better model, the card says so.
+    """
+    levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
+    words, values = [], []
+    for epsilon in levels:
+        lines = [line for line in found if line.setting.epsilon == epsilon and _whole(line)]
+        if not lines:
+            words.append(f"At epsilon {epsilon:g}, no run has a result.")
+            continue
+        apart = [line for line in lines if not _trusts(line)]
+        taken = _best(apart or lines)
+        values.append((taken, epsilon))
+        words.append(_sentence(taken, lines, epsilon))
+    if not levels:
+        return None
+    bare = [line for line in found if line.setting.position == "not_encrypt" and _whole(line)]
+    if bare:
+        words.append(f"Without protection: {_reached(bare[0])}.")
+    if not values:
+        return Fact("Which to take", "no result", " ".join(words), "poor")
+    taken, epsilon = values[0]
+    spent = taken.spent("run_every_round")
+    tone = TONES[spent.promise] if spent is not None else ""
+    value = f"{taken.setting.position} at epsilon {epsilon:g}"
+    return Fact("Which to take", value, " ".join(words), tone)
+
+
+def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
+    spent = taken.spent("run_every_round") or Figure(epsilon, 0.0)
+    text = (
+        f"At epsilon {epsilon:g} ({spent.promise}), take {taken.setting}: {_reached(taken)}. "
+        f"Its promise holds against {_against(taken)}."
+    )
+    if not _improved(taken):
+        text += (
+            " It is no better than after its first test, so these clients are too few for this "
+            "epsilon. More clients, `privacy.unit: example` or a model with fewer weights help."
+        )
+    first = _best(lines)
+    if first is not taken and _reached(first) != _reached(taken):
+        text += f" {first.setting.position} reaches {_reached(first)}, but trusts the server."
+    return text
+
+
+def _whole(line: Line) -> bool:
+    """Return True if every run of the line has a result."""
+    values = _values(line)
+    return bool(values) and not line.lost and all(map(math.isfinite, values))
+
+
+def _values(line: Line) -> list[float]:
+    return line.last(deciding(line.runs[0].last)[0]) if line.runs else []
+
+
+def _best(lines: Sequence[Line]) -> Line:
+    means = [statistics.fmean(_values(line)) for line in lines]
+    better = deciding(lines[0].runs[0].last)[1]
+    return lines[means.index(best(means, better))]
+
+
+def _improved(line: Line) -> bool:
+    """Return True if training has improved the model since its first test, over all seeds."""
+    name, better = deciding(line.runs[0].last)
+    each = [run.figures(name)[1] for run in line.runs]
+    before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))
+    return all(len(one) < 2 for one in each) or (
+        after != before and best([before, after], better) == after
+    )
+
+
+def _reached(line: Line) -> str:
+    name = deciding(line.runs[0].last)[0]
+    return f"{word(name)} {digits(name, statistics.fmean(_values(line)))}"
+
+
+def _trusts(line: Line) -> bool:
+    return any(run.last.get("rests_on_server") for run in line.runs)
+
+
+def _against(line: Line) -> str:
+    """Return the attackers against whom the line's promise holds."""
+    switch = line.runs[0].job["protection"]
+    position = POSITIONS.get(str(switch["name"]))
+    if position is None:
+        return "those that the protection names"
+    return position.against(position.settings_type(**switch.get(position.block, {})))

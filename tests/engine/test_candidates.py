@@ -1,0 +1,111 @@
+"""The protections that a job can have at one epsilon, their noise, and a run's advice."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from shlex import split
+
+import numpy as np
+import pytest
+
+import fedveil
+from comparing_parts import small_job
+from fedveil.engine.budget import prepared, project_job
+from fedveil.engine.candidates import GAUSSIAN, candidates, of_examples
+from fedveil.engine.next_protection import MOST_NOISE, next_protection
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import read_run
+from fedveil.pages.run_summary import ending
+from fedveil.privacy.guarantee_strength import Figure
+from round_parts import client_half, report_of, server_half
+
+NOTHING = Figure(math.inf, 1e-5)
+CROWD = {"clients": {"number": 60, "fraction": 1.0}}
+
+
+def test_each_candidate_spends_the_epsilon_and_no_more() -> None:
+    found = list(candidates(small_job(), 83, 3.0))
+    assert [one.name for one in found] == [*GAUSSIAN]
+    for one in found:
+        assert 2.9 < one.figure.epsilon <= 3.0
+        again = Job.read(small_job().model_dump(), one.settings)
+        costs = [line.epsilon for line in project_job(again)]
+        assert max(costs) <= 3.0
+
+
+def test_a_job_that_rules_a_protection_out_is_left_without_it() -> None:
+    two = small_job(clients={"number": 8, "fraction": 0.25})
+    assert "distributed_dp" not in [one.name for one in candidates(two, 83, 3.0)]
+
+
+@pytest.mark.parametrize("name", ["central_gaussian", "dp_encrypt"])
+def test_the_noise_over_the_update_is_that_of_a_round(name: str) -> None:
+    """The aggregate of updates of zero is the noise itself."""
+    dimension = 1_903
+    job = small_job(clients={"number": 14, "fraction": 0.5})
+    (found,) = candidates(job, dimension, 2.5, [name])
+    protection, model = found.protection, np.zeros(dimension)
+    server = server_half(protection, range(7), model)
+    for client in range(7):
+        half = client_half(protection, client, model)
+        server.receive(client, report_of(half, server.opening(), model))
+    server.advance()
+    noise = np.linalg.norm(server.aggregate().update) / protection.norm_clip
+    assert found.noise(240) == pytest.approx(noise, rel=0.1)
+
+
+def test_a_crowd_is_advised_to_protect_its_clients() -> None:
+    job = small_job(**CROWD)
+    advice = next_protection(job, prepared(job)[0], NOTHING, 240)
+    assert advice is not None
+    assert advice.startswith("protect it with distributed_dp: `fedveil run job.yaml --set prot")
+    assert "against a server that follows the protocol" in advice
+    again = Job.read(job.model_dump(), split(advice.split("`")[1])[4::2])
+    assert again.protection.distributed_dp.target_epsilon == 2.0
+
+
+def test_few_clients_are_told_the_noise_and_what_helps() -> None:
+    job = small_job()
+    layout = prepared(job)[0]
+    (first, *_) = candidates(job, layout.dimension, 2.0)
+    noise = first.noise(240)
+    assert noise is not None
+    assert noise > MOST_NOISE
+    of_one = next_protection(job, layout, NOTHING, 240)
+    assert of_one is not None
+    assert of_one.startswith("protect each example instead of each client: with 4 clients")
+    momentum = small_job(training={"epochs": 1, "batch_size": 5, "momentum": 0.5})
+    advice = next_protection(momentum, layout, NOTHING, 240)
+    assert advice is not None
+    assert advice.startswith(
+        "too few clients for a meaningful promise: with 4 clients in a round, the noise of "
+        f"epsilon 2 is at least {noise:,.0f} times"
+    )
+    needed = math.ceil(4 * noise / MOST_NOISE)
+    assert f"at least {needed} clients in a round" in advice
+    more = small_job(clients={"number": needed, "fraction": 1.0})
+    (then, *_) = candidates(more, layout.dimension, 2.0)
+    assert then.noise(240) == pytest.approx(MOST_NOISE, rel=0.25)
+
+
+def test_a_meaningful_promise_gets_no_advice() -> None:
+    job = small_job(**CROWD)
+    assert next_protection(job, prepared(job)[0], Figure(2.0, 1e-5), 240) is None
+
+
+def test_a_single_example_is_protected_without_proximal_steps() -> None:
+    pulled = small_job(training={"epochs": 2, "batch_size": 5, "proximal": 0.5})
+    assert "training.proximal=0" in of_examples(pulled)
+    (found,) = candidates(pulled, 83, 2.0, ["distributed_dp"], of_examples(pulled))
+    assert (found.job.privacy.unit, found.job.training.epochs) == ("example", 1)
+
+
+def test_a_finished_run_shows_the_advice_with_its_own_job(tmp_path: Path) -> None:
+    job = small_job(**CROWD, record={"page": False})
+    run = fedveil.simulate(job, tmp_path / "a run")
+    after = ending(read_run(run.folder)).next
+    assert after.value == "protect it with distributed_dp"
+    command = split(after.text.split("`")[1])
+    assert command[2] == str(run.folder / "job.yaml")
+    Job.load(command[2], command[4::2])

@@ -1,0 +1,69 @@
+"""A protection has one colour, in every plot and next to any other curve."""
+
+from __future__ import annotations
+
+import re
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.pages import curves
+from fedveil.pages.colours import PROTECTIONS, looks
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.plotly_figure import figure
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.svg import svg
+from fedveil.protections.catalog import POSITIONS
+
+
+def plot_of(*protections: str) -> Plot:
+    drawn = [Curve(f"run {n}", [1, 2], [0.5, 0.75], protection=name)
+             for n, name in enumerate(protections)]  # fmt: skip
+    return Plot("a", "A", Axis("round"), Axis("accuracy", percent=True), drawn)
+
+
+def test_every_protection_has_a_colour_of_its_own() -> None:
+    assert PROTECTIONS.keys() == POSITIONS.keys()
+    assert len(set(PROTECTIONS.values())) == len(PROTECTIONS)
+
+
+@pytest.mark.parametrize("order", permutations(["oue", "signds", "not_encrypt"]))
+def test_the_place_in_a_plot_changes_no_colour(order: tuple[str, ...]) -> None:
+    plot = plot_of(*order)
+    lines = [trace["line"]["color"] for trace in figure(plot)["data"]]
+    assert lines == [PROTECTIONS[name] for name in order]
+    drawn = re.findall(r"stroke: (#[0-9a-f]{6})", svg(plot).decode())
+    assert {PROTECTIONS[name].lower() for name in order} <= set(drawn)
+
+
+def test_two_runs_of_one_protection_share_its_colour_and_differ_in_style() -> None:
+    first, other, second = looks(plot_of("rr", "dp_encrypt", "rr").curves)
+    assert first.colour == second.colour == PROTECTIONS["rr"] != other.colour
+    assert first.style != second.style
+    assert second.marks
+
+
+@pytest.mark.parametrize("make", [curves.quality, curves.epsilon, curves.upload])
+def test_a_runs_page_and_the_page_of_several_use_the_same_table(make: Any) -> None:
+    record = {"round": 1, "accuracy": 0.5, "loss": 1.0, "auc": 0.5, "bytes_up_per_client": 7,
+              "epsilon_run_every_round": 2.0}  # fmt: skip
+    runs = {
+        f"folder-{name}": ReadRun(Path(name), {"protection": {"name": name}}, [record], (), ())
+        for name in ("signds", "distributed_dp")
+    }
+    plots = [*make(runs), *make({"folder-signds": runs["folder-signds"]})]
+    assert plots
+    for plot in plots:
+        for curve, look in zip(plot.curves, looks(plot.curves), strict=True):
+            assert look.colour == PROTECTIONS[curve.name.removeprefix("folder-")]
+
+
+def test_an_accuracy_axis_is_in_percent_and_a_loss_axis_is_not() -> None:
+    run = ReadRun(Path("r"), {"protection": {"name": "rr"}},
+                  [{"round": 1, "accuracy": 0.5, "loss": 1.0, "auc": 0.5}], (), ())  # fmt: skip
+    percent = {plot.name: figure(plot)["layout"]["yaxis"].get("tickformat")
+               for plot in curves.quality({"r": run})}  # fmt: skip
+    assert percent["accuracy"].endswith("%")
+    assert "%" not in (percent["loss"] or "") + (percent["auc"] or "")

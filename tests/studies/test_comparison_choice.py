@@ -1,0 +1,75 @@
+"""The card that says which protection to take, and the sentence about unequal promises."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from test_comparison_table import record
+
+from fedveil.pages.read_run import ReadRun
+from fedveil.studies.comparison import Setting
+from fedveil.studies.comparison_choice import choice, unequal
+from fedveil.studies.comparison_table import Line
+
+
+def line(name: str, epsilon: float | None, *accuracies: float, spent: float = 1.999) -> Line:
+    """Return a line with a run for each accuracy. Its first test has an accuracy of 0.3."""
+    settings = {"protection": {"name": name}}
+    runs = [
+        ReadRun(
+            Path("run"), settings,
+            [
+                record(n, value, epsilon_run_every_round=spent, delta_run_every_round=1e-5,
+                       rests_on_server=name == "central_gaussian")
+                for n, value in ((1, 0.3), (2, accuracy))
+            ],
+            (), [],
+        )
+        for accuracy in accuracies
+    ]  # fmt: skip
+    return Line(Setting(name, epsilon=epsilon), runs, ())
+
+
+BARE = line("not_encrypt", None, 0.97, spent=math.inf)
+
+
+def test_the_best_that_holds_against_the_server_is_taken() -> None:
+    found = [BARE, line("dp_encrypt", 2.0, 0.4, 0.5), line("distributed_dp", 2.0, 0.86, 0.9),
+             line("central_gaussian", 2.0, 0.9, 0.9)]  # fmt: skip
+    card = choice(found)
+    assert card is not None
+    assert (card.value, card.tone) == ("distributed_dp at epsilon 2", "good")
+    assert "take distributed_dp, epsilon 2: accuracy 88.0%." in card.text
+    assert "holds against a server that follows the protocol" in card.text
+    assert "central_gaussian reaches accuracy 90.0%, but trusts the server" in card.text
+    assert "Without protection: accuracy 97.0%." in card.text
+
+
+def test_a_diverged_run_is_never_taken() -> None:
+    found = [line("rr", 2.0, 0.99, math.nan), line("oue", 2.0, 0.4, 0.45)]
+    card = choice(found)
+    assert card is not None
+    assert card.value == "oue at epsilon 2"
+    lost = choice([line("rr", 2.0, math.nan)])
+    assert lost is not None
+    assert (lost.value, "no run has a result" in lost.text) == ("no result", True)
+
+
+def test_a_model_that_noise_has_undone_is_named_as_such() -> None:
+    card = choice([line("oue", 2.0, 0.29, 0.3)])
+    assert card is not None
+    assert "these clients are too few for this epsilon" in card.text
+    better = choice([line("oue", 2.0, 0.31)])
+    assert better is not None
+    assert "too few" not in better.text
+
+
+def test_unequal_promises_are_called_unequal() -> None:
+    own = [line("rr", None, 0.9, spent=9.0), line("oue", None, 0.8, spent=2.0)]
+    said = unequal(own)
+    assert said is not None
+    assert said.startswith("The promises are unequal")
+    assert choice(own) is None
+    assert unequal([BARE, line("rr", 2.0, 0.5), line("rr", 8.0, 0.6, spent=7.999)]) is None
+    assert unequal([BARE, own[0]]) is None
