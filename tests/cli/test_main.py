@@ -91,6 +91,10 @@ def test_a_starter_runs_as_it_is(command: Command, tmp_path: Path) -> None:
     code, _, err = command("init", "mine")
     assert code == 1
     assert "already holds job.yaml and model.py" in err
+    (tmp_path / "mine" / "job.yaml").unlink()
+    code, _, err = command("init", "mine")
+    assert (code, "already holds model.py" in err) == (1, True)
+    assert not (tmp_path / "mine" / "job.yaml").exists()
 
 
 def test_a_new_run_gets_a_folder_under_runs(command: Command, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy import PrivacyLoss
 from fedveil.privacy.audit import Audit, lower_bound, of_scores, run
+from fedveil.privacy.audit_scores import learned
 
 SEED = 20240229
 TRIALS = 12_000
@@ -276,6 +277,24 @@ def test_a_weak_leak_in_many_coordinates_adds_up():
 
     found = run(shifted, 1, -1, claim=2.0, trials=4000, entropy=entropy("weak"))
     assert found.refuted
+
+
+def test_columns_that_tell_are_added_up_without_the_others():
+    """They differ in their spread alone, which no linear score sees."""
+    source, telling = entropy("columns").generator(), [3, 17, 40]
+    spread = np.ones(60)
+    spread[telling] = 2.0
+    ahead, back = source.normal(size=(1000, 60)), spread * source.normal(size=(1000, 60))
+    rows = source.normal(size=(50, 60))
+
+    def depends(score, columns):
+        other = rows.copy()
+        other[:, columns] = 9.0
+        return (score(other) != score(rows)).any()
+
+    others = np.setdiff1d(np.arange(60), telling)
+    alone = [score for score in learned(ahead, back) if not depends(score, others)]
+    assert sorted(sum(depends(s, [at]) for at in telling) for s in alone) == [1, 3]
 
 
 @pytest.mark.parametrize(

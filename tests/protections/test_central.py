@@ -116,6 +116,14 @@ def test_what_it_costs_is_one_gaussian_release_a_round() -> None:
     assert 2.0 < ledger.epsilon("run", 1e-6) < 20.0
 
 
+def test_a_part_of_the_clients_cannot_share_secrets_without_masks() -> None:
+    """All clients of a round would be in the sum."""
+    plain = {"masks": False, "simulated": True}
+    assert not protection(**plain).context.masks
+    with pytest.raises(InvalidValue, match=r"under share_secrets_ratio = 0\.8 only some clients"):
+        protection(share_secrets_ratio=0.8, **plain)
+
+
 def test_clients_must_count_equally() -> None:
     with pytest.raises(InvalidValue, match=r"central_eps needs server\.weighting = equal"):
         protection(weighting="by_size")

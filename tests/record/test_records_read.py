@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from typing import Any
 
 import pytest
 
+from fedveil.record import recorder
 from fedveil.record.recorder import revived, strict
 
 
@@ -18,3 +20,13 @@ from fedveil.record.recorder import revived, strict
 def test_every_figure_survives_at_every_depth(figure: Any, where: Any) -> None:
     text = json.dumps(strict(where(figure)), allow_nan=False)
     assert repr(revived(json.loads(text))) == repr(where(figure))
+
+
+def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data[:5]))
+
+    file = Slow()
+    recorder._append(file, '{"round": 3, "loss": 0.25}\n')
+    assert file.getvalue() == b'{"round": 3, "loss": 0.25}\n'

@@ -17,6 +17,7 @@ from fedveil.errors import FolderInUse, RunFolderError, RunStopped
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import METRICS, MODEL
+from fedveil.studies import comparison
 from fedveil.studies.comparison import Asked, Comparison
 from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
 
@@ -92,6 +93,20 @@ def test_more_can_be_asked_of_a_comparison_and_less(tmp_path: Path) -> None:
     assert len(more) == 4
     assert [path.stat().st_mtime_ns for path in before] == stamps
     assert len(compared(tmp_path / "c", "rr")) == 1
+
+
+def test_what_was_solved_for_is_taken_over_from_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compared(tmp_path / "c", "dp_encrypt", epsilons=[2.0])
+
+    def solve(*arguments: Any) -> None:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr(comparison, "solve", solve)
+    again = compared(tmp_path / "c", "dp_encrypt", epsilons=[2.0], seeds=2)
+    assert again[0].cell == first[0].cell
+    assert [result.failure for result in again] == ["", ""]
 
 
 def test_another_job_is_refused_by_what_changed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_su
 from fedveil.data.datasets import load
 from fedveil.entry.vertical import train
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
+from fedveil.tasks.wide_and_deep import Deep, Features
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.task import Columns, Task, averages, build, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
@@ -218,6 +219,16 @@ def test_the_owners_features_are_the_table_s_halves():
             np.testing.assert_allclose(held.columns["numbers"], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(task.owned("leader", "test").labels, table.target[
         task.owned("leader", "test").ids])  # fmt: skip
+
+
+def test_the_nearest_words_are_those_whose_vectors_are_near_however_long_others_are():
+    """Each column of words has its own rows of the table."""
+    deep = Deep(Features(intervals=(4,), places=(3, 5)), 2, 6)
+    vectors = torch.tensor([[1.0, 0], [8, 0], [0, 1], [0, 1], [1, 1], [9, 9], [-1, 0], [2, 0]])
+    deep.words.weight.data = vectors
+    words = torch.tensor([[0, 4], [2, 1], [1, 0], [0, 2]])
+    sent = deep.words(words + deep.first).flatten(1) + 0.1
+    assert deep.nearest(sent).tolist() == words.tolist()
 
 
 def test_intervals_hold_equally_many_training_rows():

@@ -19,7 +19,8 @@ from fedveil.errors import JobError, RunFolderError
 from fedveil.mechanisms.label_gradients import normal
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.blocks import LabelProtectionSettings
-from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients
+from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients, projection
 from fedveil.vertical.step import Occasion
 from vertical_parts import Bottoms
 
@@ -204,6 +205,20 @@ def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:
         assert "is not excluded" in sentence
         assert "guessing" not in sentence
     assert sum("added up over steps 1 to 30" in sentence for sentence in cuts) == 3
+
+
+def test_a_follower_without_gradients_is_projected_nothing() -> None:
+    """The bank's outputs are bits without a gradient: only the shop is sent any."""
+    bits = {"embedding_dp": {"eps": 4.0, "gradient": "none"}}
+    job = VerticalJob(
+        task="vertical_parts:bottoms", parts={"left": {"privacy": bits}, "right": {}, "top": {}}
+    )
+    split = make_split(job, make_task(job, None))
+    for name in ("marvell", "max_norm"):
+        settings = LabelProtectionSettings(name=name)
+        (sentence,) = projection(split, settings, 0.3, 2)
+        assert "shop" in sentence
+        assert "bank" not in sentence
 
 
 def test_a_run_without_gradients_back_says_so(tmp_path: Path) -> None:

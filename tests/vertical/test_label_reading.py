@@ -118,6 +118,14 @@ def test_the_rarer_class_has_the_larger_norm() -> None:
     assert auc(by_norm([gradients]), labels == 1) == 1
 
 
+def test_a_look_at_long_gradients_counts_no_more_than_one_at_short_ones() -> None:
+    """The first look tells nothing, and its gradients are 10,000 times as long."""
+    labels, source = drawn(2, np.array([0.9, 0.1]))
+    long = source.uniform(100, 110, (ROWS, 1)) * np.ones((1, VALUES))
+    short = np.where(labels == 1, 0.02, 0.01)[:, np.newaxis] * np.ones((1, VALUES))
+    assert auc(by_norm([long, short]), labels == 1) == 1
+
+
 @pytest.mark.parametrize("eps", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_label_dp_leaves_what_the_formula_says(classes: int, eps: float) -> None:
