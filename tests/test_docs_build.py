@@ -120,7 +120,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
             assert re.search(rf'id="{module.__name__}[\w.]*\.{name}"', text), name
 
 
-#: Finds the number of blocks of code, those wider than their place, and their number if none wrapped.
+#: Returns the number of blocks of code, the ones that are cut, and how many would be unwrapped.
 CUT = """
     const cut = () => [...document.querySelectorAll("pre, pre > code")]
         .filter(block => block.scrollWidth > block.clientWidth)
