@@ -88,7 +88,14 @@ def test_a_stated_number_of_parameters_costs_what_the_model_of_that_size_costs(
 
 def test_a_stated_number_of_parameters_needs_the_number_of_clients() -> None:
     with pytest.raises(InvalidValue, match=r"--parameters needs clients\.number"):
-        list(project_job(Job.load(None, ["data.split=by_client", "data.name=femnist", "clients.number=null"]), 9))
+        list(
+            project_job(
+                Job.load(
+                    None, ["data.split=by_client", "data.name=femnist", "clients.number=null"]
+                ),
+                9,
+            )
+        )
 
 
 def test_an_adaptive_protection_that_names_no_total_is_not_solved_for() -> None:
