@@ -1,0 +1,80 @@
+"""What a release consists of: its version, its exact requirements, and what the sdist holds."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from fedveil import __version__
+from folders import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = {"core": [], "node": ["torch", "flower", "pages"], "all": ["all"]}
+NAME = re.compile(r"[\w.-]+")
+
+
+def direct(extras: list[str]) -> set[str]:
+    """Return the names of the packages that fedveil asks for with these extras."""
+    asked, names = list(PROJECT["dependencies"]), set()
+    for extra in extras:
+        asked += PROJECT["optional-dependencies"][extra]
+    for line in asked:
+        own = re.fullmatch(r"fedveil\[(.*)\]", line)
+        if own:
+            names |= direct(own[1].split(","))
+        else:
+            names.add(NAME.match(line)[0].lower())  # type: ignore[index]
+    return names
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """Return the hashes of each package of a file in requirements/."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements" / f"{name}.txt").read_text("utf-8").splitlines():
+        if "--hash=" in line:
+            found[package].append(line.strip(" \\"))
+        elif "==" in line:
+            package = line.partition("==")[0]
+            found.setdefault(package, [])
+    return found
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_the_lock_has_every_package_with_its_hashes(name: str) -> None:
+    found = locked(name)
+    left_out = {"torch"} if name == "node" else set()
+    assert direct(EXTRAS[name]) - left_out <= set(found)
+    for package, hashes in found.items():
+        assert hashes, f"{package} has no hash"
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
+
+
+def test_a_node_leaves_pytorch_to_the_index_that_was_chosen() -> None:
+    assert not [name for name in locked("node") if name.startswith(("torch", "nvidia", "triton"))]
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_the_lock_names_no_index(name: str) -> None:
+    assert "://" not in (ROOT / "requirements" / f"{name}.txt").read_text("utf-8")
+
+
+def test_the_core_has_no_package_that_only_an_extra_needs() -> None:
+    assert not {"torch", "numba", "llvmlite", "flwr", "plotly", "scikit-learn"} & set(
+        locked("core")
+    )
+
+
+def test_the_citation_has_the_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (cited["version"], cited["license"]) == (__version__, PROJECT["license"])
+
+
+def test_the_container_copies_what_there_is() -> None:
+    lines = (ROOT / "Containerfile").read_text("utf-8").splitlines()
+    (torch,) = (line.partition("=")[2] for line in lines if line.startswith("ARG TORCH="))
+    assert f"TORCH ?= {torch}\n" in (ROOT / "Makefile").read_text("utf-8")
+    (file,) = re.findall(r"--require-hashes -r (\S+)", "\n".join(lines))
+    assert (ROOT / file).is_file()
