@@ -44,6 +44,7 @@ from fedveil.engine.run_fingerprint import run_fingerprint
 from fedveil.engine.run_records import TRAINER, all_failed, check, counted, without_result
 from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.engine.stopping import Stopping
+from fedveil.engine.summed_reports import SummedReports
 from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.pages.run_folder_page import keep_page
@@ -151,6 +152,7 @@ class Federation:
         self._protection = engine.protection(job, len(self._weights))
         self._state: State = self._protection.initial_state()
         self._canaries = Canaries(job, self._protection)
+        self._summed = SummedReports(job)
         self._cohorts = Cohorts(job)
         self._optimizer = make_optimizer(job, self._layout.trainable)
         self._stopping = Stopping(job.stopping, task.measures)
@@ -205,6 +207,7 @@ class Federation:
             self._state = saved.protection
             self._ledger = Ledger.from_state(saved.ledger)
             self._canaries.restore(saved.canaries)
+            self._summed.restore(saved.summed, self._done)
             if self._ledger.adaptive != self._protection.adaptive:
                 raise InvalidValue("field adaptive does not match the protection")
         metrics = Metrics.vouched(self._folder, saved.metrics_bytes, saved.metrics_digest)
@@ -283,7 +286,7 @@ class Federation:
         spending = self._protection.spending(state)
         check_limit(self.job, self._ledger, spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
-        context = RoundContext(cohort, number, self._weights, state)
+        context = RoundContext(cohort, number, self._weights, state, summed=self._summed.last)
         server = self._protection.server_round(context)
         self._executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
@@ -294,6 +297,7 @@ class Federation:
             raise RunStopped(all_failed(number, outcome.hopeless))
         outcome.bytes_down += len(cohort) * self._weights.nbytes
         outcome.charged.difference_update(self._canaries.clients)
+        self._settle(number, () if applied is None else outcome.reported)
         if applied is None and outcome.charged:
             self._state = self._protection.cut_off(self._state, self._ledger.charges(spending))
         paid = spending if applied is None else self._protection.spent(state, applied)
@@ -317,10 +321,19 @@ class Federation:
         self._keep(record, outcome)
         return record
 
+    def _settle(self, number: int, summed: Collection[ClientId]) -> None:
+        """Make the states final that the clients in the sum of round `number` have saved."""
+        clients = set(summed).difference(self._canaries.clients)
+        self._summed.note(number, clients)
+        if self._test.clients is not None:
+            self._test.clients.settle(number, clients)
+
     def _apply(self, aggregate: Aggregate) -> int:
         """Update the weights with a round's aggregate. Returns the number of reports in it."""
         self._canaries.saw(aggregate)
-        self._weights = self._optimizer.step(self._weights, aggregate.update)
+        summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
+        share = summed / (self.job.clients.number or 1)
+        self._weights = self._optimizer.step(self._weights, aggregate.update, share)
         self._state = aggregate.state
         return aggregate.reports
 
@@ -393,6 +406,7 @@ class Federation:
             ledger=self._ledger.to_state(),
             canaries=self._canaries.state(),
             best=self._stopping.state(),
+            summed=self._summed.state(),
         ).write(self._folder)
         self._attempts.checkpointed(self._done)
         if self._test.clients is not None:
