@@ -66,19 +66,21 @@ def test_another_optimizers_state_is_refused() -> None:
         optimizer.restore({"m": np.zeros(1)})
 
 
-def test_a_variate_moves_by_the_share_that_is_drawn() -> None:
-    """Of the cohort, that is, which is a whole number of clients."""
-    settings = Job(clients={"number": 7, "fraction": 0.25}, training={"algorithm": "scaffold"})
+def test_a_variate_moves_by_the_share_that_is_summed() -> None:
+    settings = Job(clients={"number": 8, "fraction": 0.25}, training={"algorithm": "scaffold"})
     optimizer = make_optimizer(settings, np.ones(2, np.bool_))
-    moved = optimizer.step(np.array([1, 2, 3, 4], np.float32), np.array([0.5, 0.0, 0.7, -0.7]))
-    np.testing.assert_allclose(moved, [1.5, 2, 5, 2], rtol=1e-6)  # 2 / 7 / 0.1 of the variates
+    weights, sums = np.array([1, 2, 3, 4], np.float32), np.array([0.5, 0.0, 0.4, -0.8])
+    moved = optimizer.step(weights, sums, 0.25)
+    np.testing.assert_allclose(moved, [1.5, 2, 4, 2], rtol=1e-6)  # 0.25 / 0.1 of the variates
+    moved = optimizer.step(weights, sums, 0.125)  # half of the clients that were asked
+    np.testing.assert_allclose(moved, [1.5, 2, 3.5, 3], rtol=1e-6)
 
 
 def test_what_feddyn_holds_is_kept() -> None:
     settings = Job(clients={"number": 8, "fraction": 0.25}, training={"algorithm": "feddyn"})
     one, other = (make_optimizer(settings, np.ones(2, np.bool_)) for _ in range(2))
     weights, d = np.zeros(2, np.float32), np.array([1.0, -2.0])
-    weights = one.step(weights, d)
+    weights = one.step(weights, d, 0.25)
     np.testing.assert_allclose(weights, 1.25 * d)
     other.restore(dict(one.state()))
     np.testing.assert_array_equal(one.step(weights, d), other.step(weights, d))

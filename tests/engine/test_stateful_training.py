@@ -266,10 +266,10 @@ def test_a_clients_own_layers_go_on_from_where_they_were() -> None:
     sent, change = np.array([5.0], np.float32), np.array([0.5, 0.25, -1.0], np.float32)
     start, correction = way.begin(sent, None)
     assert (start.tolist(), correction) == ([5.0, 1.0, 2.0], None)
-    update, kept = way.end(sent, None, change, 1, 0.1)
+    update, kept = way.update(sent, None, change, 1, 0.1), way.next(None, change, change[:1])
     assert (update.tolist(), kept.tolist()) == ([0.5], [1.25, 1.0])
     assert way.begin(sent, kept)[0].tolist() == [5.0, 1.25, 1.0]
-    assert way.end(sent, kept, change, 1, 0.1)[1].tolist() == [1.5, 0.0]
+    assert way.next(kept, change, update).tolist() == [1.5, 0.0]
 
 
 def test_a_pattern_without_a_tensor_is_named() -> None:

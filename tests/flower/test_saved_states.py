@@ -14,6 +14,7 @@ import fedveil
 from fedveil.base.message import decode, encode, take_array
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.own_layer_evaluation import client_model
+from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import DeploymentError, FedveilError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB
@@ -22,6 +23,7 @@ from fedveil.flower.job.saved_states import RUN
 from fedveil.flower.records import COMMON, encoded_records
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.recorder import LOST
+from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import unsealed
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 
@@ -225,3 +227,45 @@ def forge(state: Path, edit: str) -> None:
 
 def vector_of(path: Path) -> np.ndarray:
     return take_array(unsealed(path.read_bytes()), "kept", np.float32, (None,))
+
+
+@pytest.mark.parametrize("way", ["scaffold", "feddyn"])
+def test_a_state_whose_report_was_lost_is_dropped(tmp_path: Path, way: str) -> None:
+    """The server's state stays the mean of the clients', also if the run is cut off and resumed."""
+    settings = job_of(way, rounds=4, deployment={"answer_s": 0.3}, model="parts:linear")
+    settings = settings.with_(clients={"fraction": 1.0})
+    ends = {}
+    for name, cut in (("whole", False), ("cut", True)):
+        grid, asked, cuts = deploy(tmp_path / name, settings), [0], [cut]
+
+        def lose(message: Any, asked: list[int] = asked, cuts: list[bool] = cuts) -> Any:
+            """Drop client 1's second report on its way, and cut the run off in round 3."""
+            if message.metadata.dst_node_id == 101 and COMMON in message.content:
+                asked[0] = decode(message.content[COMMON]["encoded"])["round"]
+            elif message.metadata.src_node_id == 101 and asked[0] == 2:
+                return None
+            if asked[0] == 3 and message.metadata.src_node_id == 101 and cuts[0]:
+                cuts[0] = False
+                raise KeyboardInterrupt
+            return message
+
+        grid.tamper = lose
+        if cut:
+            with pytest.raises(KeyboardInterrupt):
+                end(grid, tmp_path / name)
+        run = end(grid, tmp_path / name)
+        assert [record["reports"] for record in run.metrics] == [CLIENTS, CLIENTS - 1] + [
+            CLIENTS
+        ] * 2
+        ends[name] = (tmp_path / name / "run/model.safetensors").read_bytes()
+        assert {"1-3", "1-4"} <= set(kept(tmp_path / name))
+        assert "1-2" not in kept(tmp_path / name)
+    assert ends["whole"] == ends["cut"]
+    folder = RunFolder.reopen(tmp_path / "whole/run")
+    saved = Checkpoint.read(folder)
+    folder.close()
+    assert saved is not None
+    own = np.mean([vector_of(path) for path in (tmp_path / "whole/state").glob("*.kept/**/*-4")], 0)
+    server = saved.weights[len(own) :] if way == "scaffold" else saved.optimizer["h"]
+    np.testing.assert_allclose(server, own, atol=1e-6)
+    assert np.linalg.norm(own) > 1e-3

@@ -140,7 +140,7 @@ class Federation:
         spending = parts.protection.spending(before)
         check_limit(parts.job, state.ledger, spending, drawn, number)
         cohort = [*drawn, *parts.canaries.clients]
-        context = RoundContext(cohort, number, state.weights, before)
+        context = RoundContext(cohort, number, state.weights, before, summed=state.summed.last)
         server = parts.protection.server_round(context)
         self.executor.open(context)
         opening = dict.fromkeys(cohort, server.opening())
@@ -151,6 +151,7 @@ class Federation:
             raise RunStopped(all_failed(number, outcome.hopeless))
         outcome.bytes_down += len(cohort) * state.weights.nbytes
         outcome.charged.difference_update(parts.canaries.clients)
+        self._settle(number, () if applied is None else outcome.reported)
         if applied is None and outcome.charged:
             cost = state.ledger.charges(spending)
             state.protection = parts.protection.cut_off(state.protection, cost)
@@ -174,6 +175,13 @@ class Federation:
         }
         self._keep(record, outcome)
         return record
+
+    def _settle(self, number: int, summed: Collection[ClientId]) -> None:
+        """Make the states final that the clients in the sum of round `number` have saved."""
+        clients = set(summed).difference(self.parts.canaries.clients)
+        self.state.summed.note(number, clients)
+        if self.parts.test.clients is not None:
+            self.parts.test.clients.settle(number, clients)
 
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]

@@ -20,9 +20,9 @@ from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
-_MESSAGES = ("optimizer", "protection", "ledger", "canaries", "best")
+_MESSAGES = ("optimizer", "protection", "ledger", "canaries", "best", "summed")
 #: Fields omitted from the file if they are empty.
-_RARE = ("canaries", "best")
+_RARE = ("canaries", "best", "summed")
 _PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprint": str}
 
 
@@ -42,6 +42,8 @@ class Checkpoint:
     canaries: Message = field(default_factory=dict)
     #: The best model so far, if the job keeps it.
     best: Message = field(default_factory=dict)
+    #: The last round with each client's report in its sum, if clients keep state.
+    summed: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:
         """Save this checkpoint in place of the folder's last one."""

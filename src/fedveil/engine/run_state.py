@@ -9,6 +9,7 @@ from fedveil.base.validate import finite_vector, integer
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_parts import Parts
 from fedveil.engine.run_records import check
+from fedveil.engine.summed_reports import SummedReports
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate
@@ -30,12 +31,15 @@ class RunState:
         self.weights = parts.start
         self.protection = parts.protection.initial_state()
         self.ledger = Ledger(adaptive=parts.protection.adaptive)
+        self.summed = SummedReports(parts.job)
 
     def apply(self, aggregate: Aggregate) -> int:
         """Update the weights with a round's aggregate. Returns the number of reports in it."""
         if self._parts.canaries.clients:
             self._parts.canaries.saw(aggregate)
-        self.weights = self._parts.optimizer.step(self.weights, aggregate.update)
+        summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
+        share = summed / (self._parts.job.clients.number or 1)
+        self.weights = self._parts.optimizer.step(self.weights, aggregate.update, share)
         self.protection = aggregate.state
         return aggregate.reports
 
@@ -59,6 +63,7 @@ class RunState:
             self.protection = saved.protection
             self.ledger = Ledger.from_state(saved.ledger)
             parts.canaries.restore(saved.canaries)
+            self.summed.restore(saved.summed, self.done)
             if self.ledger.adaptive != parts.protection.adaptive:
                 raise InvalidValue("field adaptive does not match the protection")
         metrics = Metrics.vouched(folder, saved.metrics_bytes, saved.metrics_digest)
@@ -81,4 +86,5 @@ class RunState:
             ledger=self.ledger.to_state(),
             canaries=self._parts.canaries.state(),
             best=self._parts.stopping.state(),
+            summed=self.summed.state(),
         ).write(folder)

@@ -37,14 +37,17 @@ class ServerOptimizer:
         if settings.optimizer in ("adam", "yogi"):
             self._moments["v"] = np.full(size, settings.tau**2)
 
-    def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
+    def step(
+        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
+    ) -> npt.NDArray[np.float32]:
         """Return the new global weights.
 
-        Raises `RoundVoid`, and changes nothing, if a weight or moment would not be finite: no
-        client could train from such weights.
+        `aggregate` is a sum of reports, divided by `share` of the number of all clients. Raises
+        `RoundVoid`, and changes nothing, if a weight or moment would not be finite: no client could
+        train from such weights.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            moved, moments = self._direction(aggregate)
+            moved, moments = self._direction(aggregate, share)
             if not self._trainable.all():
                 moved = np.where(self._trainable, moved, aggregate)
             new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
@@ -53,8 +56,11 @@ class ServerOptimizer:
         self._moments = moments
         return new
 
-    def _direction(self, d: Vector) -> tuple[Vector, dict[str, Vector]]:
-        """Return the change of the weights for the aggregate `d`, and the new moments by name."""
+    def _direction(self, d: Vector, share: float) -> tuple[Vector, dict[str, Vector]]:
+        """Return the change of the weights for the aggregate `d`, and the new moments by name.
+
+        `share` is that of `step`.
+        """
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -94,49 +100,50 @@ class ServerOptimizer:
 class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates the model and the clients' mean control variate, in one vector.
 
-    The mean variate c changes by the mean d of the clients' reported changes: c += share / unit *
-    d. `share` is the share of all clients that a round asks, and `unit` the factor of reported
-    changes.
+    The mean variate c changes by the mean d of the reported changes: c += share / unit * d. `share`
+    is the share of all clients whose reports were summed, and `unit` the factor of reported
+    changes. With equal weights c stays the mean of all clients' variates.
     """
 
     def __init__(
-        self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], share: float, unit: float
+        self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], unit: float
     ) -> None:
         super().__init__(settings, trainable)
-        self._factor = share / unit
+        self._unit = unit
 
-    def step(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> npt.NDArray[np.float32]:
+    def step(
+        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
+    ) -> npt.NDArray[np.float32]:
         size = len(self._trainable)
-        variate = (weights[size:] + self._factor * aggregate[size:]).astype(np.float32)
+        variate = (weights[size:] + share / self._unit * aggregate[size:]).astype(np.float32)
         if not np.isfinite(variate).all():
             raise RoundVoid("report", 0, 0, "the resulting control variate is not finite")
-        return np.concatenate([super().step(weights[:size], aggregate[:size]), variate])
+        return np.concatenate([super().step(weights[:size], aggregate[:size], share), variate])
 
 
 class DynamicOptimizer(ServerOptimizer):
     """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
 
     w are the weights, d is the aggregate, h the server's state, and `share` the share of all
-    clients that a round asks.
+    clients whose reports were summed. With equal weights h stays the mean of all clients' states.
     """
 
     def __init__(
-        self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], share: float, alpha: float
+        self, settings: ServerSettings, trainable: npt.NDArray[np.bool_], alpha: float
     ) -> None:
         super().__init__(settings, trainable)
-        self._share, self._alpha = share, alpha
+        self._alpha = alpha
         self._moments = {"h": np.zeros(len(trainable))}
 
-    def _direction(self, d: Vector) -> tuple[Vector, dict[str, Vector]]:
-        h = self._moments["h"] - self._alpha * self._share * d
+    def _direction(self, d: Vector, share: float) -> tuple[Vector, dict[str, Vector]]:
+        h = self._moments["h"] - self._alpha * share * d
         return d - h / self._alpha, {"h": h}
 
 
 def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimizer:
     """Return the server's optimiser for the job's algorithm. `trainable` is False for buffers."""
-    share = job.clients_per_round / (job.clients.number or 1)
     if job.training.algorithm == "scaffold":
-        return VariateOptimizer(job.server, trainable, share, job.training.lr)
+        return VariateOptimizer(job.server, trainable, job.training.lr)
     if job.training.algorithm == "feddyn":
-        return DynamicOptimizer(job.server, trainable, share, job.training.dynamic)
+        return DynamicOptimizer(job.server, trainable, job.training.dynamic)
     return ServerOptimizer(job.server, trainable)

@@ -309,7 +309,8 @@ class JobFields(CheckedJob):
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        equal = self.protection.noised or self.server.holds_reports
+        averaged = self.training.keeps_mean  # by the algorithm's server, over all clients equally
+        equal = self.protection.noised or self.server.holds_reports or averaged
         if "weighting" not in self.server.model_fields_set and equal:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "epochs" not in self.training.model_fields_set and self.privacy.unit == "example":
@@ -325,7 +326,7 @@ class JobFields(CheckedJob):
     @property
     def keeps_state(self) -> bool:
         """True if clients keep state from one round to the next."""
-        return bool(self.clients.own_layers) or self.training.algorithm in ("scaffold", "feddyn")
+        return bool(self.clients.own_layers) or self.training.keeps_mean
 
     @property
     def own_names(self) -> list[str]:

@@ -139,7 +139,7 @@ def _state_kept(job: JobFields) -> str | None:
     and none together with `training.engine: vmap`, `training.train: head` or `privacy.unit:
     example`."""
     ways = ["clients.own_layers"] if job.clients.own_layers else []
-    if job.training.algorithm in ("scaffold", "feddyn"):
+    if job.training.keeps_mean:
         ways.append(f"training.algorithm = {job.training.algorithm}")
     refused = {
         "training.engine = vmap": job.training.engine == "vmap",
@@ -148,6 +148,20 @@ def _state_kept(job: JobFields) -> str | None:
     }
     others = [*ways[1:], *(key for key, chosen in refused.items() if chosen)]
     return f"{ways[0]} is refused together with {' and '.join(others)}" if ways and others else None
+
+
+@RULES.rule("training.algorithm", "clients.sampling", "protection.name")
+def _state_follows_report(job: JobFields) -> str | None:
+    """`training.algorithm: scaffold` and `feddyn` are refused under distributed_dp with
+    `clients.sampling: poisson`, where a client decides in secret whether its report has an update.
+    """
+    if not (job.training.keeps_mean and job.secret_turns):
+        return None
+    return (
+        f"training.algorithm = {job.training.algorithm} is refused under clients.sampling = "
+        f"poisson with protection.name = {job.protection.name}, in which a report may leave out "
+        "the client's update: use clients.sampling = fixed"
+    )
 
 
 @RULES.rule("training.precision", "privacy.unit")
@@ -165,7 +179,8 @@ def _examples_exact(job: JobFields) -> str | None:
 def _algorithm_fits(job: JobFields) -> str | None:
     """`training.algorithm: scaffold` and `fednova` need `optimizer: sgd`, `momentum` 0 and no
     `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit: client`.
-    `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1."""
+    `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1. scaffold and feddyn
+    need `server.aggregation: mean`."""
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":
         return None
@@ -177,6 +192,8 @@ def _algorithm_fits(job: JobFields) -> str | None:
         needed |= {"training.proximal": 0, "privacy.unit": "client"}
     if algorithm == "feddyn":
         needed = {"training.proximal": 0, "server.optimizer": "none", "server.lr": 1}
+    if training.keeps_mean:
+        needed |= {"server.aggregation": "mean"}
     held = {key: getattr(getattr(job, key.split(".")[0]), key.split(".")[1]) for key in needed}
     wrong = [
         f"{key} = {shown(held[key])} is not {shown(value)}"

@@ -106,6 +106,11 @@ class TrainingSettings(Block):
         "layers) and loop",
     )
 
+    @property
+    def keeps_mean(self) -> bool:
+        """True if the server's state is the mean of its clients' states."""
+        return self.algorithm in ("scaffold", "feddyn")
+
 
 class ServerSettings(Block):
     """The server's use of the aggregate. The defaults follow Reddi et al. (2021)."""
@@ -114,7 +119,8 @@ class ServerSettings(Block):
         "by_size",
         description="weights of the clients in the aggregate. Default: by_size, or equal "
         f"under {', '.join(_NOISED)}, pw_encrypt's central_eps, and "
-        "`aggregation: median` and trimmed_mean, which refuse by_size",
+        "`aggregation: median` and trimmed_mean, which refuse by_size; also equal under "
+        "`algorithm: scaffold` and feddyn, whose server averages over all clients equally",
     )
     aggregation: Combination = Field(
         "mean",

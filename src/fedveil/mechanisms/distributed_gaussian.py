@@ -173,6 +173,12 @@ class DistributedGaussian(NoiseShares):
         self.add_share(numbers, entropy)
         return numbers
 
+    def clipped(self, vector: Array) -> Float64s:
+        """Return the vector, scaled to the norm `clip` if it is longer. It is not rounded."""
+        vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
+        factor = min(1.0, self.step * stretch(vector, self.radius))
+        return vector * np.float64(factor)
+
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
         """Return the clipped and rotated vector in whole steps, before the noise.
 

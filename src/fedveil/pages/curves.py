@@ -38,9 +38,12 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
         yield from _together(key, title(key), runs, key, axis_of(key), note)
 
 
-def axis_of(metric: str) -> Axis:
-    """Return the axis of a model metric: percentages for a share of the examples."""
-    return Axis(word(metric), unit="percent" if is_share(metric) else "")
+def axis_of(metric: str, title: str | None = None) -> Axis:
+    """Return the axis of a model metric: percentages for a share of the examples.
+
+    The axis is called `title`, or by the metric's name.
+    """
+    return Axis(title or word(metric), unit="percent" if is_share(metric) else "")
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:

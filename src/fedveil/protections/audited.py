@@ -25,6 +25,10 @@ class Outcome(Protocol):
         """The number of reports in the update."""
 
     @property
+    def divisor(self) -> int | None:
+        """The number by which the sum was divided. None if it is `reports`."""
+
+    @property
     def released(self) -> Int64s | None:
         """The sum before it was decoded to the update. None if it was not saved."""
 

@@ -96,7 +96,8 @@ class RoundContext:
     """A round as the server half knows it.
 
     `model`: the global weights, read-only. `origin`: a digest of everything from which clients
-    train, if that is more than `model`.
+    train, if that is more than `model`. `summed`: for each client the last round with its report in
+    the sum, or 0. Empty if clients keep no state.
     """
 
     cohort: Sequence[ClientId]
@@ -104,6 +105,7 @@ class RoundContext:
     model: Update
     state: State = field(default_factory=dict)
     origin: bytes = b""
+    summed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,14 @@ class Aggregate:
 
     `update` is the combined update of `reports` clients, and `state` the protection's state for the
     next round. `released` is the sum before it was decoded to the update, or None if no audit asked
-    for it.
+    for it. `divisor` is the number by which the sum was divided, or None if it is `reports`.
     """
 
     update: npt.NDArray[np.float64]
     reports: int
     state: State = field(default_factory=dict)
     released: npt.NDArray[np.int64] | None = None
+    divisor: int | None = None
 
 
 class ServerRound(ServerHalf, Protocol):
@@ -293,6 +296,13 @@ class Protection(Description):
         cohort = range(self.context.clients_per_round)
         context = RoundContext(cohort, 1, model, self.initial_state())
         return self.server_round(context).longest
+
+    def carried(self, update: Update, told: Message) -> Update:
+        """Return `update` as a report carries it: clipped, but without noise.
+
+        `told` is the server's message that asks for the report. By default nothing is clipped.
+        """
+        return update
 
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
 from fedveil.protections.advice import Cohort
-from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
@@ -172,6 +172,10 @@ class CentralGaussian(Clipped):
         """Return the loss of one release of the noised sum."""
         return [Spending(self.noise.loss)]
 
+    def carried(self, update: Update, told: Message) -> Update:
+        joint = self.noise.clipped(self.clipping.joint(update, told))
+        return self.clipping.carried(joint.astype(np.float64) * self.noise.step, told)
+
     def server_round(self, context: RoundContext) -> CentralGaussianServerRound:
         return CentralGaussianServerRound(self, context)
 
@@ -191,8 +195,7 @@ class CentralGaussian(Clipped):
 
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noised sum: the mean times the number of reports that it was divided by."""
-        job = self.context
-        summed = job.clients_per_round if job.poisson else aggregate.reports
+        summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
@@ -243,8 +246,10 @@ class CentralGaussianServerRound(OneReportRound):
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)
         mean *= protection.noise.step
-        mean /= job.clients_per_round if job.poisson else self.reports
-        return protection.clipping.aggregate(mean, self.reports, self._context.state)
+        divisor = job.clients_per_round if job.poisson else self.reports
+        mean /= divisor
+        aggregate = protection.clipping.aggregate(mean, self.reports, self._context.state)
+        return replace(aggregate, divisor=divisor)
 
 
 class CentralGaussianClientRound(OneReportClient):

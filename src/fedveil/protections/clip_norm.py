@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from fedveil.base.array_types import Float64s
@@ -120,6 +121,14 @@ class Clipping:
     def parted(self, mean: Float64s, state: State) -> Float64s:
         """Extract the mean update from the mechanism's output `mean` under the clip in `state`."""
         return self._parted(mean, state)[0]
+
+    def carried(self, clipped: Float64s, told: Message) -> Update:
+        """Extract the clipped update from a client's own input, `clipped`, to the mechanism.
+
+        `told` is the message with the clip of the round.
+        """
+        state = {} if self.moving is None else {"clip": take(told, "clip", float)}
+        return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
         """Return the aggregate of `reports` reports in a round that opened with `state`.

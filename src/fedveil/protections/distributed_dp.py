@@ -318,6 +318,11 @@ class DistributedDP(Clipped, SecureSum):
         except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
 
+    def carried(self, update: Update, told: Message) -> Update:
+        if not isinstance(self.noise, DistributedGaussian):  # examples are clipped in training
+            return update
+        return self.clipping.carried(self.noise.clipped(self.clipping.joint(update, told)), told)
+
     def _takes_its_turn(self, context: ClientContext) -> bool:
         """Return True if the client's update is in the round's sum. Nobody else learns it."""
         rate = self.context.turn_rate

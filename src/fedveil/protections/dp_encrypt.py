@@ -147,6 +147,11 @@ class DPEncrypt(Protection):
         """Return the loss of one release of the whole noised update."""
         return [Spending(self._loss)]
 
+    def carried(self, update: Update, told: Message) -> Update:
+        if isinstance(self._mechanism, GaussianSum):
+            return update
+        return self._mechanism.clipped(update).astype(np.float32)
+
     def server_round(self, context: RoundContext) -> DPEncryptServerRound:
         return DPEncryptServerRound(context, self._form, self.context.combining)
 

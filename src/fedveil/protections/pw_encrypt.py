@@ -182,6 +182,12 @@ class PWEncrypt(SecureSum):
         update = np.array([4.0, 0.0])
         yield Case("central noise, an update", central.noised, update, -update, central.loss)
 
+    def carried(self, update: Update, told: Message) -> Update:
+        if self.central is not None:
+            clipped = self.central.clipped(update) * self.central.step
+            return clipped.astype(np.float32)
+        return np.clip(update, -self.fixed.clip, self.fixed.clip)
+
     def vector(
         self, update: Update, context: ClientContext, told: Message
     ) -> npt.NDArray[np.int64]:

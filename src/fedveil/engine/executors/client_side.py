@@ -106,6 +106,8 @@ class Training(ABC):
     #: The number of clients to train at once, and the least number if there are enough clients.
     chunk: int
     least: int
+    #: True if clients keep state, so that `reported` must follow their reports.
+    keeps = False
     #: The exception of the last training that failed.
     failure: Exception | None = None
 
@@ -120,6 +122,12 @@ class Training(ABC):
     @abstractmethod
     def updates(self, clients: Sequence[ClientId]) -> Iterator[Answer]:
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
+
+    def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
+        """Note that the last update of `updates`, that of `client`, is in a report.
+
+        `carried` is this update as the protection has clipped it, without noise.
+        """
 
 
 class LocalTraining(Training):
@@ -252,6 +260,8 @@ class ClientSide:
         if reply.unusable is not None:
             effort.unusable = reason(reply.unusable)
             effort.raised = isinstance(trained, Failed)
+        elif isinstance(trained, Trained) and self._training.keeps:
+            self._training.reported(client, self.protection.carried(trained.update, message))
         return Made(client, reply.message, effort=effort)
 
     def _reply(self, message: Message, client: ClientId) -> Answer:

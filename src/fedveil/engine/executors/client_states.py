@@ -1,13 +1,14 @@
 """The state that clients keep from round to round, in files of the run's folder or of the client.
 
 A file's name consists of the client and the round that wrote it. A round reads only the files of
-earlier rounds, so a repeated round starts from the same state.
+earlier rounds, so a repeated round starts from the same state. A state is final once its round has
+ended with the client's report in its sum. The states of other clients in that round are deleted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,11 @@ class ClientStates:
     def clients(self) -> list[ClientId]:
         """Return the clients that have a saved state."""
         return sorted({client for client, _ in self._files()})
+
+    def settle(self, round: int, summed: Collection[ClientId]) -> None:
+        """Delete the states that `round` wrote for clients whose reports are not in its sum."""
+        written = self._files(f"*-{round}")
+        self._drop((client, at) for client, at in written if at == round and client not in summed)
 
     def forget_after(self, done: int) -> None:
         """Delete the states of rounds after round `done`, which will be repeated."""

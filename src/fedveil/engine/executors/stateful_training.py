@@ -42,12 +42,19 @@ class Way(Protocol):
         `sent` is the server's vector. `kept` is the client's state, or None if it has none yet.
         """
 
-    def end(
+    def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
-    ) -> tuple[Float32s, Float32s]:
-        """Return the client's update, which has the length of `sent`, and its new state.
+    ) -> Float32s:
+        """Return the client's update, which has the length of `sent`.
 
         `change` is the change of the weights after `steps` local steps at learning rate `rate`.
+        """
+
+    def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
+        """Return the client's new state, after a report that carries the update `carried`.
+
+        `carried` is the update as the protection has clipped it, without noise. `change` is that of
+        `update`.
         """
 
 
@@ -73,11 +80,14 @@ class OwnLayers:
             start[self.own] = kept
         return start, None
 
-    def end(
+    def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
-    ) -> tuple[Float32s, Float32s]:
+    ) -> Float32s:
+        return change[~self.own]
+
+    def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
         before = self.initial[self.own] if kept is None else kept
-        return change[~self.own], before + change[self.own]
+        return before + change[self.own]
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,8 @@ class Scaffold:
     Server and client exchange the model and the mean variate in one vector. The change of the
     variate is reported multiplied by `unit`, the job's learning rate: this is its effect on the
     weights in one step. `trainable` is False for buffers, which have no gradients, so their
-    variates stay zero.
+    variates stay zero. The client's variate changes by what its report carries, clipped like the
+    report. So the server's variate stays the mean of the clients'.
     """
 
     trainable: Bools
@@ -101,20 +112,24 @@ class Scaffold:
         start, mean = np.split(sent, 2)
         return start.copy(), mean.copy() if kept is None else mean - kept
 
-    def end(
+    def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
-    ) -> tuple[Float32s, Float32s]:
-        old = np.zeros_like(change) if kept is None else kept
-        new = old - sent[len(change) :] - change / np.float32(steps * rate)
-        new[~self.trainable] = 0
-        return np.concatenate([change, (new - old) * np.float32(self.unit)]), new
+    ) -> Float32s:
+        moved = -sent[len(change) :] - change / np.float32(steps * rate)
+        moved[~self.trainable] = 0
+        return np.concatenate([change, moved * np.float32(self.unit)])
+
+    def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
+        moved = carried[len(change) :] / np.float32(self.unit)
+        return moved if kept is None else kept + moved
 
 
 @dataclass(frozen=True)
 class Dynamic:
     """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
 
-    `trainable` is False for buffers, which stay out of the sum.
+    `trainable` is False for buffers, which stay out of the sum. A change counts as its report
+    carries it, clipped like the report. So the server's state stays the mean of the clients'.
     """
 
     trainable: Bools
@@ -127,20 +142,26 @@ class Dynamic:
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
         return sent, None if kept is None else -kept
 
-    def end(
+    def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
-    ) -> tuple[Float32s, Float32s]:
-        moved = np.float32(self.alpha) * change * self.trainable
-        return change, -moved if kept is None else kept - moved
+    ) -> Float32s:
+        return change
+
+    def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
+        moved = np.float32(self.alpha) * carried * self.trainable
+        return -moved if kept is None else kept - moved
 
 
 class KeptTraining(Training):
     """Trains clients one by one, each from its own state.
 
-    A client whose training fails keeps its state.
+    A client saves its new state when it has made its report. The state is final once the report is
+    known to be in its round's sum; otherwise it is deleted. A client without a report keeps its
+    state.
     """
 
     chunk = least = 1
+    keeps = True
 
     def __init__(
         self,
@@ -155,6 +176,8 @@ class KeptTraining(Training):
         self._data, self._entropy, self._states = data, entropy, states
         self._round = 0
         self._sent = np.empty(0, np.float32)
+        #: The state and the change of the weights of the client that has trained last.
+        self._trained_last: tuple[ClientId, Float32s | None, Float32s] | None = None
 
     def open(self, round: int, model: Update) -> None:
         self._round, self._sent = round, model
@@ -181,10 +204,17 @@ class KeptTraining(Training):
             self.failure = failure
             return Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
         steps, rate = local_steps(self._job, len(data)), client_rate(self._job, self._round)
-        update, new = self._way.end(self._sent, kept, rows[0], steps, rate)
+        update = self._way.update(self._sent, kept, rows[0], steps, rate)
+        self._trained_last = client, kept, rows[0].copy()
+        return Trained(client, update, effort=effort)
+
+    def reported(self, client: ClientId, carried: Update) -> None:
+        assert self._trained_last is not None, "a report follows its training"
+        last, kept, change = self._trained_last
+        assert last == client, "clients report in the order in which they train"
+        new = self._way.next(kept, change, carried)
         if np.isfinite(new).all():
             self._states.save(client, self._round, new)
-        return Trained(client, update, effort=effort)
 
 
 def local_steps(job: Job, examples: int) -> int:

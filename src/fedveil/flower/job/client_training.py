@@ -26,6 +26,7 @@ from fedveil.engine.assembly import (
     start_vector,
 )
 from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.executors.client_side import Training as ClientTraining
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
@@ -34,7 +35,7 @@ from fedveil.flower.job.example_shape import told_form, told_shape
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
-from fedveil.protections.base import Update
+from fedveil.protections.base import Protection, Update
 from fedveil.rounds.outcomes import ClientId
 
 _log = logging.getLogger("flwr")
@@ -73,6 +74,19 @@ def example_count(job: Job, client: ClientId, function: str | None) -> int:
     return own_data(job, client, function).examples(client)
 
 
+def _save_state(
+    training: ClientTraining,
+    client: ClientId,
+    update: Update,
+    protection: Protection,
+    asked: Message,
+) -> None:
+    """Save the client's new state: the report of `update`, which the message `asked` asked for, is
+    made.
+    """
+    training.reported(client, protection.carried(update, asked))
+
+
 class Training:
     """A client's training in one round, set up from the server's message to all clients.
 
@@ -83,6 +97,8 @@ class Training:
         self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
     ) -> None:
         self._states = states
+        #: Called with the protection and the server's message once the report is made.
+        self.reported: Callable[[Protection, Message], None] = lambda protection, asked: None
         target_shape, whole_targets, whole_examples = told_form(common)
         self._shape = ModelShape(
             example_shape=told_shape(common),
@@ -125,6 +141,8 @@ class Training:
         for text in answer.effort.warnings:
             _log.warning("%s", text)
         if isinstance(answer, Trained):
+            if training.keeps:
+                self.reported = partial(_save_state, training, client, answer.update)
             return answer.update, data.examples(client)
         assert training.failure is not None, answer
         raise training.failure

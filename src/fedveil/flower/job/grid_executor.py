@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from flwr.app import ConfigRecord
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
@@ -16,7 +17,7 @@ from fedveil.flower.exchange import exchange, reply_was_lost
 from fedveil.flower.job import job_client
 from fedveil.flower.job.example_shape import telling, telling_form
 from fedveil.flower.job.node_mapping import Members
-from fedveil.flower.job.saved_states import KEPT_FIELD
+from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD
 from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
 from fedveil.protections.base import Protection, RoundContext
 from fedveil.rounds import outcomes
@@ -119,19 +120,29 @@ class GridExecutor(Executor):
     def _outgoing(
         self, phase: str, messages: Mapping[ClientId, Message]
     ) -> Iterator[FlowerMessage]:
-        common = common_record(self._common(phase == self._protection.trains))
+        trains = phase == self._protection.trains
+        common = self._common(trains)
+        records: dict[int, ConfigRecord] = {}  # by the client's last round with its report summed
         if len(self._protection.phases) > 1:
             self._unfinished.update(messages)
         for message, clients in shared(messages):
             encoded = encode(message)
             for client in clients:
+                last = self._last_summed(client) if trains else 0
+                if last not in records:
+                    told = {SUMMED_FIELD: last} if trains and self._job.keeps_state else {}
+                    records[last] = common_record({**common, **told})
                 yield FlowerMessage(
-                    addressed_records(client, encoded, common),
+                    addressed_records(client, encoded, records[last]),
                     self._members.node_of[client],
                     f"train.{phase}",
                     ttl=self._window_s + _GRACE_S,
                     group_id=str(self._context.round),
                 )
+
+    def _last_summed(self, client: ClientId) -> int:
+        """Return the last round with the client's report in its sum, or 0."""
+        return int(self._context.summed[client]) if self._job.keeps_state else 0
 
     def _common(self, trains: bool) -> Message:
         context, shape = self._context, self._shape

@@ -34,7 +34,7 @@ from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
-from fedveil.flower.job.saved_states import KEPT_FIELD, kept_states
+from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
 from fedveil.flower.records import encoded_records, from_addressed_records
@@ -227,9 +227,9 @@ def _own_roster(job: Job, member: Member) -> Mapping[ClientId, bytes]:
 def _answer(job: Job, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
-    kept_field = [KEPT_FIELD] if job.keeps_state else []
+    kept_fields = [KEPT_FIELD, SUMMED_FIELD] if job.keeps_state else []
     form_fields = FORM_FIELDS if job.privacy.unit == "example" else ()
-    more = [*TRAINING_FIELDS, *form_fields, *kept_field] if trains else ()
+    more = [*TRAINING_FIELDS, *form_fields, *kept_fields] if trains else ()
     only_fields(common, *ROUND_FIELDS, *more)
     round, dimension = take(common, "round", int), take(common, "dimension", int)
     opening = take(common, "opening", bool)
@@ -313,6 +313,8 @@ def _trained(
             _told(answered.unusable),
             exc_info=answered.unusable if foreign else None,
         )
+    else:
+        training.reported(protection, asked)
     return answered
 
 

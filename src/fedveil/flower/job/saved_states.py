@@ -3,6 +3,10 @@
 The state is bound to the job and to the server's run, which has a name of its own. A repeated round
 starts from the state that it started from before. A different run of the job starts from the
 initial state.
+
+A client does not know whether the server has summed its report. It saves its new state beside the
+old one. The next round in which it is asked tells it the last round with its report in the sum, and
+it deletes every later state.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from fedveil.rounds.outcomes import ClientId
 
 #: The field of a message that names the run, and the file with that name.
 KEPT_FIELD = RUN = "run"
+#: The field of a message with the last round that has the client's report in its sum, or 0.
+SUMMED_FIELD = "summed"
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -87,6 +93,9 @@ def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId
     path.mkdir(mode=0o700, exist_ok=True)
     states = _OwnStates(path, folder.path)
     every, round = job.checkpoint.every, take(common, "round", int)
-    states.forget_after(round - 1)
+    summed = take(common, SUMMED_FIELD, int)
+    if not 0 <= summed < round:
+        raise MessageInvalid(f"field summed = {summed} is not a round before round {round}")
+    states.forget_after(summed)
     states.forget_before((round - 1) // every * every)
     return states

@@ -1,0 +1,43 @@
+"""The last round whose sum contains each client's report.
+
+A client keeps a state from round to round only if its report counted. In a deployment a client
+cannot know that, so the server tells it in the next round in which it asks the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from fedveil.base.array_types import Int64s
+from fedveil.base.message import Message, only_fields, take_array
+from fedveil.errors import MessageInvalid
+from fedveil.federated.job import Job
+from fedveil.rounds.outcomes import ClientId
+
+
+class SummedReports:
+    """The last round with each client's report in its sum, or 0. Empty if no client keeps state."""
+
+    def __init__(self, job: Job) -> None:
+        self.last: Int64s = np.zeros((job.clients.number or 0) if job.keeps_state else 0, np.int64)
+
+    def note(self, round: int, clients: Collection[ClientId]) -> None:
+        """Record the clients whose reports are in the sum of `round`."""
+        if len(self.last):
+            self.last[np.fromiter(clients, np.int64, len(clients))] = round
+
+    def state(self) -> Message:
+        """Return the rounds for a checkpoint. It is empty if no client keeps state."""
+        return {"last": self.last} if len(self.last) else {}
+
+    def restore(self, state: Message, done: int) -> None:
+        """Restore the rounds from a checkpoint after round `done`. They are validated."""
+        only_fields(state, *self.state())
+        if not len(self.last):
+            return
+        last = take_array(state, "last", np.int64, self.last.shape).copy()
+        if last.min() < 0 or last.max() > done:
+            raise MessageInvalid("field last holds a round that has not ended")
+        self.last = last
