@@ -24,6 +24,7 @@ from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
 from fedveil.protections.advice import Cohort
+from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
     Aggregate,
     ClientContext,
