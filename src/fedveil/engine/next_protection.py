@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fedveil.engine.assembly import start_vector
 from fedveil.engine.candidates import Candidate, candidates, of_examples
 from fedveil.engine.known_accuracy import measured
 from fedveil.federated.job import Job
@@ -44,7 +45,8 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         return None
     if any(entry.fate == "buffer" for entry in layout.entries):
         return None
-    found = list(candidates(job, layout.dimension, TARGET))
+    dimension = len(start_vector(job, layout))
+    found = list(candidates(job, dimension, TARGET))
     if not found:
         return None
     best = min(found, key=lambda one: _rank(one, examples))
@@ -55,7 +57,7 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         f"{_times(best, examples)} times as long as the mean update under {best.name}"
     )
     changes = of_examples(job)
-    others = list(candidates(job, layout.dimension, TARGET, ["distributed_dp"], changes))
+    others = list(candidates(job, dimension, TARGET, ["distributed_dp"], changes))
     if job.privacy.unit == "client" and others and _noise(others[0], examples) <= MOST_NOISE:
         return (
             f"protect each example instead of each client: {hidden}. For one example "
@@ -63,8 +65,9 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         )
     helps = [f"at least {_needed(best, examples):,} clients in a round"]
     if job.privacy.unit == "client":
-        of_example = f", which still has {_times(others[0], examples)} times" if others else ""
-        helps.append(f"`privacy.unit: example`{of_example}")
+        known = others and math.isfinite(_noise(others[0], examples))
+        still = f", which still has {_times(others[0], examples)} times" if known else ""
+        helps.append(f"`privacy.unit: example`{still}")
     return (
         f"too few clients for a meaningful promise: {hidden}. These help: {', '.join(helps)}, "
         f"and a model with fewer trained weights, such as `model: filters_linear` for images"

@@ -21,11 +21,13 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
     number = job.clients.number
     clients = "the clients that the data has" if number is None else f"{number:,} clients"
     seeds = f"{asked.seeds} seeds from {job.seed} on" if asked.seeds > 1 else f"seed {job.seed}"
+    unlike, card = unequal(found), choice(found)
     lead: list[str | Fact] = [
         f"{job.model} on {job.data.name}, {clients}, {job.rounds} rounds, {seeds}. All settings of "
         f"a seed have the same data, partition, initial model and cohorts.",
         *comparison.notes,
-        *(part for part in (unequal(found), choice(found)) if part),
+        *([] if unlike is None else [unlike]),
+        *([] if card is None else [card]),
     ]
     kept = (("the job", job), ("what was asked", asked))
     again = [Code(write(what.model_dump(mode="json")), name) for name, what in kept]

@@ -12,7 +12,7 @@ from fedveil.engine.assembly import check_buffers, load_data
 from fedveil.engine.budget import prepared
 from fedveil.engine.candidates import GAUSSIAN, OTHERS, Candidate, candidates, of_examples
 from fedveil.entry.simulation import simulate
-from fedveil.errors import InvalidValue, ModelInvalid, RunFailed, RunStopped
+from fedveil.errors import InvalidValue, JobError, ModelInvalid, RunFailed, RunStopped
 from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.metric_names import Better, deciding
@@ -23,7 +23,7 @@ ROUNDS = 10
 HELD_OUT = 0.2
 #: Names the examples on which the models of trials are judged.
 VALIDATION = "the clients' held-out training examples"
-TEST = "the test examples, since no client has two examples to hold one out"
+TEST = "the test examples, since the clients of this job can hold none out"
 
 #: Names of the trials without protection, and of the initial model.
 BARE, UNTRAINED = "not_encrypt", "untrained model"
@@ -66,7 +66,7 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     `target` is for a whole run of the job. A trial uses the first `ROUNDS` rounds of it. Nothing is
     left on the disk.
     """
-    layout, _ = prepared(job)
+    layout, protection = prepared(job)
     examples = len(load_data(job).train)
     bare = job.under("not_encrypt")
     tell("trial without protection")
@@ -75,13 +75,13 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     yield _tried(bare, BARE, None, nothing, None)
     for name in (*GAUSSIAN, *OTHERS):
         tell(f"trial of {name} at epsilon {target:g}")
-        for found in candidates(job, layout.dimension, target, [name]):
+        for found in candidates(job, protection.dimension, target, [name]):
             check_buffers(found.job, layout)
             yield _tried(found.job, name, found, found.figure, found.noise(examples))
     if job.privacy.unit == "client":
         name = "distributed_dp"
         tell(f"trial of {name} at epsilon {target:g} for one example")
-        for found in candidates(job, layout.dimension, target, [name], of_examples(job)):
+        for found in candidates(job, protection.dimension, target, [name], of_examples(job)):
             noise = found.noise(examples)
             yield _tried(found.job, f"{name}, one example", found, found.figure, noise)
 
@@ -109,16 +109,16 @@ def _tried(
 ) -> Trial:
     rounds = min(job.rounds, ROUNDS)
     for share in (HELD_OUT, 0.0):
-        short = _shortened(job, rounds, share)
-        if name == UNTRAINED:
-            short = Job.read(short.model_dump(), ["rounds=1", "server.lr=1e-12"])
         try:
+            short = _shortened(job, rounds, share)
+            if name == UNTRAINED:
+                short = Job.read(short.model_dump(), ["rounds=1", "server.lr=1e-12"])
             with TemporaryDirectory() as folder:
                 last = simulate(short, Path(folder) / "trial").metrics[-1]
-        except InvalidValue:
+        except (InvalidValue, JobError):
             if not share:
                 raise
-            continue  # no client has a second example
+            continue  # such as a job whose clients have one example each
         except (RunFailed, RunStopped, ModelInvalid) as error:
             return Trial(name, candidate, figure, noise, failure=str(error))
         metric, better = deciding(last)
