@@ -33,6 +33,7 @@ def direct(extras: list[str]) -> set[str]:
 def locked(name: str) -> dict[str, list[str]]:
     """Return the hashes of each package of a file in requirements/."""
     found: dict[str, list[str]] = {}
+    package = ""
     for line in (ROOT / "requirements" / f"{name}.txt").read_text("utf-8").splitlines():
         if "--hash=" in line:
             found[package].append(line.strip(" \\"))
