@@ -31,7 +31,7 @@ def main(run: str) -> None:
     extras = [name for name in ("torch", "numba", "flwr", "plotly", "click") if find_spec(name)]
     assert not extras, f"the core installs {extras}"
     expect(0, "fedveil ", "--version")
-    expect(0, "2         1e-05  meaningful", "budget", "--parameters", "7850")
+    expect(0, "2        1e-05  meaningful", "budget", "--parameters", "7850")
     expect(1, "pip install 'fedveil[torch]'", "budget")
     expect(1, "pip install 'fedveil[torch]'", "run")
     expect(1, "pip install 'fedveil[pages]'", "report", run)
@@ -42,9 +42,9 @@ def main(run: str) -> None:
     expect(2, "the command comes before job.yaml", "attack", "job.yaml", "gradient")
     expect(2, "did you mean --resume?", "run", "--resum", "x")
     site = Path(find_spec("numpy").origin).parents[1]  # type: ignore[union-attr, arg-type]
-    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
-    assert size < 300, f"the core takes {size:.0f} MB"
-    print(f"the core takes {size:.0f} MB")
+    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 2**20
+    assert size < 300, f"the core takes {size:.0f} MiB"
+    print(f"the core takes {size:.0f} MiB")
 
 
 if __name__ == "__main__":

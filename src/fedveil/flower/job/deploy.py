@@ -119,7 +119,7 @@ name = "{name}"
 version = "1.0.0"
 description = "A fedveil job on Flower."
 license = {{ text = "as its owner decides" }}
-dependencies = ["flwr>=1.41,<1.43", "fedveil[torch,flower]=={version}"]
+dependencies = ["flwr>=1.41,<1.42", "fedveil[torch,flower]=={version}"]
 
 [tool.flwr.app]
 publisher = "fedveil"
