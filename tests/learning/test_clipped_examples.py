@@ -287,3 +287,12 @@ def test_the_numpy_path_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             patch.setattr(clipped_examples, "_add_linear", kernel.numpy_path)
             assert train(trainer, model, [client]).tobytes() == compiled.tobytes()
+
+
+def test_the_closed_form_is_for_one_dense_layer_and_nothing_random() -> None:
+    """Dropout before the layer changes the inputs that an example's gradient is made of."""
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    assert clipped_examples._LinearHead.of(plain, Layout(plain)) is not None
+    for more in (nn.Dropout(0.3), nn.ReLU(), nn.Linear(6, 6)):
+        model = nn.Sequential(nn.Flatten(), more, nn.Linear(6, 3))
+        assert clipped_examples._LinearHead.of(model, Layout(model)) is None
