@@ -40,6 +40,8 @@ _OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_
 #: The losses with one target token per token.
 _OF_TOKENS = ("next_token",)
 _LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
+#: The largest sum of squares of a client's inputs that native code trains on.
+_MOST_SQUARES = 1e30
 
 
 class Start:
@@ -114,7 +116,8 @@ class CompiledTrainer:
         `shape` is the shape of an example, if it is known.
         """
         known = plan.optimizer in _OPTIMISERS and plan.loss in _LOSSES
-        known = known and plan.precision == "float32" and not plan.corrected
+        known = known and plan.precision == "float32"
+        known = known and not (plan.corrected or plan.nesterov)
         if not HAVE_NUMBA or not known:
             return None
         from fedveil.compiled.chain import KNOWN
@@ -248,7 +251,15 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 
 
 def _readable(x: torch.Tensor, tokens: int) -> bool:
-    """Return True if the examples are float32, or token ids below `tokens` if that is not 0."""
+    """Return True if the examples are float32, or token ids below `tokens` if that is not 0.
+
+    Numbers that are not finite, or so large that they overflow in a layer, are torch's: native code
+    leaves out products with 0, which is only the same for finite numbers.
+    """
     if not tokens:
-        return x.dtype == torch.float32
+        if x.dtype != torch.float32:
+            return False
+        flat = x.numpy().reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(flat @ flat < _MOST_SQUARES)
     return x.dtype == torch.int64 and bool((x.numpy().view(np.uint64) < tokens).all())
