@@ -50,6 +50,7 @@ from fedveil.federated.job import Job
 from fedveil.pages.run_folder_page import keep_page
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
+from fedveil.protections.own_errors import own_errors
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
@@ -287,12 +288,13 @@ class Federation:
         check_limit(self.job, self._ledger, spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
         context = RoundContext(cohort, number, self._weights, state, summed=self._summed.last)
-        server = self._protection.server_round(context)
-        self._executor.open(context)
-        opening = dict.fromkeys(cohort, server.opening())
         begun = partial(self._begun, number, spending)
-        outcome = drive(server, self._executor, opening, self._protection.trains, begun)
-        applied = outcome.result(lambda: self._apply(server.aggregate()))
+        with own_errors(self._protection):
+            server = self._protection.server_round(context)
+            self._executor.open(context)
+            opening = dict.fromkeys(cohort, server.opening())
+            outcome = drive(server, self._executor, opening, self._protection.trains, begun)
+            applied = outcome.result(lambda: self._apply(server.aggregate()))
         if outcome.hopeless is not None:
             raise RunStopped(all_failed(number, outcome.hopeless))
         outcome.bytes_down += len(cohort) * self._weights.nbytes

@@ -28,6 +28,7 @@ from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 
@@ -233,7 +234,7 @@ class ClientSide:
         for client, message in asked.items():
             if client not in learning:
                 half = self._half(client)
-                yield _made(client, Effort(), partial(half.respond, message, None))
+                yield self._made(client, Effort(), partial(half.respond, message, None))
 
     def _report(self, message: Message, trained: Answer) -> Answer:
         client, effort = trained.client, trained.effort
@@ -254,7 +255,19 @@ class ClientSide:
                 self._training.reported(client, self.protection.carried(trained.update, message))
             return answered.message
 
-        return _made(client, effort, respond)
+        return self._made(client, effort, respond)
+
+    def _made(self, client: ClientId, effort: Effort, respond: Callable[[], Message]) -> Answer:
+        """Return the answer that `respond` makes, or `Withheld`. Adds the time to `effort`."""
+        began = time.perf_counter()
+        try:
+            with noting_warnings(effort), own_errors(self.protection):
+                report = respond()
+        except ClientWithheld as why:
+            return Withheld(client, str(why), effort=effort)
+        finally:
+            effort.protection_s += time.perf_counter() - began
+        return Made(client, report, effort=effort)
 
     def _half(self, client: ClientId) -> ClientRound:
         if client not in self._halves:
@@ -282,18 +295,6 @@ class ClientSide:
         if kept:
             other.take_up(kept)
         yield other
-
-
-def _made(client: ClientId, effort: Effort, respond: Callable[[], Message]) -> Answer:
-    began = time.perf_counter()
-    try:
-        with noting_warnings(effort):
-            report = respond()
-    except ClientWithheld as why:
-        return Withheld(client, str(why), effort=effort)
-    finally:
-        effort.protection_s += time.perf_counter() - began
-    return Made(client, report, effort=effort)
 
 
 class _Ears(threading.local):
