@@ -214,6 +214,67 @@ def test_what_is_not_finite_goes_where_it_goes_in_torch(value: float) -> None:
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
 
 
+@given(
+    chains(), st.sampled_from([float("inf"), float("-inf"), float("nan"), 1e20, -1e20, 3e14]),
+    st.integers(0, 10**6),
+)  # fmt: skip
+@settings(max_examples=25)
+def test_an_odd_number_anywhere_goes_where_it_goes_in_torch(
+    made: tuple[nn.Module, tuple[int, ...]], value: float, place: int
+) -> None:
+    """Also behind a pooling, whose losing entries torch multiplies by 0."""
+    model, shape = made
+    (client,) = signed(clients(shape, 5, (7,)))
+    client.x.view(-1)[place % client.x.numel()] = value
+    chosen = plan(lr=0.05, epochs=1, batch_size=3)
+    found, wanted = (
+        train(compiled(model, chosen), model, [client]),
+        by_loop(model, chosen, [client]),
+    )
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+def test_an_infinity_that_loses_a_pooling_is_torchs() -> None:
+    """Its gradient is 0, and torch multiplies it by the infinity."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 2, 1)
+    conv.weight.data.fill_(-1.0)
+    model = nn.Sequential(conv, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+    (client,) = clients((1, 4, 4), 3, (5,))
+    client.x[2, 0, 1, 3] = float("inf")
+    chosen = plan(epochs=1, batch_size=5)
+    found, wanted = (
+        train(compiled(model, chosen), model, [client]),
+        by_loop(model, chosen, [client]),
+    )
+    assert not np.isfinite(wanted).all()
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", WEIGHTED])
+def test_saturated_scores_move_nothing_as_in_torch(loss: str, optimizer: str) -> None:
+    """Of a batch of 7, whose seventh is no float: what rounding leaves would be a whole step."""
+    model = nn.Linear(6, 3)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([60.0, -60.0, -70.0]))
+    weights = (0.3, 2.0, 1.1) if loss == WEIGHTED else None
+    chosen = plan(
+        optimizer=optimizer, loss=loss, class_weights=weights, lr=0.1, batch_size=7, epochs=1
+    )
+    (client,) = signed(clients((6,), 3, (7,)))
+    sure = torch.zeros_like(client.y)
+    if loss == "binary_cross_entropy":
+        sure = torch.tensor([1.0, 0.0, 0.0]).repeat(7, 1)
+    client = replace(client, y=sure)
+    trainer = compiled(model, chosen)
+    found, wanted = train(trainer, model, [client])[0], by_loop(model, chosen, [client])[0]
+    assert trainer._room is not None  # torch had no part in it
+    assert np.abs(wanted).max() < 1e-9
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_nobody_else_decides_about_a_clients_bytes(momentum: float) -> None:
     torch.manual_seed(0)

@@ -122,6 +122,7 @@ CASES: dict[str, Case] = {
     "training.lr_rounds": Case(2, STEP),
     "training.lr_factor": Case(0.3, STEP),
     "training.momentum": Case(0.5),
+    "training.nesterov": Case(True),
     "training.weight_decay": Case(0.01),
     "training.gradient_norm": Case(0.2),
     "training.class_weights": Case([1.0, 2.0, 3.0]),

@@ -25,7 +25,9 @@ def by_hand(name: str, s: ServerSettings) -> float:
             w += s.lr * m
         else:
             m = s.beta1 * m + (1 - s.beta1) * d
-            if name == "adam":
+            if name == "adagrad":
+                v += d**2
+            elif name == "adam":
                 v = s.beta2 * v + (1 - s.beta2) * d**2
             else:
                 v -= (1 - s.beta2) * d**2 * math.copysign(1, v - d**2) if v != d**2 else 0
@@ -33,7 +35,7 @@ def by_hand(name: str, s: ServerSettings) -> float:
     return w
 
 
-@pytest.mark.parametrize("name", ["none", "momentum", "adam", "yogi"])
+@pytest.mark.parametrize("name", ["none", "momentum", "adagrad", "adam", "yogi"])
 def test_against_the_formulas(name: str) -> None:
     settings = ServerSettings(optimizer=name, lr=0.5)  # type: ignore[arg-type]
     optimizer = ServerOptimizer(settings, np.array([True, False]))
@@ -44,7 +46,7 @@ def test_against_the_formulas(name: str) -> None:
     assert weights[1] == 1 + sum(STEPS)  # a buffer takes the mean as it is
 
 
-@pytest.mark.parametrize("name", ["none", "momentum", "adam", "yogi"])
+@pytest.mark.parametrize("name", ["none", "momentum", "adagrad", "adam", "yogi"])
 def test_a_restored_optimizer_goes_on_with_the_same_bytes(name: str) -> None:
     settings = ServerSettings(optimizer=name)  # type: ignore[arg-type]
     whole = ServerOptimizer(settings, np.ones(1, np.bool_))

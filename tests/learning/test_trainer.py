@@ -27,6 +27,7 @@ PLANS = [
     plan(epochs=1, batch_size=100),
     plan(optimizer="adamw", lr=0.01, weight_decay=0.1),
     plan(optimizer="adagrad", lr=0.05, weight_decay=0.01),
+    plan(momentum=0.9, nesterov=True, weight_decay=0.01),
     plan(gradient_norm=0.3),
     plan(proximal=5.0),
     plan(loss="weighted_cross_entropy", class_weights=(0.5, 1.0, 4.0)),

@@ -52,7 +52,11 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
         )
     else:
         optimizer = torch.optim.SGD(
-            model.parameters(), plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+            model.parameters(),
+            plan.lr,
+            momentum=plan.momentum,
+            weight_decay=plan.weight_decay,
+            nesterov=plan.nesterov,
         )
     order = client.entropy.stream("order").generator()
     for _ in range(plan.epochs):
@@ -65,7 +69,7 @@ def by_torch(model: nn.Module, plan: TrainingPlan, client: ClientData) -> np.nda
                 scores = model(client.x[batch])
             each = nn.functional.cross_entropy(scores.float(), y, reduction="none")
             weights = [1.0 if plan.class_weights is None else plan.class_weights[i] for i in y]
-            loss = (torch.tensor(weights) * each).mean()
+            loss = (torch.tensor(weights) * each).sum() / sum(weights)
             for parameter, w in zip(model.parameters(), origin, strict=True):
                 loss = loss + plan.proximal / 2 * ((parameter - w) ** 2).sum()
             loss.backward()

@@ -124,3 +124,27 @@ def test_a_vertical_job_of_mindspore_federated_is_recognised(
         assert code == 2
         assert err.startswith("error: theirs.yaml is a vertical job of MindSpore Federated, which ")
         assert "docs/own-split-models.md shows the counterparts" in err
+
+
+JOIN = """
+role: "leader"
+bucket_num: 64
+store_type: "csv"
+primary_key: "oaid"
+main_table_files: "vfl/input/leader/"
+http_server_address: "127.0.0.1:1086"
+remote_server_address: "127.0.0.1:1087"
+enable_ssl: False
+join_type: "psi"
+shard_num: 1
+"""
+
+
+def test_a_data_join_of_mindspore_federated_is_no_server_file(
+    vertical: Command, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "join.yaml").write_text(JOIN)
+    for code, _, err in (vertical("run", "join.yaml"), command("run", "join.yaml")):
+        assert code == 2
+        assert err.startswith("error: join.yaml configures MindSpore Federated's data join, which ")
+        assert err.count("\n") == 1

@@ -40,6 +40,8 @@ _OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_
 #: The losses with one target token per token.
 _OF_TOKENS = ("next_token",)
 _LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
+#: The largest sum of squares of a client's inputs that native code trains on.
+_MOST_SQUARES = 1e30
 
 
 class Start:
@@ -129,6 +131,7 @@ class CompiledTrainer:
         need(plan.loss in _LOSSES, f"the loss is {plan.loss}")
         need(plan.precision == "float32", f"training.precision is {plan.precision}")
         need(not plan.corrected, "training.algorithm corrects each step")
+        need(not plan.nesterov, "training.nesterov is set")
         from fedveil.compiled.chain import KNOWN
 
         layers = plain_layers(model, KNOWN)
@@ -278,7 +281,15 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 
 
 def _readable(x: torch.Tensor, tokens: int) -> bool:
-    """Return True if the examples are float32, or token ids below `tokens` if that is not 0."""
+    """Return True if the examples are float32, or token ids below `tokens` if that is not 0.
+
+    Numbers that are not finite, or so large that they overflow in a layer, are torch's: native code
+    leaves out products with 0, which is only the same for finite numbers.
+    """
     if not tokens:
-        return x.dtype == torch.float32
+        if x.dtype != torch.float32:
+            return False
+        flat = x.numpy().reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(flat @ flat < _MOST_SQUARES)
     return x.dtype == torch.int64 and bool((x.numpy().view(np.uint64) < tokens).all())

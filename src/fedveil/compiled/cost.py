@@ -27,12 +27,17 @@ from fedveil.learning.losses import IGNORED, WEIGHTED
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
     """Write `scale` times the gradient of -log softmax(scores)[label] for `many` scores.
 
-    The scores begin at `z`, the gradient at `g`. It is the softmax, minus 1 at the label.
+    The scores begin at `z`, the gradient at `g`. It is the softmax, minus 1 at the label. `scale`
+    is rounded to the memory's type first, as in torch: if the softmax at the label is 1, the
+    gradient there is exactly 0. An adaptive optimiser would make a whole step of a tiny rest.
     """
-    share = scale / exponentials(m, z, g, many, 1.0)
+    sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
+    m[g] = scale
+    rounded, m[g] = m[g], first
+    share = rounded / sum_of_all
     for k in range(g, g + many):
         m[k] *= share
-    m[g + label] -= scale
+    m[g + label] -= rounded
 
 
 @native("FLLLFid")
@@ -40,10 +45,28 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[label] times the weight of the label's class."""
+    """Write the gradient of -log softmax(scores)[label]."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
-        _softmax_less_one(m, z, g, scores[SCORES], label, scale * weights[label])
+        _softmax_less_one(m, z, g, scores[SCORES], label, scale)
+
+
+@native("FLLLFid")
+def weighted_cross_entropy(
+    m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
+    scale: float,
+) -> None:  # fmt: skip
+    """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
+
+    `scale` is for a mean over `count` examples. A weighted mean is divided by the sum of weights.
+    """
+    total = 0.0
+    for n in range(count):
+        total += weights[y[rows[n]]]
+    for n in range(count):
+        z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
+        share = weights[label] * count / total
+        _softmax_less_one(m, z, g, scores[SCORES], label, scale * share)
 
 
 @native("FLLLFid")
@@ -80,7 +103,12 @@ def _of_numbers(
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
         for k in range(many):
-            value = 1 / (1 + math.exp(-m[z + k])) if truth else m[z + k]
+            value = m[z + k]
+            if truth:  # rounded in the memory's type as in torch, so that it can be exactly 1
+                m[g + k] = math.exp(-value)
+                m[g + k] += 1
+                m[g + k] = 1 / m[g + k]
+                value = m[g + k]
             m[g + k] = scale / many * (value - y[rows[n] * many + k])
 
 
@@ -105,7 +133,7 @@ def binary_cross_entropy(
 #: A plan's loss -> the native function of its gradient.
 COSTS: dict[str, Native] = {
     "cross_entropy": cross_entropy,
-    WEIGHTED: cross_entropy,
+    WEIGHTED: weighted_cross_entropy,
     "next_token": next_token,
     "mean_square": mean_square,
     "binary_cross_entropy": binary_cross_entropy,

@@ -30,6 +30,10 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
     return _labels(name, part, array) if kind == "class" else _rows(kind, name, part, array)
 
 
+#: The way out for labels of another shape.
+_ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
+
+
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
@@ -91,7 +95,7 @@ def _rows(kind: Targets, name: str, part: str, array: Array) -> Float32s:
     if array.ndim != 2:
         raise DataInvalid(
             f"data {name}: {part} has shape {array.shape}, but [examples] or [examples, outputs] "
-            "is needed"
+            f"is needed{_ANY_SHAPE}"
         )
     y: Float32s = inputs.checked(name, part, array).astype(np.float32)
     if kind == "bits" and not np.isin(y, (0, 1)).all():
@@ -102,7 +106,9 @@ def _rows(kind: Targets, name: str, part: str, array: Array) -> Float32s:
 
 def _labels(name: str, part: str, array: Array) -> Int64s:
     if array.ndim != 1 or len(array) == 0:
-        raise DataInvalid(f"data {name}: {part} has shape {array.shape}, but [examples] is needed")
+        raise DataInvalid(
+            f"data {name}: {part} has shape {array.shape}, but [examples] is needed{_ANY_SHAPE}"
+        )
     if array.dtype.kind not in "fiub":
         raise DataInvalid(
             f"data {name}: {part} has dtype {array.dtype}, but whole numbers are needed"

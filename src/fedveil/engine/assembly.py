@@ -139,6 +139,7 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
         optimizer=settings.optimizer,
         lr=client_rate(job, round),
         momentum=settings.momentum,
+        nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
         loss=plan_loss(make_task(job)) if weights is None else WEIGHTED,
         class_weights=None if weights is None else tuple(weights),

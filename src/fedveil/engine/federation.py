@@ -26,6 +26,7 @@ from fedveil.engine.run_state import RunState
 from fedveil.errors import LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext, Spending
+from fedveil.protections.own_errors import own_errors
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.metric_names import LOSS, in_words
@@ -141,12 +142,13 @@ class Federation:
         check_limit(parts.job, state.ledger, spending, drawn, number)
         cohort = [*drawn, *parts.canaries.clients]
         context = RoundContext(cohort, number, state.weights, before, summed=state.summed.last)
-        server = parts.protection.server_round(context)
-        self.executor.open(context)
-        opening = dict.fromkeys(cohort, server.opening())
         begun = partial(self._begun, number, spending)
-        outcome = drive(server, self.executor, opening, parts.protection.trains, begun)
-        applied = outcome.result(lambda: state.apply(server.aggregate()))
+        with own_errors(parts.protection):
+            server = parts.protection.server_round(context)
+            self.executor.open(context)
+            opening = dict.fromkeys(cohort, server.opening())
+            outcome = drive(server, self.executor, opening, parts.protection.trains, begun)
+            applied = outcome.result(lambda: state.apply(server.aggregate()))
         if outcome.hopeless is not None:
             raise RunStopped(all_failed(number, outcome.hopeless))
         outcome.bytes_down += len(cohort) * state.weights.nbytes

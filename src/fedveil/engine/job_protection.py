@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedveil.base.own_code import is_function, told
 from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.protections.base import BY_SIZE, TIMING, JobContext, Protection
 from fedveil.protections.catalog import build
@@ -56,7 +58,11 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         turn_rate=job.clients.fraction if job.secret_turns else 1.0,
         combining=Combining(job.server.aggregation, job.server.trim, job.server.norm_bound),
     )
-    return build(job.protection.name, job.protection.settings, context)
+    name = job.protection.name
+    if not is_function(name):
+        return build(name, job.protection.settings, context)
+    with told(f"protection.name = {name}", InvalidValue, "the class"):
+        return build(name, job.protection.settings, context)
 
 
 def whose(job: Job, client: str) -> str:

@@ -18,9 +18,10 @@ class ServerOptimizer:
 
         none:      w += lr * d
         momentum:  m = momentum * m + d;               w += lr * m
+        adagrad:   m as adam;                  v += d^2
         adam:      m = b1 * m + (1 - b1) * d;  v = b2 * v + (1 - b2) * d^2
         yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
-                   adam and yogi                       w += lr * m / (sqrt(v) + tau)
+                   adagrad, adam and yogi              w += lr * m / (sqrt(v) + tau)
 
     w are the weights, d is the aggregate, m and v are its first and second moment. As in the paper,
     there is no bias correction, and v starts at tau^2. Buffers always take the mean of the clients'
@@ -34,7 +35,7 @@ class ServerOptimizer:
         self._moments: dict[str, Vector] = {}
         if settings.optimizer != "none":
             self._moments["m"] = np.zeros(size)
-        if settings.optimizer in ("adam", "yogi"):
+        if settings.optimizer in ("adagrad", "adam", "yogi"):
             self._moments["v"] = np.full(size, settings.tau**2)
 
     def step(
@@ -71,7 +72,9 @@ class ServerOptimizer:
         m = s.beta1 * m + (1 - s.beta1) * d
         v = self._moments["v"]
         square = d * d
-        if s.optimizer == "adam":
+        if s.optimizer == "adagrad":
+            v = v + square
+        elif s.optimizer == "adam":
             v = s.beta2 * v + (1 - s.beta2) * square
         else:
             v = v - (1 - s.beta2) * square * np.sign(v - square)

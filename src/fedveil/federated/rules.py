@@ -48,6 +48,14 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
     )
 
 
+@RULES.rule("training.nesterov", "training.momentum")
+def _nesterov_has_momentum(job: JobFields) -> str | None:
+    """`training.nesterov` needs `training.momentum` above 0."""
+    if not job.training.nesterov or job.training.momentum > 0:
+        return None
+    return "training.nesterov = true needs a training.momentum above 0"
+
+
 @RULES.rule("protection", "privacy.unit")
 def _unit_kept(job: JobFields) -> str | None:
     """`privacy.unit: example` needs a protection that can state its loss for one example."""

@@ -73,6 +73,9 @@ class TrainingSettings(Block):
         0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
+    nesterov: bool = Field(
+        False, description="Nesterov's form of `momentum`: each step looks ahead by one more step"
+    )
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
     gradient_norm: float | None = Field(
         None,
@@ -83,7 +86,9 @@ class TrainingSettings(Block):
         None,
         min_length=2,
         description="weights of the classes in the loss, in their order, under `task: "
-        "classification`; null: all 1",
+        "classification`; null: all 1. A step's loss is the weighted mean of its batch, as in "
+        "torch. Under `privacy.unit: example` it is the weighted sum over `batch_size`, so that no "
+        "example changes the weight of another",
     )
     proximal: float = Field(
         0.0,
@@ -136,21 +141,21 @@ class ServerSettings(Block):
     norm_bound: Annotated[float, Under("aggregation", "norm_bound")] = Field(
         1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
     )
-    optimizer: Literal["none", "momentum", "adam", "yogi"] = Field(
+    optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
     )
     lr: float = Field(1.0, gt=0, description="the server's learning rate")
     momentum: Annotated[float, Under("optimizer", "momentum")] = Field(
         0.9, ge=0, lt=1, description="momentum of `optimizer: momentum`"
     )
-    beta1: Annotated[float, Under("optimizer", "adam", "yogi")] = Field(
-        0.9, ge=0, lt=1, description="first-moment decay of adam and yogi"
+    beta1: Annotated[float, Under("optimizer", "adagrad", "adam", "yogi")] = Field(
+        0.9, ge=0, lt=1, description="first-moment decay of adagrad, adam and yogi"
     )
     beta2: Annotated[float, Under("optimizer", "adam", "yogi")] = Field(
         0.99, ge=0, lt=1, description="second-moment decay of adam and yogi"
     )
-    tau: Annotated[float, Under("optimizer", "adam", "yogi")] = Field(
-        0.001, gt=0, description="degree of adaptivity of adam and yogi"
+    tau: Annotated[float, Under("optimizer", "adagrad", "adam", "yogi")] = Field(
+        0.001, gt=0, description="degree of adaptivity of adagrad, adam and yogi"
     )
 
     @property

@@ -33,7 +33,7 @@ from fedveil.base.kernels import compiled
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.known_layers import plain_layers
-from fedveil.learning.losses import Loss, mean_loss
+from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -69,7 +69,7 @@ class ClippedExamplesTrainer(OneThread):
         known = plan.loss == "cross_entropy" and device == "cpu"
         linear = _LinearHead.of(model, self._layout) if known else None
         self._sums = linear or _AnyModel(
-            model, loss or mean_loss(plan.loss, plan.class_weights), device
+            model, loss or separate_loss(plan.loss, plan.class_weights), device
         )
         self._within = within
         self._weights = np.empty(0, np.float32)

@@ -56,6 +56,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss `name` as a function that gives one value per example.
 
     The loss `WEIGHTED` is cross-entropy times the weight of the label's class in `class_weights`.
+    Its mean over a batch is divided by the sum of these weights (`mean_loss`).
     """
     if name != WEIGHTED:
         return LOSSES[name]
@@ -64,8 +65,24 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return the loss `name` as a function that gives the mean over a batch."""
+    """Return the loss `name` as a function that gives the mean over a batch.
+
+    For `WEIGHTED` it is the weighted mean, as in torch: the sum of the weighted losses, divided by
+    the sum of the weights.
+    """
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
+    if name == WEIGHTED:
+        weights = torch.tensor(class_weights)
+        return lambda scores, y: functional.cross_entropy(scores, y, weights.to(scores.device))
+    return separate_loss(name, class_weights)
+
+
+def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
+    """Return the sum of the examples' losses, divided by their number, as a function of a batch.
+
+    It differs from `mean_loss` for `WEIGHTED` only: no example changes the weight of another, which
+    a guarantee for single examples needs.
+    """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

@@ -46,6 +46,8 @@ class TrainingPlan:
     corrected: bool = False
     #: FedProx's mu: adds mu * (w - w at the round's start) to the gradient, before it is clipped.
     proximal: float = 0.0
+    #: True for Nesterov's momentum, which needs `momentum`.
+    nesterov: bool = False
     #: The number format of the forward and backward passes (`precision`).
     precision: str = "float32"
 
@@ -299,5 +301,9 @@ def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> to
         made: torch.optim.Optimizer = kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
         return made
     return torch.optim.SGD(
-        parameters, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+        parameters,
+        lr=plan.lr,
+        momentum=plan.momentum,
+        weight_decay=plan.weight_decay,
+        nesterov=plan.nesterov,
     )

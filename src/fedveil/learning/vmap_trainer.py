@@ -37,6 +37,8 @@ class VmapTrainer(OneThread):
         self._device = torch.device(device)
         self._plan = plan
         self._losses = each_loss(plan.loss, plan.class_weights)
+        weights, at = plan.class_weights, self._device
+        self._weights_of = None if weights is None else torch.tensor(weights, device=at)
         self._model = model.to(self._device).train()
         whole = partial(functional_call, self._model)
         self._forward = computing(whole, plan.precision, self._device)
@@ -59,6 +61,9 @@ class VmapTrainer(OneThread):
     ) -> torch.Tensor:
         logits = self._forward((parameters, self._layout.kept), (x,))
         losses = self._losses(logits, y)
+        if self._weights_of is not None:  # the weighted mean of `losses.mean_loss`
+            counted = (self._weights_of[y] * counts).sum()
+            return (losses * counts).sum() / torch.where(counted > 0, counted, 1)
         return (losses * counts).sum() / counts.sum().clamp(min=1)
 
     def start(self, weights: Float32s, round: int = 1) -> None:

@@ -185,9 +185,36 @@ def _open(*words: str) -> bool:
     return text.count("{") > text.count("}") or text.count("[") > text.count("]")
 
 
+#: Keys of MindSpore Federated's vfl_data_join_config.yaml that no server file has.
+_DATA_JOIN = frozenset(
+    [
+        "bucket_num",
+        "store_type",
+        "data_schema_path",
+        "primary_key",
+        "main_table_files",
+        "join_type",
+        "shard_num",
+        "output_dir",
+        "remote_server_name",
+        "remote_server_address",
+        "http_server_address",
+    ]
+)
+
+
 def refuse_their_vertical(path: str | FilePath | None) -> None:
-    """Raise JobError for a MindSpore Federated file that configures a party of a split model."""
+    """Raise JobError for a MindSpore Federated file that configures a party of a split model.
+
+    That includes the file of its data join, which finds the examples that two parties share.
+    """
     held = {} if path is None else read(path)
+    if len(_DATA_JOIN & held.keys()) > 1:
+        raise JobError(
+            [f"{path} configures MindSpore Federated's data join, which cannot be read: here, "
+             "a vertical job finds the common examples itself, by the block alignment; "
+             "docs/vertical-machines.md describes it"]
+        )  # fmt: skip
     model = held.get("model")
     if isinstance(model, dict) and {"train_net", "eval_net"} & model.keys():
         raise JobError(

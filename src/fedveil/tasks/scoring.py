@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedveil.base.array_types import Array, Float64s
 from fedveil.learning import task_metrics
-from fedveil.learning.losses import WEIGHTED, mean_loss
+from fedveil.learning.losses import WEIGHTED, separate_loss
 from fedveil.vertical.calibration import calibrated, log_loss
 from fedveil.vertical.predictions import told_classes, told_numbers
 
@@ -40,12 +40,16 @@ class ByLabel:
         return None
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy, or the mean squared error of scaled labels."""
+        """Return the mean cross-entropy, or the mean squared error of scaled labels.
+
+        Class weights multiply each example's loss. The sum is divided by the number of examples, so
+        that no label changes the gradient that is returned for another example.
+        """
         if self.classes is None:
             return functional.mse_loss(outputs[:, 0], labels)
         if self.class_weights is None:
             return functional.cross_entropy(outputs, labels)
-        return mean_loss(WEIGHTED, self.class_weights)(outputs, labels)
+        return separate_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return a batch's sums: the unweighted loss, the number of correct examples, and

@@ -28,6 +28,7 @@ from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, State, Update
+from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 
@@ -246,7 +247,7 @@ class ClientSide:
         talks = self.protection.always_reports and len(self.protection.flow) > 1
         before = half.keep() if talks else {}
         try:
-            with _measured(effort):
+            with _measured(effort), own_errors(self.protection):
                 reply = answer_trained(
                     self.protection,
                     lambda examples: half,
@@ -268,7 +269,7 @@ class ClientSide:
         """Return the client's answer to a message that needs no update."""
         effort = Effort()
         try:
-            with _measured(effort):
+            with _measured(effort), own_errors(self.protection):
                 answer = self._half(client).respond(message, None)
         except ClientWithheld as why:
             return Withheld(client, str(why), effort=effort)

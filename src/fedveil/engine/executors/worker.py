@@ -22,6 +22,7 @@ from fedveil.engine.executors.pool import InSlot, WorkerSetup
 from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.errors import FedveilError
+from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, Report
 
 
@@ -36,12 +37,12 @@ def main(descriptor: int) -> None:
     exchange = SharedBlock(*setup.exchange)
     try:
         side = _client_side(setup, exchange)
+        connection.send(("ready", side.least))
+        slots, sums = (exchange.array(name)[setup.number] for name in ("slots", "sums"))
+        with own_errors(side.protection):
+            _serve(connection, inbox, side, slots, sums)
     except FedveilError as error:
         connection.send(("error", error))
-        return
-    connection.send(("ready", side.least))
-    slots, sums = (exchange.array(name)[setup.number] for name in ("slots", "sums"))
-    _serve(connection, inbox, side, slots, sums)
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:

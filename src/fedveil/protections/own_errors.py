@@ -1,0 +1,30 @@
+"""An exception in a user's own protection, as one sentence with its file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedveil.base.own_code import described, place_of
+from fedveil.errors import FedveilError, RunStopped
+from fedveil.protections.base import Protection
+
+
+@contextmanager
+def own_errors(protection: Protection) -> Iterator[None]:
+    """Turn an exception that the code of a user's own protection raises into `RunStopped`.
+
+    fedveil's own errors pass, and so do exceptions that no code of the user's raised.
+    """
+    try:
+        yield
+    except FedveilError:
+        raise
+    except Exception as raised:
+        kind, place = type(protection), place_of(raised)
+        if place is None or kind.__module__.startswith("fedveil."):
+            raise
+        named = f"{kind.__module__}:{kind.__qualname__}"
+        raise RunStopped(
+            f"protection.name = {named}: it raised {described(raised)} ({place})"
+        ) from raised
