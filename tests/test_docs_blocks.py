@@ -27,7 +27,7 @@ NOT_RUN = {
     "from fedveil.language.generation": "a trained language model takes minutes",
     "strategy.ledger.epsilon": "it looks at a strategy after a run of Flower",
     '"""Clients that are ready': "run in tests/flower/test_own_protection.py",
-    "from fedveil.protections.reading import Reading": "run in tests/flower/test_own_protection.py",
+    "report):                             # in Ready": "run in tests/flower/test_own_protection.py",
     'return {\n        "x_train"': "loaded in tests/data/test_datasets.py",
     "loot, sent = stealing.steal(target)": "minutes; run in tests/attacks",
     "for attacker in (features, labels):": "minutes; run in tests/attacks/split",

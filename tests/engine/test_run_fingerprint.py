@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.data.datasets import Dataset, load
-from fedveil.engine.run_fingerprint import run_fingerprint
+from fedveil.engine.run_parts import run_fingerprint
 from fedveil.federated.job import Job
 
 Given = dict[str, Any]

@@ -94,11 +94,13 @@ def assemble(
         optimizer=make_optimizer(job, test.layout.trainable),
         stopping=Stopping(job.stopping, task.measures),
         callbacks=called,
-        fingerprint=_fingerprint(job, dataset, engine.identify(), shape.fingerprint),
+        fingerprint=run_fingerprint(job, dataset, engine.identify(), shape.fingerprint),
     )
 
 
-def _fingerprint(job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str) -> str:
+def run_fingerprint(
+    job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str
+) -> str:
     """Return a digest of job, model and data. It excludes the number of rounds, which may grow.
 
     `more` are the engine's own arrays. `model` is the model's fingerprint.

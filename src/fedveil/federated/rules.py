@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from fedveil.errors import nearest
 from fedveil.federated.blocks import JobFields
-from fedveil.protections.advice import Rule
-from fedveil.protections.base import Protection
+from fedveil.federated.protection_rules import add_rules_of_protections
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.allowed import plain, shown
-from fedveil.settings.rules import Check, Rules
+from fedveil.settings.rules import Rules
 
 RULES = Rules[JobFields]()
 
@@ -271,29 +268,7 @@ def _phases_known(job: JobFields) -> str | None:
     return "; ".join(strangers) or None
 
 
-def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
-    """Return a protection's rule as a rule of the job, for jobs with that protection."""
-
-    def check(job: JobFields) -> str | None:
-        if job.protection.position is not position:
-            return None
-        sentence = rule(job.protection.settings, job.cohort)
-        return None if sentence is None else f"protection.{position.block}.{sentence}"
-
-    check.__doc__ = rule.__doc__
-    return check
-
-
-for _position in POSITIONS.values():
-    for _rule in _position.rules:
-        _reads = ("protection.name", f"protection.{_position.block}", "clients")
-        RULES.rule(*_reads)(_of_position(_position, _rule))
-
-
-@RULES.rule("protection", "clients")
-def _own_position_fits(job: JobFields) -> str | None:
-    """A protection of yours may add rules of its own."""
-    return _said_by_own(job, job.protection.position.rules)
+add_rules_of_protections(RULES)
 
 
 @RULES.rule("clients.number", "deployment.start_clients")
@@ -356,23 +331,6 @@ def _reports_auditable(job: JobFields) -> str | None:
         return None
     needed = job.protection.position.unauditable(job.protection.settings)
     return needed and f"audit.canaries = {job.audit.canaries} needs {needed}"
-
-
-for _position in POSITIONS.values():
-    for _rule in _position.advice:
-        RULES.advised(_of_position(_position, _rule))
-
-
-@RULES.advised
-def _own_position_advises(job: JobFields) -> str | None:
-    return _said_by_own(job, job.protection.position.advice)
-
-
-def _said_by_own(job: JobFields, rules: Iterable[Rule]) -> str | None:
-    if job.protection.name in POSITIONS:
-        return None
-    found = [_of_position(job.protection.position, rule)(job) for rule in rules]
-    return "; ".join(filter(None, found)) or None
 
 
 @RULES.advised
