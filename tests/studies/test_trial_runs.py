@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from comparing_parts import small_job
 
+from comparing_parts import small_job
 from fedveil.engine.candidates import candidates
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.metric_names import Better

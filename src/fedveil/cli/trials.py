@@ -31,8 +31,8 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     console().print(table.terminal())
     if not chosen:
         say(
-            f"at epsilon {format_epsilon(target)}, no protection learns from these clients. These help: more "
-            f"clients in a round, and a model with fewer trained weights"
+            f"at epsilon {format_epsilon(target)}, no protection learns from these clients. These "
+            f"help: more clients in a round, and a model with fewer trained weights"
         )
     for unit, trial in chosen.items():
         assert trial.candidate is not None  # it has a promise

@@ -88,8 +88,8 @@ def choice(found: Sequence[Line]) -> Fact | None:
 def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
     spent = taken.spent("run_every_round") or Figure(epsilon, 0.0)
     text = (
-        f"At epsilon {format_epsilon(epsilon)} ({spent.promise}), take {taken.setting}: {_reached(taken)}. "
-        f"Its promise holds against {_against(taken)}."
+        f"At epsilon {format_epsilon(epsilon)} ({spent.promise}), take {taken.setting}: "
+        f"{_reached(taken)}. Its promise holds against {_against(taken)}."
     )
     if not _improved(taken):
         text += (
