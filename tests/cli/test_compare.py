@@ -178,7 +178,9 @@ def test_every_protection_is_tried_for_a_short_time(
 ) -> None:
     monkeypatch.setattr(trial_runs, "GAUSSIAN", ("distributed_dp", "central_gaussian"))
     monkeypatch.setattr(trial_runs, "OTHERS", ())
-    code, out, err = command("budget", job, "--try", "--set", "clients.fraction=0.75")
+    monkeypatch.setattr(trial_runs, "LEAST_GAIN", 1e-6)
+    crowd = ["--set", "clients.number=60", "--set", "clients.fraction=1.0"]
+    code, out, err = command("budget", job, "--try", *crowd)
     assert code == Exit.DONE, err
     assert "short trials, 2 rounds with the noise of a whole run, on the clients' held-out" in out
     for name in ("untrained model", "not_encrypt", "distributed_dp", "central_gaussian"):
@@ -186,6 +188,6 @@ def test_every_protection_is_tried_for_a_short_time(
     best = next(line for line in out.splitlines() if line.startswith("  fedveil run"))
     _, _, path, *more = split(best)
     assert path == str(job)
-    assert more[:2] == ["--set", "clients.fraction=0.75"]
+    assert more[:4] == crowd
     costs = [line.epsilon for line in project_job(Job.load(path, more[1::2]))]
     assert max(costs) <= 2.0

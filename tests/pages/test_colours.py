@@ -29,7 +29,7 @@ def test_every_protection_has_a_colour_of_its_own() -> None:
     assert len(set(PROTECTIONS.values())) == len(PROTECTIONS)
 
 
-@pytest.mark.parametrize("order", permutations(["oue", "signds", "not_encrypt"]))
+@pytest.mark.parametrize("order", [*permutations(["oue", "signds", "not_encrypt"])])
 def test_the_place_in_a_plot_changes_no_colour(order: tuple[str, ...]) -> None:
     plot = plot_of(*order)
     lines = [trace["line"]["color"] for trace in figure(plot)["data"]]

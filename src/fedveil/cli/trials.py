@@ -9,6 +9,7 @@ from fedveil.cli.json_answer import answer
 from fedveil.federated.job import Job
 from fedveil.pages.table import Table
 from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.loss import format_epsilon
 from fedveil.record.metric_names import digits, word
 from fedveil.studies.trial_runs import Trial, best, trials
 
@@ -30,8 +31,8 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     console().print(table.terminal())
     if not chosen:
         say(
-            f"at epsilon {target:g}, no protection learns from these clients. These help: more "
-            f"clients in a round, and a model with fewer trained weights"
+            f"at epsilon {format_epsilon(target)}, no protection learns from these clients. These "
+            f"help: more clients in a round, and a model with fewer trained weights"
         )
     for unit, trial in chosen.items():
         assert trial.candidate is not None  # it has a promise

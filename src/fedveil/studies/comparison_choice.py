@@ -11,6 +11,7 @@ from fedveil.federated.job import Job
 from fedveil.pages.page import Fact
 from fedveil.pages.run_summary import TONES
 from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.metric_names import best, deciding, digits, word
 from fedveil.studies.comparison_table import Line
@@ -64,7 +65,7 @@ def choice(found: Sequence[Line]) -> Fact | None:
     for epsilon in levels:
         lines = [line for line in found if line.setting.epsilon == epsilon and _whole(line)]
         if not lines:
-            words.append(f"At epsilon {epsilon:g}, no run has a result.")
+            words.append(f"At epsilon {format_epsilon(epsilon)}, no run has a result.")
             continue
         apart = [line for line in lines if not _trusts(line)]
         taken = _best(apart or lines)
@@ -80,15 +81,15 @@ def choice(found: Sequence[Line]) -> Fact | None:
     taken, epsilon = values[0]
     spent = taken.spent("run_every_round")
     tone = TONES[spent.promise] if spent is not None else ""
-    value = f"{taken.setting.position} at epsilon {epsilon:g}"
+    value = f"{taken.setting.position} at epsilon {format_epsilon(epsilon)}"
     return Fact("Which to take", value, " ".join(words), tone)
 
 
 def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
     spent = taken.spent("run_every_round") or Figure(epsilon, 0.0)
     text = (
-        f"At epsilon {epsilon:g} ({spent.promise}), take {taken.setting}: {_reached(taken)}. "
-        f"Its promise holds against {_against(taken)}."
+        f"At epsilon {format_epsilon(epsilon)} ({spent.promise}), take {taken.setting}: "
+        f"{_reached(taken)}. Its promise holds against {_against(taken)}."
     )
     if not _improved(taken):
         text += (
