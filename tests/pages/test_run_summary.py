@@ -149,9 +149,9 @@ def test_quality_names_the_round_it_is_from_and_a_better_one(tmp_path: Path) -> 
     looks = [record(1.0, accuracy=0.875), record(1.0, round=2)]
     late = {k: v for k, v in record(1.0, round=3).items() if k not in ("accuracy", "loss", "auc")}
     quality = ending_of(tmp_path, *looks, late).quality
-    assert quality.value == "accuracy 0.7500"
+    assert quality.value == "accuracy 75.0%"
     assert quality.text == (
-        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; best in round 1: 0.8750"
+        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; best in round 1: 87.5%"
     )
     assert ending_of(tmp_path, late).quality.value == "not measured yet"
 

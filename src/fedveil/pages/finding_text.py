@@ -82,7 +82,7 @@ def _meaning(figure: Measured) -> str:
 
 
 def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
-    return re.fullmatch(rf"(?:.*\b)?{pattern}", figure.name)
+    return re.fullmatch(rf"(?:.*\b)?(?:{pattern})", figure.name)
 
 
 def could(finding: Finding, figure: Measured) -> str:
