@@ -9,7 +9,6 @@ import pytest
 
 import fedveil
 from fedveil.cli.exits import Exit
-from fedveil.pages import page as page_file
 from page_parts import small_job
 
 Command = Callable[..., tuple[int, str, str]]
@@ -49,21 +48,6 @@ def test_report_of_several_runs_is_written_here(
     assert code == Exit.DONE, err
     assert "wrote report.html\n" in out
     assert "<title>2 runs</title>" in (tmp_path / "report.html").read_text("utf-8")
-
-
-def test_report_says_what_is_missing(
-    command: Command, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
-    page_file.plotly_script.cache_clear()
-    try:
-        code, out, err = command("report", finished)
-    finally:
-        page_file.plotly_script.cache_clear()
-    assert (code, out) == (Exit.FAILED, "")
-    assert err == (
-        "error: a run's page needs the package plotly: pip install 'fedveil[report]' installs it\n"
-    )
 
 
 def test_a_folder_that_holds_no_run_is_one_sentence(command: Command, tmp_path: Path) -> None:

@@ -159,11 +159,8 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
         console().print(table.terminal())
     shown = page(folder.comparison, found, goal)
     say(f"written to {folder.write('comparison.md', markdown(shown).encode())}")
-    try:
-        for path in write_page(shown, folder.path / PAGE):
-            say(f"written to {path}")
-    except MissingExtra as missing:
-        remarks("note", [str(missing)])
+    for path in write_page(shown, folder.path / PAGE):
+        say(f"written to {path}")
 
 
 def _parts(option: str, text: str) -> list[str]:
