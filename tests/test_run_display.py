@@ -51,7 +51,7 @@ def test_every_width_shows_round_total_time_left_and_accuracy(width: int, rounds
         assert "…" not in line
         assert line.split()[0] == "round"
         assert f"{number}/{rounds} " in line
-        assert "accuracy 0.7131" in line
+        assert "accuracy 71.3%" in line
         time_left = line[: line.index("accuracy")].split()[-1]
         assert len(time_left) == len("0:00:00"), time_left
         assert time_left.count(":") == 2
@@ -137,7 +137,7 @@ def test_the_summary_says_where_everything_is_and_how_it_is_taken_up(tmp_path: P
     run = run_of(folder, rounds, events=["no report.html: the disk is full"])
     said = summary(run, 80)
     assert "rounds       3 of 20, 2 min 0 s" in said
-    assert "best round   2, accuracy 0.7500" in said
+    assert "best round   2, accuracy 75.0%" in said
     assert "page         none: the disk is full\n" in said
     for name in ("model.safetensors", "report.html"):
         (folder / name).touch()

@@ -79,7 +79,7 @@ def test_a_starter_runs_as_it_is(command: Command, tmp_path: Path) -> None:
     settings = ("--set", "rounds=6", "--set", "simulation.workers=0", "--out", "run")
     code, out, err = command("run", "mine/job.yaml", *settings)
     assert code == 0, err
-    assert "round 6/6 accuracy 0.9" in out
+    assert "round 6/6 accuracy 9" in out
     assert "\nrun folder   run\n" in out
     assert "\npage         run/report.html\n" in out
     assert (tmp_path / "run" / "model.safetensors").exists()

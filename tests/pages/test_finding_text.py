@@ -10,7 +10,6 @@ import pytest
 from fedveil.pages.finding_text import conclusion, figures
 from fedveil.privacy.finding import Finding, Measured
 
-
 BLIND = "(a guess without what was sent:"
 
 

@@ -148,7 +148,7 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     monkeypatch.setattr(part_memory, "free_bytes", lambda device: 20_000_000_000)
     with (
         ExitStack() as stack,
-        pytest.raises(ModelInvalid, match=r"^device = cpu has 20\.0 GB of memory free, but "
+        pytest.raises(ModelInvalid, match=r"^device = cpu has 20 GB of memory free, but "
                       r"training the parts of cloud needs 40\.5 GB: weights 10\.1 GB, gradients "
                       r"10\.1 GB, optimiser 20\.2 GB and 209\.8 MB while it steps, of "
                       r"2,520,279,040 parameters$"),

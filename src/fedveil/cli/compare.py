@@ -15,7 +15,7 @@ from fedveil.base.plain_text import console, say
 from fedveil.cli.attack import progress
 from fedveil.cli.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer
-from fedveil.errors import JobError, MissingExtra, RunFailed
+from fedveil.errors import JobError, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
