@@ -78,7 +78,8 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
     reached = {name: run.last[metric] for name, run in known.items() if metric in run.last}
     reached = {name: value for name, value in reached.items() if not math.isnan(value)}
     if reached:
-        best = (max if better == "higher" else min)(reached, key=reached.__getitem__)
+        sign = 1 if better == "higher" else -1
+        best = max(reached, key=lambda name: sign * reached[name])
         value = f"{word(metric)} {shown(metric, reached[best])}"
         yield Fact("Best model", best, f"{value} after the last round")
     spent = {name: figure_of(run.last, RUN) for name, run in known.items()}
