@@ -26,7 +26,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that differ in every figure, one of them among a comparison's, and three damaged."""
+    """Runs that differ in every figure, one of them among a comparison's, and five damaged."""
     folder = tmp_path_factory.mktemp("list") / "runs"
     first = fedveil.simulate(small_job(rounds=2), folder / "c-first").folder
     began = (
@@ -54,8 +54,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     opened = RunFolder.reopen(folder / "b-attack")
     add_finding(opened, Finding("x", "quick", "not_encrypt", [Measured("mse", 0.5)]))
     opened.close()
-    for name in ("no job", "cut", "no text"):
+    for name in ("no job", "cut", "no text", "no number", "no epsilon"):
         shutil.copytree(first, folder / name)
+    edit_last(folder / "no number", accuracy="high")
+    edit_last(folder / "no epsilon", epsilon_run_every_round="small")
     (folder / "no job" / "job.yaml").unlink()
     with (folder / "cut" / "metrics.jsonl").open("a") as records:
         records.write('{"round": 3}\n')
@@ -104,11 +106,13 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
     damaged = {
         line.partition(" cannot be read: ")[::2] for line in out.splitlines() if "cannot" in line
     }
-    assert {name for name, _ in damaged} == {"no job", "cut", "no text"}
+    assert {name for name, _ in damaged} == {"no job", "cut", "no text", "no number", "no epsilon"}
     reasons = dict(damaged)
     assert reasons["no job"] == f"{made / 'no job'} is not a run's folder: it has no job.yaml"
     assert "line 3: incomplete record" in reasons["cut"]
     assert "no text" in reasons["no text"]
+    assert "'high' is no number" in reasons["no number"]
+    assert "small" in reasons["no epsilon"]
     told = json.loads(command("runs", made, "--json")[1])
     assert {Path(one["folder"]).name: one["reason"] for one in told["damaged"]} == reasons
     first = next(run for run in told["runs"] if run["name"] == "c-first")
