@@ -163,7 +163,7 @@ def _number(value: object) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")  # noqa: TRY004 -- the record is malformed
+        raise ValueError(f"{value!r} is no number")
     return float(value)
 
 
