@@ -152,7 +152,7 @@ def test_a_vertical_run_and_one_that_never_ended(tmp_path: Path) -> None:
     whole, killed = (line for line in run_list(tmp_path, "name").runs[::-1])
     worst = max((line for of in run.figures.values() for line in of), key=lambda line: line.epsilon)
     assert (whole.name, whole.state, whole.protection) == ("parties", "finished", "embedding_dp")
-    assert (whole.epsilon, whole.quality) == (worst.figure, run.metrics[-1]["test_loss"])
+    assert (whole.epsilon, whole.quality) == (worst.figure, run.metrics[-1]["test_accuracy"])
     assert (killed.name, killed.state, killed.seconds) == ("killed", "interrupted", 0.0)
     assert whole.seconds is not None
 
