@@ -92,7 +92,7 @@ def test_a_script_is_taken_up_where_it_is_looked_for(notebook: ModuleType) -> No
 def test_a_run_shows_itself(run: fedveil.Run) -> None:
     html = run._repr_html_()
     assert "Model quality" in html
-    assert f"accuracy {run.metrics[-1]['accuracy']:.4f}" in html
+    assert f"accuracy {run.metrics[-1]['accuracy']:.1%}" in html
     assert html.count("data:image/svg+xml") == 2
 
 
@@ -125,7 +125,7 @@ def test_a_running_run_shows_its_rounds_and_curves(run: fedveil.Run) -> None:
     assert len(shown) == 2
     assert 'value="1" max="2"' in shown[0]
     assert 'value="2" max="2"' in shown[1]
-    assert f"accuracy {run.metrics[-1]['accuracy']:.4f} · loss" in shown[1]
+    assert f"accuracy {run.metrics[-1]['accuracy']:.1%} · loss" in shown[1]
     assert "a &lt;warning&gt;" in shown[1]
     assert "data:image/svg+xml" in shown[1]
 
