@@ -47,7 +47,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 lock: $(VENV)/installed
 	$(LOCK) --output-file requirements/core.txt
 	echo "torch; python_version < '3'" >$(VENV)/without-torch
-	$(LOCK) --extra torch --extra flower --extra pages --overrides $(VENV)/without-torch \
+	$(LOCK) --extra torch --extra flower --overrides $(VENV)/without-torch \
 	  --output-file requirements/node.txt
 	echo '$(TORCH)' >$(VENV)/torch
 	$(LOCK) --extra all --constraints $(VENV)/torch --output-file requirements/all.txt

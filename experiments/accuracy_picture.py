@@ -48,7 +48,7 @@ def draw(marks: Sequence[Mark]) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtra("matplotlib", "report", "the picture") from None
+        raise MissingExtra("matplotlib", "dev", "the picture") from None
     finite = [mark for mark in marks if math.isfinite(mark.epsilon)]
     with mpl.rc_context(_LOOKS):
         figure = Figure(figsize=(9, 6.4), layout="constrained")

@@ -34,11 +34,11 @@ def main(run: str) -> None:
     expect(0, "2        1e-05  meaningful", "budget", "--parameters", "7850")
     expect(1, "pip install 'fedveil[torch]'", "budget")
     expect(1, "pip install 'fedveil[torch]'", "run")
-    expect(1, "pip install 'fedveil[pages]'", "report", run)
+    expect(0, "report.html", "report", run)
     expect(1, "pip install 'fedveil[flower]'", "deploy", "app")
     expect(0, "round 1/1", "watch", run)
     expect(0, "not refuted", "audit", "--trials", "1000")
-    expect(2, "no command runn (did you mean run?)", "runn")
+    expect(2, "no command runn (did you mean run or runs?)", "runn")
     expect(2, "the command comes before job.yaml", "attack", "job.yaml", "gradient")
     expect(2, "did you mean --resume?", "run", "--resum", "x")
     site = Path(find_spec("numpy").origin).parents[1]  # type: ignore[union-attr, arg-type]

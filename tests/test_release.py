@@ -12,7 +12,7 @@ from fedveil import __version__
 from folders import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = {"core": [], "node": ["torch", "flower", "pages"], "all": ["all"]}
+EXTRAS = {"core": [], "node": ["torch", "flower"], "all": ["all"]}
 NAME = re.compile(r"[\w.-]+")
 
 

@@ -14,7 +14,6 @@ from fedveil.engine.budget import project_job
 from fedveil.engine.federation import Federation
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
-from fedveil.pages import page as page_file
 from fedveil.studies import trial_runs
 
 Command = Callable[..., tuple[int, str, str]]
@@ -62,20 +61,6 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
         assert "looking for" not in out
         assert (tmp_path / "c" / "comparison.md").read_text() == page
         assert stamps == [p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("metrics.jsonl")]
-
-
-def test_without_plotly_there_is_the_text_and_a_note(
-    command: Command, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
-    page_file.plotly_script.cache_clear()
-    code, out, err = command("compare", job, *ALONE, "--seeds", "1", "--out", "c")
-    page_file.plotly_script.cache_clear()
-    assert code == Exit.DONE
-    assert err.startswith("note: a run's page needs the package plotly")
-    assert out.endswith("written to c/comparison.md\n")
-    assert not (tmp_path / "c" / "report.html").exists()
-    assert (tmp_path / "c" / "comparison.md").is_file()
 
 
 def test_a_folder_of_something_else_is_not_said_to_be_a_comparison(

@@ -17,12 +17,11 @@ import plotly.graph_objects
 import pytest
 
 from browser import needs_browser, show
-from fedveil.errors import MissingExtra
 from fedveil.pages import page as page_file
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.plotly_figure import figure
-from fedveil.pages.table import Table
+from fedveil.pages.table import Link, Table
 
 EVIL = "</script><script>window.evil=1</script><img src=x onerror=window.evil=1>'\"&\u2028]]>"
 SMALL = Plot("a", "Accuracy", Axis("round"), Axis("accuracy"), [Curve("own", [1, 2], [0.5, 0.75])])
@@ -79,8 +78,9 @@ def test_names_are_no_markup_of_plotly_s() -> None:
 
 
 def test_no_text_is_markup_wherever_it_stands() -> None:
-    table = Table([EVIL, "b"], [[EVIL, "1"], [EVIL, "2"]], EVIL)
-    plot = Plot("a", EVIL, Axis(EVIL), Axis(EVIL), [Curve(EVIL, [1], [1])], EVIL)
+    curves = [Curve(EVIL, [1, 2], [1, 3]), Curve(EVIL, [1], [2])]
+    plot = Plot("a", EVIL, Axis(EVIL), Axis(f"{EVIL}y"), curves, EVIL)
+    table = Table([EVIL, "b"], [[EVIL, "1"], [Link(EVIL, EVIL), "2"]], EVIL)
     fold = Fold(EVIL, [EVIL, Points([EVIL]), Code(EVIL, EVIL), Picture(b"png", EVIL)])
     lead = (EVIL, Fact(EVIL, EVIL, EVIL))
     made = Page(EVIL, lead, [Section(EVIL, [table, plot, fold]), Section("b", [])]).html()
@@ -89,7 +89,7 @@ def test_no_text_is_markup_wherever_it_stands() -> None:
         assert made.count(mark) == own.count(mark), mark
     data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
     assert data is not None
-    assert json.loads(data[1])[0]["layout"]["xaxis"]["title"]["text"]
+    assert json.loads(data[1])[0]["x"]["title"] == EVIL
     assert data[1].isascii()
 
 
@@ -99,29 +99,40 @@ def test_data_in_a_page_ends_no_element_and_comes_back() -> None:
     assert json.loads(text) == [EVIL]
 
 
-def test_a_page_without_plots_needs_no_plotly_and_one_with_them_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(page_file, "find_spec", lambda name: None)
-    page_file.plotly_script.cache_clear()
-    try:
-        text = page_of(Table(["a"], [["1"]])).html()
-        with pytest.raises(MissingExtra) as missing:
-            page_of(SMALL).html()
-    finally:
-        page_file.plotly_script.cache_clear()
-    assert len(text) < 20_000
-    assert str(missing.value) == (
-        "a run's page needs the package plotly: pip install 'fedveil[pages]' installs it"
-    )
+def test_a_page_needs_no_package_and_is_small() -> None:
+    work = """
+import sys
+sys.modules |= dict.fromkeys(["plotly", "matplotlib", "torch"])  # none can be imported
+from fedveil.pages.page import Page, Section
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.svg import svg
+plot = Plot("a", "A", Axis("x"), Axis("y"), [Curve("own", [1, 2], [3, 4])])
+print(Page("Runs", [], [Section("All", [plot] * 3)]).html(), svg(plot))
+"""
+    made = subprocess.run([sys.executable, "-c", work], check=True, capture_output=True).stdout
+    assert made.count(b'class="line"') == 4
+    assert len(made) < 30_000
 
 
-def test_plotly_and_torch_are_not_imported() -> None:
-    work = (
-        "import sys; from fedveil.pages.page import Page, plotly_script; plotly_script(); "
-        "assert not {'plotly', 'torch', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", work], check=True)
+def test_a_plot_without_a_line_is_a_row_of_a_table() -> None:
+    """Two plots of a vertical run that evaluated once, between others: one of two parties."""
+    alone = [
+        Plot("a", "Held-out accuracy", Axis("step"), Axis("accuracy", unit="percent"),
+             [Curve("own", [60], [0.9876])]),
+        Plot("b", "Bytes", Axis("step"), Axis("bytes", unit="bytes"),
+             [Curve("bank", [70], [40e6]), Curve("shop", [70, 70], [1.25e3, math.nan])]),
+    ]  # fmt: skip
+    page = page_of(alone[0], SMALL, alone[1])
+    made = page.html()
+    assert page.plots == [SMALL]
+    assert made.count("<svg class=") == 1
+    rows = re.findall("<tr><td>(.*?)</td></tr>", made)
+    assert [row.split("</td><td>") for row in rows] == [
+        ["Held-out accuracy", "step 60", "98.8%"],
+        ["Bytes: bank", "step 70", "40 MB"],
+        ["Bytes: shop", "step 70", "1.2 KB"],
+        ["Bytes: shop", "step 70", "undefined"],
+    ]
 
 
 @needs_browser
@@ -138,19 +149,41 @@ def test_a_browser_draws_every_plot_and_sorts_a_table(tmp_path: Path) -> None:
             heads[column].click();
             found.push(cells(0).join(""), heads[column].parentNode.getAttribute("aria-sort"));
         }
-        return [found, performance.getEntriesByType("resource").length,
-                document.querySelectorAll(".plot").length,
-                [...document.querySelectorAll(".plot")].map(
-                    plot => plot.querySelectorAll(".main-svg .scatterlayer .trace").length)];
+        const plots = [...document.querySelectorAll(".plot")];
+        const lines = plots.map(plot => plot.querySelectorAll(".curve").length);
+        return [found, performance.getEntriesByType("resource").length, lines,
+                plots.map(plot => plot.getBoundingClientRect().height > 100)];
     """
     shown = show(made, tmp_path, script)
     assert shown.console == []
-    sorts, fetched, plots, traces = shown.found
+    sorts, fetched, lines, high = shown.found
     assert sorts == [
         "cab", "ascending", "bac", "descending", "acb", "ascending", "abc", "ascending"
     ]  # fmt: skip
     assert fetched == 0
-    assert (plots, traces) == (3, [1, 4, 1])
+    assert lines == [1, 3, 1]
+    assert high == [True, True, True]
+
+
+@needs_browser
+def test_the_values_under_the_pointer_are_those_of_the_curves(tmp_path: Path) -> None:
+    """Point at the middle of a logarithmic axis from 1 to 4, and beyond its right end."""
+    made = page_of(RICH).html()
+    script = """
+        const drawing = document.querySelector(".chart");
+        const {left, width, top} = drawing.getBoundingClientRect();
+        const told = [];
+        for (const share of [.55, 2]) {
+            const at = {clientX: left + share * width, clientY: top + 9};
+            drawing.dispatchEvent(new PointerEvent("pointermove", at));
+            told.push([...document.querySelector(".tip").children].map(line => line.textContent));
+        }
+        drawing.dispatchEvent(new PointerEvent("pointerleave"));
+        return [told, document.querySelectorAll(".tip, .at").length];
+    """
+    told, left_over = show(made, tmp_path, script).found
+    assert told == [["epsilon 2", "one: 20"], ["epsilon 4", "spread: 3", "read off: 1000"]]
+    assert left_over == 0
 
 
 @needs_browser

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,18 @@ def test_what_was_there_stays_until_the_new_one_is_whole(
         write_model(folder, model())
     folder.close()
     assert (folder.path / MODEL).read_bytes() == before
+
+
+def test_a_model_is_as_readable_as_every_other_file(tmp_path: Path) -> None:
+    """A group that may read a run's records may load its model."""
+    before = os.umask(0o027)
+    try:
+        folder = RunFolder.create(tmp_path / "run")
+        folder.write_atomically("report.html", b"a page")
+        write_model(folder, model())
+        folder.close()
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+    assert modes[MODEL] == 0o640
+    assert set(modes.values()) == {0o640}

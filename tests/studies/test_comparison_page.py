@@ -24,7 +24,7 @@ def test_every_plot_and_table_is_drawn(tmp_path: Path) -> None:
     shown = show(
         made(tmp_path).html(),
         tmp_path,
-        "return [document.querySelectorAll('svg.chart').length > 1,"
+        "return [document.querySelectorAll('.chart .curve').length > 1,"
         "document.querySelectorAll('table').length, document.body.innerText]",
     )
     drawn, tables, text = shown.found

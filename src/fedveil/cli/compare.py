@@ -15,7 +15,7 @@ from fedveil.base.plain_text import console, say
 from fedveil.cli.attack import progress
 from fedveil.cli.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer
-from fedveil.errors import JobError, MissingExtra, RunFailed
+from fedveil.errors import JobError, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -168,11 +168,8 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
         say(f"\n{card.label.lower()}: {card.value}\n{card.text}")
     shown = page(folder.comparison, found, goal)
     say(f"written to {folder.write('comparison.md', markdown(shown).encode())}")
-    try:
-        for path in write_page(shown, folder.path / PAGE):
-            say(f"written to {path}")
-    except MissingExtra as missing:
-        remarks("note", [str(missing)])
+    for path in write_page(shown, folder.path / PAGE):
+        say(f"written to {path}")
 
 
 def _parts(option: str, text: str) -> list[str]:

@@ -36,7 +36,8 @@ _EXTRAS = {
     **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
     **dict.fromkeys(("skimage", "PIL"), "attacks"),
     "flwr": "flower",
-    **dict.fromkeys(("plotly", "matplotlib"), "pages"),
+    "plotly": "notebook",
+    "matplotlib": "dev",
     "tensorboard": "tensorboard",
 }
 

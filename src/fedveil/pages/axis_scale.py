@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,10 @@ from fedveil.record.byte_count import UNITS
 _LABELS = 5
 #: A logarithmic axis with fewer decades also labels 2 and 5 in each.
 _FEW_DECADES = 2.5
-#: A larger share of the values than this must lie between the ends, or floats cannot tell them.
+#: Values that differ by a smaller share of themselves are drawn as one.
 _FLAT = 1e-9
+#: The largest value that an axis shows. Squares and differences of such values are finite.
+_MOST = 1e100
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,12 @@ class Scale:
 
         Returns None if the axis cannot show it.
         """
-        if not math.isfinite(value) or (self.log and value <= 0):
+        if not _is_shown(value, log=self.log):
             return None
         if self.log:
             low, high = math.log10(self.low), math.log10(self.high)
             return (math.log10(value) - low) / (high - low)
-        # Half of everything, because the difference of two floats may be infinite.
-        return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        return (value - self.low) / (self.high - self.low)
 
 
 def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
@@ -47,64 +47,61 @@ def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Sca
     The axis ends at labelled values, or at the outermost values if `tight`. An axis of accuracies
     therefore ends at 1 at most.
     """
-    shown = [v for v in map(float, values) if math.isfinite(v) and (v > 0 or not axis.log)]
+    shown = [value for value in map(float, values) if _is_shown(value, log=axis.log)]
     low, high = min(shown, default=1.0), max(shown, default=1.0)
     return _log(low, high, axis, tight) if axis.log else _linear(low, high, axis, tight)
+
+
+def _is_shown(value: float, *, log: bool) -> bool:
+    """Return True if an axis can show `value`. Beyond 1e100 it is a gap, as infinity is."""
+    return (1 / _MOST if log else -_MOST) <= value <= _MOST
 
 
 def _linear(low: float, high: float, axis: Axis, tight: bool) -> Scale:
     if axis.zero:
         low, high = min(low, 0.0), max(high, 0.0)
     most = max(abs(low), abs(high))
-    if high / 2 - low / 2 <= _FLAT * most:  # one value: give it room on both sides
-        beside = most / 10 or 0.5
-        top = 1.0 if axis.unit == "percent" and high <= 1 else sys.float_info.max
-        low, high = max(low - beside, -sys.float_info.max), min(high + beside, top)
+    if high - low <= _FLAT * max(most, 1 / _MOST):  # one value: give it room on both sides
+        beside = most / 10 if most > 1 / _MOST else 0.5
+        top = 1.0 if axis.unit == "percent" and high <= 1 else math.inf
+        low, high = low - beside, min(high + beside, top)
     whole = tight and float(low).is_integer() and float(high).is_integer()
-    step = _step(low, high, divisor=_divisor(axis, most), least=1.0 if whole else 0.0)
+    step = _step(high - low, divisor=_divisor(axis, most), least=1.0 if whole else 0.0)
     first, last = math.floor(low / step + 1e-6), math.ceil(high / step - 1e-6)
     if tight:
         first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
     else:
-        low, high = _finite(first * step), _finite(last * step)
-    values = [_finite(n * step) for n in range(first, last + 1)]
+        low, high = first * step, last * step
+    values = [n * step for n in range(first, last + 1)]
     return Scale(low, high, False, [(v, _label(v, axis, step, most)) for v in values])
 
 
 def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
     decades = math.log10(high) - math.log10(low)
     if decades <= _FLAT:
-        low, high = max(low / 2, sys.float_info.min), min(high * 2, sys.float_info.max)
-    few = decades < _FEW_DECADES
+        low, high = low / 2, high * 2
     every = max(1, math.ceil(decades / (_LABELS + 1)))
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    digits = (1, 2, 5) if few else (1,)
+    first, last = math.floor(math.log10(low) / every) * every, math.ceil(math.log10(high)) + every
+    digits = (1, 2, 5) if decades < _FEW_DECADES else (1,)
     grid = [
-        _finite(float(f"{digit}e{power}"))
-        for power in range(first, last + 1)
-        for digit in digits
-        if power % every == 0
+        float(f"{digit}e{power}") for power in range(first, last + 1, every) for digit in digits
     ]
     if not tight:
-        low = max((v for v in grid if v <= low * 1.000001), default=low)
-        high = min((v for v in grid if v >= high / 1.000001), default=high)
+        low = max(v for v in grid if v <= low * 1.000001)
+        high = min(v for v in grid if v >= high / 1.000001)
     inside = [v for v in grid if low / 1.000001 <= v <= high * 1.000001]
     return Scale(low, high, True, [(v, _label(v, axis, v, v)) for v in inside])
 
 
-def _step(low: float, high: float, *, divisor: float, least: float) -> float:
+def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance of labels: 1, 2 or 5 times a power of ten of the shown unit."""
-    rough = (high / _LABELS - low / _LABELS) / divisor
+    rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
     for digit in (1, 2, 5, 10):
         step = digit * 10.0**power
         if step >= rough * 0.999:
             break
     return max(step, least) * divisor
-
-
-def _finite(value: float) -> float:
-    return min(max(value, -sys.float_info.max), sys.float_info.max)
 
 
 def _divisor(axis: Axis, most: float) -> float:

@@ -57,7 +57,7 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
     frame = Frame(
         _SPACE + _LETTER * longest, _LINE + _SPACE + 2, width - 14.0, height - 2.0 * _LINE - _SPACE
     )
-    most = int((width - 2 * _SPACE) / 6)
+    most = int((width - 2 * _SPACE) / 6.2)
     named = "" if plot.y.title.casefold() == plot.title.casefold() else _text(plot.y, most)
     parts = [
         *_grid(x, y, frame),

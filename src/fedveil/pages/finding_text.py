@@ -72,7 +72,8 @@ def _best(better: Sequence[Measured]) -> Measured:
     """Return the best of the figures that measure the same as the first of them."""
     pattern = _meaning(better[0])
     alike = [figure for figure in better if _meaning(figure) == pattern]
-    return (min if better[0].is_error else max)(alike, key=lambda figure: figure.value)
+    sign = -1 if better[0].is_error else 1
+    return max(alike, key=lambda figure: sign * figure.value)
 
 
 def _meaning(figure: Measured) -> str:
@@ -82,7 +83,7 @@ def _meaning(figure: Measured) -> str:
 
 
 def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
-    return re.fullmatch(rf"(?:.*\b)?{pattern}", figure.name)
+    return re.fullmatch(rf"(?:.*\b)?(?:{pattern})", figure.name)
 
 
 def could(finding: Finding, figure: Measured) -> str:

@@ -106,7 +106,7 @@ def plotly(run: ReadRun, name: str | None) -> Any:
     try:
         from plotly.graph_objects import Figure
     except ImportError:
-        raise MissingExtra("plotly", "pages", "Run.plot") from None
+        raise MissingExtra("plotly", "notebook", "Run.plot") from None
     known = {plot.name: plot for plot in _all(run)}
     sought = name or deciding(run.last)[0]
     if sought not in known:

@@ -134,8 +134,8 @@ def _listed(path: Path, name: str) -> ListedRun:
         return ListedRun(path, name, protection, state, began=_began(run))
     metric = deciding(last)[0]
     return ListedRun(
-        path, name, protection, _state(run, run), metric, last.get(metric),
-        figure_of(last, RUN), _began(run), seconds(run.records),
+        path, name, protection, _state(run, run), metric, _number(last.get(metric)),
+        Figure(*map(float, figure_of(last, RUN))), _began(run), seconds(run.records),
     )  # fmt: skip
 
 
@@ -152,10 +152,19 @@ def _vertical(run: ReadRun, name: str) -> ListedRun:
     times = leader.times
     return ListedRun(
         run.folder, name, ", ".join(protected) or "none", _state(run, leader), metric,
-        leader.last.get(f"{HELD_OUT}{metric}"),
+        _number(leader.last.get(f"{HELD_OUT}{metric}")),
         Figure(math.inf, 0.0) if worst is None else worst.figure,
         _began(leader), (times[-1] - times[0]).total_seconds() if times else None,
     )  # fmt: skip
+
+
+def _number(value: object) -> float | None:
+    """Return a record's metric as a float. Raises ValueError if it is neither a number nor None."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
 
 
 def _began(run: ReadRun) -> datetime | None:

@@ -53,7 +53,7 @@ def attack_page(run: ReadRun) -> Page:
         )
         for finding in run.findings
     ]
-    return Page(run.name, facts, [*found(run), Section("The job", [Code(text, JOB)])])
+    return Page(run.name, facts, [*found(run), Section("The job", [Fold(JOB, [Code(text)])])])
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:

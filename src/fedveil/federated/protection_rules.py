@@ -1,0 +1,52 @@
+"""The rules and the advice that protections, fedveil's and a user's own, add to those of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedveil.federated.blocks import JobFields
+from fedveil.protections.advice import Rule
+from fedveil.protections.base import Protection
+from fedveil.protections.catalog import POSITIONS
+from fedveil.settings.rules import Check, Rules
+
+
+def add_rules_of_protections(rules: Rules[JobFields]) -> None:
+    """Add each protection's rules and advice to `rules`."""
+    for position in POSITIONS.values():
+        reads = ("protection.name", f"protection.{position.block}", "clients")
+        for rule in position.rules:
+            rules.rule(*reads)(_of_position(position, rule))
+        for rule in position.advice:
+            rules.advised(_of_position(position, rule))
+    rules.rule("protection", "clients")(_own_position_fits)
+    rules.advised(_own_position_advises)
+
+
+def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
+    """Return a protection's rule as a rule of the job, for jobs with that protection."""
+
+    def check(job: JobFields) -> str | None:
+        if job.protection.position is not position:
+            return None
+        sentence = rule(job.protection.settings, job.cohort)
+        return None if sentence is None else f"protection.{position.block}.{sentence}"
+
+    check.__doc__ = rule.__doc__
+    return check
+
+
+def _own_position_fits(job: JobFields) -> str | None:
+    """A protection of yours may add rules of its own."""
+    return _said_by_own(job, job.protection.position.rules)
+
+
+def _own_position_advises(job: JobFields) -> str | None:
+    return _said_by_own(job, job.protection.position.advice)
+
+
+def _said_by_own(job: JobFields, rules: Iterable[Rule]) -> str | None:
+    if job.protection.name in POSITIONS:
+        return None
+    found = [_of_position(job.protection.position, rule)(job) for rule in rules]
+    return "; ".join(filter(None, found)) or None

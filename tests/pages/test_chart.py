@@ -1,0 +1,152 @@
+"""What is drawn lies where its values say, on axes that say so."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from fedveil.pages.axis_scale import Scale, scale_of
+from fedveil.pages.chart import MOST_POINTS, draw
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.svg import svg
+from fedveil.record.byte_count import shown_bytes
+
+PERCENT, BYTES = Axis("accuracy", unit="percent"), Axis("bytes", zero=True, unit="bytes")
+
+
+def labels(scale: Scale) -> list[str]:
+    return [label for _, label in scale.ticks]
+
+
+@pytest.mark.parametrize("values", [[0.93, 1.0], [0.4, 0.9999], [0.99], [1.0], [0.2, 0.21]])
+def test_an_axis_of_accuracies_ends_at_100_percent_at_most(values: list[float]) -> None:
+    scale = scale_of(PERCENT, values)
+    assert scale.low <= min(values) <= max(values) <= scale.high <= 1
+    assert scale.low < scale.high
+    assert len(set(labels(scale))) == len(labels(scale)) >= 2
+    assert all(label.endswith("%") and float(label[:-1]) <= 100 for label in labels(scale))
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "tight", "said"),
+    [
+        (BYTES, [40e6, 31.4e6], False, ["0", "10 MB", "20 MB", "30 MB", "40 MB"]),
+        (BYTES, [1.2e3, 2.4e3], False, ["0", "0.5 KB", "1.0 KB", "1.5 KB", "2.0 KB", "2.5 KB"]),
+        (Axis("round"), [1, 2, 3], True, ["1", "2", "3"]),
+        (Axis("step"), [45, 2350], True, ["500", "1,000", "1,500", "2,000"]),
+        (Axis("epsilon", log=True), [0.3, 400], False, ["0.1", "1", "10", "100", "1,000"]),
+        (Axis("epsilon", log=True), [1, 7], False, ["1", "2", "5", "10"]),
+        (PERCENT, [0.8125, 0.8321], False, ["81.0%", "81.5%", "82.0%", "82.5%", "83.0%", "83.5%"]),
+    ],
+)  # fmt: skip
+def test_labels_are_round_numbers_in_their_unit(
+    axis: Axis, values: list[float], tight: bool, said: list[str]
+) -> None:
+    assert labels(scale_of(axis, values, tight=tight)) == said
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [], [math.nan], [math.inf, 3.0], [-1.7e308, 1.7e308], [5e-324], [5e-324, 1.7e308], [0.0],
+        [-3.0], [1e15, 1e15 + 1], [1e-9, 1.1e-9], [7.0, 7.0], [0.1 + 0.2, 0.3],
+    ],
+)  # fmt: skip
+def test_any_values_have_an_axis(values: list[float], log: bool) -> None:
+    """A record from somebody else may hold any number."""
+    for unit in ("", "percent", "bytes"):
+        scale = scale_of(Axis("x", log=log, unit=unit), values)
+        assert scale.low < scale.high
+        assert len(scale.ticks) < 20
+        assert all(a < b for (a, _), (b, _) in pairwise(scale.ticks))
+        places = [scale.at(value) for value in values]
+        assert all(place is None or -1e-9 <= place <= 1 + 1e-9 for place in places)
+        assert [place is None for place in places] == [
+            not abs(value) < 1e101 or (log and value < 1e-101) for value in values
+        ]
+
+
+def drawn(plot: Plot, kind: str) -> list[list[list[tuple[float, float]]]]:
+    """The coordinates of each piece of each curve's `kind`, in a plot's drawing."""
+    root = ElementTree.fromstring(f"<svg>{draw(plot).elements}</svg>")
+    groups = [group for group in root.iter("g") if "curve" in group.get("class", "")]
+    return [
+        [
+            [tuple(map(float, point.split())) for point in piece.strip("Z").split("L")]
+            for path in group.iter("path")
+            if path.get("class") == kind
+            for piece in path.get("d", "").split("M")[1:]
+        ]
+        for group in groups
+    ]  # fmt: skip
+
+
+def test_a_line_goes_through_its_values_and_has_their_gaps() -> None:
+    """Read the values back off the drawing, by the places of two labels on each axis."""
+    xs, ys = [2, 3, 5, 8, 13, 21], [0.31, 0.47, math.nan, 0.53, 0.89, 0.61]
+    plot = Plot("a", "A", Axis("round"), PERCENT, [Curve("own", xs, ys)])
+    ((first, second),) = drawn(plot, "line")
+    drawing = draw(plot)
+    left, top, right, bottom = drawing.data["box"]
+    low, high = scale_of(PERCENT, ys).low, scale_of(PERCENT, ys).high
+    read = [
+        (2 + (x - left) / (right - left) * 19, low + (bottom - y) / (bottom - top) * (high - low))
+        for x, y in [*first, *second]
+    ]
+    known = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(y)]
+    assert len(first) == 2
+    for (x, y), (true_x, true_y) in zip(read, known, strict=True):
+        assert (x, y) == pytest.approx((true_x, true_y), abs=0.06)
+    assert drawing.data["curves"][0]["y"] == [None if math.isnan(y) else y for y in ys]
+
+
+def test_a_point_between_gaps_is_marked() -> None:
+    curve = Curve("own", [1, 2, 3, 4, 5], [4.0, 5.0, math.inf, 7.0, math.nan])
+    plot = Plot("a", "A", Axis("round"), Axis("loss"), [curve])
+    assert len(drawn(plot, "line")[0]) == 1
+    assert draw(plot).elements.count('class="mark"') == 1
+
+
+def test_a_spread_surrounds_what_is_finite() -> None:
+    curve = Curve("own", [1, 2, 4], [1, 2, 3], [0.5, math.nan, 2], [2, math.inf, 4])
+    plot = Plot("a", "A", Axis("x"), Axis("y"), [curve])
+    ((around,),) = drawn(plot, "spread")
+    assert len(around) == 4
+    assert {x for x, _ in around} == {around[0][0], around[1][0]}
+
+
+def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
+    """A peak of one round in 20,000 stays on the page, and the page stays small."""
+    ys = [math.sin(n / 700) for n in range(20_003)]
+    ys[12_345], ys[17] = 9.5, -7.25
+    plot = Plot("a", "A", Axis("round"), Axis("loss"), [Curve("own", range(20_003), ys)])
+    drawing = draw(plot)
+    sent = drawing.data["curves"][0]
+    assert len(sent["x"]) <= MOST_POINTS
+    assert dict(zip(sent["x"], sent["y"], strict=True)).items() >= {12_345: 9.5, 17: -7.25}.items()
+    assert (sent["x"][0], sent["x"][-1]) == (0, 20_002)
+    assert sent["x"] == sorted(set(sent["x"]))
+    assert len(drawing.elements) < 30_000
+
+
+def test_a_file_has_the_same_drawing_with_title_and_legend() -> None:
+    curves = [Curve("one", [1, 2], [3, 4]), Curve("two", [1, 2], [5, 7], dashed=True)]
+    plot = Plot("a", "Both", Axis("x"), Axis("y"), curves)
+    assert svg(plot) == svg(plot)
+    texts = re.findall("<text[^>]*>([^<]*)</text>", svg(plot).decode())
+    assert {"Both", "x", "y", "one", "two"} <= set(texts)
+    assert svg(plot).count(b"curve dashed") == 2  # the line, and its sample in the legend
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 B"), (999, "999 B"), (999.7, "1 KB"), (40e6, "40 MB"), (40.46e9, "40.5 GB"),
+     (999_960, "1 MB"), (1.25e15, "1250000 GB")],
+)  # fmt: skip
+def test_bytes_are_a_number_with_its_unit(count: float, said: str) -> None:
+    assert shown_bytes(count) == said

@@ -1,0 +1,104 @@
+"""What an attack found, in words: what an attacker could do, compared with chance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fedveil.pages.finding_text import conclusion, figures
+from fedveil.privacy.finding import Finding, Measured
+
+BLIND = "(a guess without what was sent:"
+
+
+def finding(*measured: Measured, **more: Any) -> Finding:
+    usual = {"attack": "x", "effort": "full", "protection": "rr", "figures": measured}
+    return Finding(**usual | more)
+
+
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [
+        (Measured("recovered", 0.53, 0.25, 0.75, 0.13),
+         "recover 53% of the examples (chance: 13%)"),
+        (Measured("mse", 0.5, 0.4, 0.6, 0.7),
+         f"reconstruct examples with a mean squared error of 0.5 {BLIND} 0.7)"),
+        (Measured("left: both: psnr", 40.4, 36.0, 44.2, 14.1),
+         f"reconstruct examples with a signal-to-noise ratio of 40.4 dB {BLIND} 14.1)"),
+        (Measured("label accuracy", 0.97, 0.9, 1.0, 0.11),
+         "infer the label of 97% of the examples (chance: 11%)"),
+        (Measured("10 labels known", 0.387, 0.36, 0.41, 0.102),
+         "infer the label of 38.7% of the examples (chance: 10.2%)"),
+        (Measured("LiRA AUC", 0.647, 0.6, 0.7, 0.5),
+         "rank a member above another example 64.7% of the time (chance: 50%)"),
+        (Measured("norm AUC", 0.73, 0.6, 0.8, 0.5),
+         "rank an example with the rare label first 73% of the time (chance: 50%)"),
+        (Measured("loss TPR at 1.0% FPR", 0.043, 0.03, 0.06, 0.01),
+         "recognise 4.3% of the members and accuse 1.0% of others (chance: 1%)"),
+        (Measured("loss balanced accuracy", 0.61, 0.55, 0.66, 0.5),
+         "tell members from others 61% of the time (chance: 50%)"),
+        (Measured("right guesses: far apart, 10 rounds", 0.99, 0.98, 1.0, 0.5),
+         "tell two updates apart 99% of the time (chance: 50%)"),
+        (Measured("relative error after 3 reports", 0.2, 0.1, 0.3, 1.0),
+         "estimate an update with a relative error of 0.2 (chance: 1)"),
+        (Measured("own", 3.25, 3.0, 3.5, 2.75), "reach own 3.25 (chance: 2.75)"),
+    ],
+)  # fmt: skip
+def test_a_success_is_what_an_attacker_could_do(figure: Measured, said: str) -> None:
+    assert conclusion(finding(figure)) == f"Under rr, an attacker could {said}."
+
+
+def test_the_best_figure_of_the_first_kind_is_named_with_how_many_beat_chance() -> None:
+    """An attacker who fails without help, and succeeds with it."""
+    found = finding(
+        Measured("left: unsplit: mse", 0.9, 0.8, 1.0, 0.3),
+        Measured("left: known bottom: mse", 0.2, 0.1, 0.25, 0.3),
+        Measured("left: both: mse", 0.04, 0.03, 0.05, 0.3),
+        Measured("left: both: ssim", 0.99, 0.98, 1.0, 0.4),
+        protection="none",
+    )
+    assert conclusion(found) == (
+        "Without protection, an attacker could reconstruct examples with a mean squared error of "
+        f"0.04 {BLIND} 0.3). That is `left: both: mse`; 3 of 4 compared figures beat chance."
+    )
+
+
+@pytest.mark.parametrize(
+    ("figure", "claim", "said"),
+    [
+        (Measured("left: unsplit: mse", 0.9, 0.8, 1.0, 0.7), math.inf, "did no better than chance"),
+        (Measured("recovered", math.nan), math.inf, "did no better than chance at effort full"),
+        (Measured("recovered", 0.3, 0.1, 0.5, 0.2), math.inf, "does not prove that nothing leaks"),
+        (Measured("epsilon at least", 0.5), 1.0, "No bound is above the claim of rr"),
+        (Measured("epsilon at least", 2.0), 1.0, "of rr is refuted: epsilon at least 2"),
+    ],
+)
+def test_a_failure_proves_nothing_and_a_bound_is_compared_with_its_claim(
+    figure: Measured, claim: float, said: str
+) -> None:
+    assert said in conclusion(finding(figure, epsilon=claim))
+
+
+def test_tokens_are_read_whatever_the_way() -> None:
+    found = finding(Measured("next token", 0.31, 0.3, 0.33, 0.04), attack="tokens")
+    assert "could read 31% of the tokens (chance: 4%)" in conclusion(found)
+
+
+def test_a_figure_without_a_value_is_never_nan() -> None:
+    found = finding(
+        Measured("loss TPR at 0.1% FPR", math.nan, 0.0, 1.0, 0.001, 1438),
+        Measured("accuracy on members", 0.9423, 0.929, 0.954, cases=1439),
+        Measured("loss AUC", 0.5066, 0.4731, 0.5412, 0.5, 1797),
+    )
+    table = figures(found)
+    assert table.columns == ["figure", "value", "95% interval", "guessing", "cases"]
+    assert [list(row) for row in table.rows] == [
+        ["loss TPR at 0.1% FPR", "-", "0% to 100%", "0.1%", "1,438"],
+        ["accuracy on members", "94.2%", "92.9% to 95.4%", "", "1,439"],
+        ["loss AUC", "0.5066", "0.4731 to 0.5412", "0.5", "1,797"],
+    ]
+    assert "nan" not in f"{conclusion(found)} {found}"
+    own = figures(finding(Measured("epsilon at least", 0.25, epsilon=0.75), epsilon=2.0))
+    assert list(own.rows[0]) == ["epsilon at least", "0.25", "0.75", "", "", "1"]

@@ -1,0 +1,209 @@
+"""The list of runs: what each run's records say, in any order, past every damaged folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedveil
+from browser import needs_browser, show
+from fedveil.cli.exits import Exit
+from fedveil.pages.run_list import ListedRun, RunList, run_list
+from fedveil.pages.run_list_page import run_list_page, runs_table
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.record.finding_lines import add_finding
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical import VerticalJob, train
+from page_parts import EVIL, edit_last, small_job
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that differ in every figure, one of them among a comparison's, and five damaged."""
+    folder = tmp_path_factory.mktemp("list") / "runs"
+    first = fedveil.simulate(small_job(rounds=2), folder / "c-first").folder
+    began = (
+        "2026-03-0{0}T10:20:30 began: fedveil\n"
+        "2026-03-0{0}T11:00:00 finished after round 2: the last\n"
+    )
+    figures = {
+        "c-first": (2, 0.8125, 7.25, 3723.0),
+        "a-second": (4, 0.9375, 3.5, 41.5),
+        "compared/runs/b-third": (3, 0.6875, 1.25, 620.0),
+    }
+    for name, (day, accuracy, epsilon, seconds) in figures.items():
+        run = folder / name
+        if run != first:
+            shutil.copytree(first, run)
+        edit_last(
+            run, accuracy=accuracy, epsilon_run_every_round=epsilon, delta_run_every_round=1e-6,
+        )  # fmt: skip
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        halves = (record | {"seconds_round": seconds / 2} for record in records)
+        (run / "metrics.jsonl").write_text("".join(json.dumps(half) + "\n" for half in halves))
+        (run / "events.log").write_text(began.format(day))
+    (folder / "b-attack").mkdir()
+    shutil.copy(first / "job.yaml", folder / "b-attack")
+    opened = RunFolder.reopen(folder / "b-attack")
+    add_finding(opened, Finding("x", "quick", "not_encrypt", [Measured("mse", 0.5)]))
+    opened.close()
+    for name in ("no job", "cut", "no text", "no number", "no epsilon"):
+        shutil.copytree(first, folder / name)
+    edit_last(folder / "no number", accuracy="high")
+    edit_last(folder / "no epsilon", epsilon_run_every_round="small")
+    (folder / "no job" / "job.yaml").unlink()
+    with (folder / "cut" / "metrics.jsonl").open("a") as records:
+        records.write('{"round": 3}\n')
+    (folder / "no text" / "events.log").write_bytes(b"\xff\xfe began\n")
+    (folder / "empty").mkdir()
+    (folder / "linked").symlink_to(first)
+    return folder
+
+
+def lines(found: RunList) -> list[list[str]]:
+    return [list(row) for row in runs_table(found).rows]
+
+
+def test_each_line_is_what_the_run_s_records_say(made: Path) -> None:
+    assert lines(run_list(made, "name")) == [
+        ["a-second", "not_encrypt", "93.8%", "3.5 (weak)", "2026-03-04 10:20", "41.5 s",
+         "finished"],
+        ["b-attack", "not_encrypt", "-", "-", "-", "-", "attack"],
+        ["c-first", "not_encrypt", "81.2%", "7.25 (next to none)", "2026-03-02 10:20",
+         "1 h 2 min", "finished"],
+        ["compared/runs/b-third", "not_encrypt", "68.8%", "1.25 (meaningful)",
+         "2026-03-03 10:20", "10 min 20 s", "finished"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("name", ["a-second", "b-attack", "c-first", "b-third"]),
+        ("when", ["a-second", "b-third", "c-first", "b-attack"]),
+        ("accuracy", ["a-second", "c-first", "b-third", "b-attack"]),
+        ("epsilon", ["b-third", "a-second", "c-first", "b-attack"]),
+    ],
+)
+def test_it_is_in_the_order_that_was_asked_for(
+    order: str, names: list[str], made: Path, command: Command
+) -> None:
+    code, out, err = command("runs", made, "--sort", order, "--json")
+    assert code == Exit.DONE, err
+    assert [Path(run["name"]).name for run in json.loads(out)["runs"]] == names
+
+
+def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Command) -> None:
+    code, out, err = command("runs", made)
+    assert code == Exit.DONE, err
+    damaged = {
+        line.partition(" cannot be read: ")[::2] for line in out.splitlines() if "cannot" in line
+    }
+    assert {name for name, _ in damaged} == {"no job", "cut", "no text", "no number", "no epsilon"}
+    reasons = dict(damaged)
+    assert reasons["no job"] == f"{made / 'no job'} is not a run's folder: it has no job.yaml"
+    assert "line 3: incomplete record" in reasons["cut"]
+    assert "no text" in reasons["no text"]
+    assert "'high' is no number" in reasons["no number"]
+    assert "small" in reasons["no epsilon"]
+    told = json.loads(command("runs", made, "--json")[1])
+    assert {Path(one["folder"]).name: one["reason"] for one in told["damaged"]} == reasons
+    first = next(run for run in told["runs"] if run["name"] == "c-first")
+    assert (first["quality"], first["epsilon"], first["delta"], first["promise"]) == (
+        0.8125, 7.25, 1e-6, "next to none",
+    )  # fmt: skip
+
+
+def test_only_records_are_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model and the checkpoint may be huge, and from anybody."""
+    before, opened = os.open, list[str]()
+    monkeypatch.setattr(
+        os, "open", lambda path, *rest: opened.append(str(path)) or before(path, *rest)
+    )
+    run_list(made)
+    names = {Path(path).name for path in opened if Path(path).is_relative_to(made)}
+    assert names <= {
+        "job.yaml",
+        "metrics.jsonl",
+        "events.log",
+        "attacks.jsonl",
+        "accounts.jsonl",
+        ".lock",
+    }
+    assert "metrics.jsonl" in names
+
+
+def test_a_vertical_run_and_one_that_never_ended(tmp_path: Path) -> None:
+    block = {
+        "name": "small", "epochs": 1, "batch_size": 9, "task": "vertical_parts:bottoms",
+        "privacy": {"embedding_dp": {"eps": 4.0}},
+    }  # fmt: skip
+    run = train(VerticalJob.model_validate(block), tmp_path / "parties")
+    shutil.copytree(run.folder, tmp_path / "killed")
+    for events in (tmp_path / "killed").glob("*/events.log"):
+        events.write_text("2026-03-04T10:20:30 began: fedveil\n")
+    whole, killed = (line for line in run_list(tmp_path, "name").runs[::-1])
+    worst = max((line for of in run.figures.values() for line in of), key=lambda line: line.epsilon)
+    assert (whole.name, whole.state, whole.protection) == ("parties", "finished", "embedding_dp")
+    assert (whole.epsilon, whole.quality) == (worst.figure, run.metrics[-1]["test_accuracy"])
+    assert (killed.name, killed.state, killed.seconds) == ("killed", "interrupted", 0.0)
+    assert whole.seconds is not None
+
+
+def test_what_holds_no_runs_is_one_sentence(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("runs")
+    assert (code, out) == (Exit.FAILED, "")
+    assert err == "error: runs holds no runs: there is no such folder. Write: fedveil runs FOLDER\n"
+    (tmp_path / "runs").mkdir()
+    code, out, _ = command("runs")
+    assert (code, out) == (Exit.DONE, "runs holds no runs that can be read\n")
+    code, out, err = command("runs", "--sort", "loss")
+    assert (code, out) == (Exit.WRONG, "")
+
+
+@needs_browser
+def test_a_click_sorts_the_page_and_a_name_leads_to_the_run_s_page(
+    made: Path, tmp_path: Path
+) -> None:
+    (made / EVIL.replace("/", "_")).mkdir()  # an empty folder is no run
+    found = run_list(made)
+    page = run_list_page(found, made.parent / "list.html")
+    script = """
+        const names = () => [...document.querySelector("table").tBodies[0].rows].map(
+            row => row.cells[0].textContent.split("/").pop());
+        const links = Object.fromEntries([...document.querySelectorAll("td a")].map(
+            link => [link.textContent, link.getAttribute("href")]));
+        const found = [names()];
+        for (const column of [2, 3, 4, 5]) {
+            document.querySelectorAll("table.sorts th button")[column].click();
+            found.push(names());
+        }
+        return [links, found];
+    """
+    links, (first, *clicked) = show(page.html(), tmp_path, script).found
+    assert links["c-first"] == "runs/c-first/report.html"
+    assert set(links) == {"a-second", "c-first", "compared/runs/b-third"}
+    assert first == ["a-second", "b-third", "c-first", "b-attack"]
+    assert clicked == [
+        ["b-third", "c-first", "a-second", "b-attack"],  # the lowest accuracy first
+        ["b-third", "a-second", "c-first", "b-attack"],
+        ["b-attack", "c-first", "b-third", "a-second"],
+        ["a-second", "b-third", "c-first", "b-attack"],
+    ]
+
+
+def test_a_folder_s_name_is_no_markup_and_no_other_address(tmp_path: Path) -> None:
+    name = "javascript:'\"><script>"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "report.html").touch()
+    run = ListedRun(tmp_path / name, name, EVIL, "finished")
+    html = run_list_page(RunList(tmp_path, [run], []), tmp_path / "list.html").html()
+    assert html.count("<script") == 2
+    assert 'href="javascript%3A%27%22%3E%3Cscript%3E/report.html"' in html
