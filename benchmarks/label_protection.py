@@ -36,7 +36,7 @@ from fedveil.base.array_types import Float64s
 from fedveil.entropy import Secure
 from fedveil.mechanisms.label_gradients import normal
 from fedveil.tasks.tables.own_tables import held_out
-from fedveil.vertical import VerticalJob, party_run, train
+from fedveil.vertical import VerticalJob, party_parts, train
 from fedveil.vertical.returned_gradients import ReturnedGradients
 from fedveil.vertical.split import Crossing
 
@@ -85,7 +85,7 @@ class DrawnAnew(ReturnedGradients):
 def drawn_anew() -> Iterator[None]:
     """Make runs and attacks draw the noise anew in every step."""
     with (
-        patch.object(party_run, "ReturnedGradients", DrawnAnew),
+        patch.object(party_parts, "ReturnedGradients", DrawnAnew),
         patch.object(split_target, "ReturnedGradients", DrawnAnew),
     ):
         yield

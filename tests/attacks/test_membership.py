@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.membership.lira import lira
-from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
+from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss
 from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold

@@ -7,6 +7,8 @@ gradient: the backward pass visits only the windows whose output was the maximum
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from torch import nn
 
@@ -185,7 +187,7 @@ class Pooled(nn.Module):
 
 class Convolution(Operation):
     layer: nn.Conv2d
-    layers = (nn.Conv2d,)
+    layers: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv2d,)
     forward, backward = convolve, convolve_back
     products = (f.PRODUCT, f.MEET_WINNERS)
 

@@ -7,6 +7,8 @@ LayerNorm over a whole example is GroupNorm with one group and a weight and bias
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from torch import nn
 
@@ -164,7 +166,7 @@ def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Fl
 
 class NormOfGroups(Operation):
     layer: nn.GroupNorm | nn.LayerNorm
-    layers = (nn.GroupNorm,)
+    layers: ClassVar[tuple[type[nn.Module], ...]] = (nn.GroupNorm,)
     forward, backward = norm_groups, norm_groups_back
 
     def written(self) -> Value:

@@ -14,8 +14,9 @@ from fedveil.data.examples import Dataset, Examples
 from fedveil.data.idx import IdxSet, read_idx
 from fedveil.data.lone_records import without_a_fault
 from fedveil.errors import DataInvalid, DataUnavailable
+from fedveil.federated.blocks import DATASETS
 
-__all__ = ["NAMES", "Available", "Dataset", "Examples", "Progress", "available", "fetch", "load"]
+__all__ = ["Available", "Dataset", "Examples", "Progress", "available", "fetch", "load"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ def _idx(source: IdxSet, origin: str) -> Available:
     )
 
 
+(_DIGITS, _, _, _FEMNIST, _PURCHASE100, _LOCATION30, _SYNTHETIC) = DATASETS
 _SETS = (
     Available(
-        "digits",
+        _DIGITS,
         digits.SHAPE,
         digits.CLASSES,
         "scans of handwritten digits, UCI",
@@ -62,7 +64,7 @@ _SETS = (
     _idx(mnist.MNIST, "handwritten digits, LeCun et al."),
     _idx(mnist.FASHION_MNIST, "articles of clothing, Zalando Research"),
     Available(
-        "femnist",
+        _FEMNIST,
         femnist.SHAPE,
         femnist.CLASSES,
         "handwritten digits and letters by writer, LEAF",
@@ -71,7 +73,7 @@ _SETS = (
         lambda: all(find(femnist.FOLDER, part) for part in ("train", "test")),
     ),
     Available(
-        "purchase100",
+        _PURCHASE100,
         (purchase100.FEATURES,),
         purchase100.CLASSES,
         "shopping histories, from Kaggle's Acquire Valued Shoppers",
@@ -80,7 +82,7 @@ _SETS = (
         lambda: find(purchase100.FOLDER, purchase100.ARCHIVE, purchase100.TEXT_FILE) is not None,
     ),
     Available(
-        purchase100.SYNTHETIC,
+        _SYNTHETIC,
         (purchase100.FEATURES,),
         purchase100.CLASSES,
         "synthetic, with the shape of Purchase-100",
@@ -89,7 +91,7 @@ _SETS = (
         lambda: True,
     ),
     Available(
-        "location30",
+        _LOCATION30,
         (location30.FEATURES,),
         location30.CLASSES,
         "check-ins of Foursquare users in Bangkok",
@@ -99,7 +101,6 @@ _SETS = (
     ),
 )
 _CATALOGUE = {entry.name: entry for entry in _SETS}
-NAMES = tuple(_CATALOGUE)
 
 
 def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Dataset:
@@ -149,7 +150,7 @@ def available() -> list[Available]:
 def _entry(name: str) -> Available:
     if name not in _CATALOGUE:
         raise DataInvalid(
-            f"data.name = {name!r} is not one of {', '.join(NAMES)} and not of the form "
+            f"data.name = {name!r} is not one of {', '.join(DATASETS)} and not of the form "
             f"package.module:function"
         )
     return _CATALOGUE[name]

@@ -17,8 +17,7 @@ import numpy as np
 from torch import nn
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
-from fedveil.attacks.membership.lira import lira
-from fedveil.attacks.membership.loss_threshold import calibrated_loss, loss
+from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores
