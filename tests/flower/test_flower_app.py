@@ -18,6 +18,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, MissingExtra, ModelInvalid
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.exchange import BATCH
+from fedveil.flower.own_account import OwnLedger
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from flower_app_parts import FakeGrid, Node, arrays_of, charged_at_last, client_app, record_of
 
@@ -577,6 +578,21 @@ def test_an_adaptive_run_ends_at_its_total():
     assert 1 <= len(strategy.rounds) <= 2
     assert strategy.ledger.epsilon("run") <= 3000.0
     assert arrays is not None
+
+
+def test_a_round_of_an_adaptive_run_costs_a_client_what_it_costs_in_the_servers_ledger(tmp_path):
+    """Later rounds have another epsilon, which their openings say."""
+    strategy = ProtectedStrategy(
+        flower.FedAvg(), protection="oue", eps=1.0, adaptive=True, total_eps=1e9
+    )
+    run(federation(), strategy, rounds=2)
+    paths = list(tmp_path.glob("home/fedveil/*.account"))
+    assert len(paths) == 6
+    for path in paths:
+        reports, (_, added) = OwnLedger(path)._read()
+        assert reports == 2
+        assert added.epsilon("run") == strategy.ledger.epsilon("run")
+    assert strategy.ledger.epsilon("run") < 1.99 * strategy.ledger.epsilon("round")
 
 
 def test_a_round_whose_replies_are_all_late_counts_in_the_total():
