@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedveil.base.message import take_array
@@ -31,10 +28,9 @@ from fedveil.engine.assembly import (
 from fedveil.engine.budget import check_limit, thin_promise
 from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
-from fedveil.engine.client_evaluation import HeldOut
 from fedveil.engine.cohorts import Cohorts
+from fedveil.engine.engine import Engine
 from fedveil.engine.executors.client_states import open_states
-from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import in_clear
 from fedveil.engine.other_accounts import other_accounts
@@ -49,7 +45,7 @@ from fedveil.errors import InvalidValue, LimitReached, RunFailed, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.run_folder_page import keep_page
 from fedveil.privacy.ledger import Ledger
-from fedveil.protections.base import Aggregate, Protection, RoundContext, Spending, State
+from fedveil.protections.base import Aggregate, RoundContext, Spending, State
 from fedveil.protections.own_errors import own_errors
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.finding_lines import add_finding
@@ -65,56 +61,6 @@ from fedveil.rounds.loop import Outcome, drive
 from fedveil.rounds.outcomes import ClientId, short
 
 Progress = Callable[[Record], None]
-
-
-class Engine(ABC):
-    """Carries the messages of a job: the simulator, or the deployed federation."""
-
-    #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
-    how_to_resume: str
-    #: True if reports leave a machine. The reports of an interrupted round have then cost privacy
-    #: too.
-    reports_leave: bool
-
-    def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients. Raises if the job cannot run on `dataset`."""
-        return job
-
-    def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the trainer's name, or None if unknown. Raises if no trainer fits the model."""
-        return None  # other machines may train it
-
-    def try_out(  # noqa: B027 - as above
-        self, job: Job, shape: ModelShape, folder: RunFolder
-    ) -> None:
-        """Train the model on one batch. Saves the traceback of an error in `folder`."""
-
-    @abstractmethod
-    def protection(self, job: Job, dimension: int) -> Protection:
-        """Return the job's protection for updates of `dimension` entries."""
-
-    def held_out(self) -> HeldOut | None:
-        """Return the examples that each client holds out, or None if this engine has none."""
-        return None
-
-    def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return arrays that a resumed run must have unchanged, besides the test examples."""
-        return ()
-
-    @abstractmethod
-    def describe(self) -> Iterable[str]:
-        """Return lines about the clients for the run's event log."""
-
-    @abstractmethod
-    def start(
-        self,
-        job: Job,
-        shape: ModelShape,
-        protection: Protection,
-        folder: Path,
-        event: Callable[[str], None],
-    ) -> Executor:
-        """Start the executor. Clients may keep states in `folder`. `event` logs a line."""
 
 
 class Federation:

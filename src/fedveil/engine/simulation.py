@@ -29,13 +29,14 @@ from fedveil.engine.assembly import (
 from fedveil.engine.callbacks import Callback
 from fedveil.engine.client_evaluation import HeldOut
 from fedveil.engine.dry_run import batches_of, batches_of_the_test, try_out
+from fedveil.engine.engine import Engine
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.executors.threads import Threads
 from fedveil.engine.faults import Faulty
-from fedveil.engine.federation import Engine, Federation, Progress
+from fedveil.engine.federation import Federation, Progress
 from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.run_records import several_inputs
 from fedveil.federated.job import Job

@@ -18,8 +18,9 @@ from fedveil.base.plain_text import console
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.dry_run import batches_of_the_test, try_out
+from fedveil.engine.engine import Engine
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.federation import Engine, Federation
+from fedveil.engine.federation import Federation
 from fedveil.engine.finished_run import Run
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.engine.run_records import several_inputs

@@ -1,0 +1,68 @@
+"""The contract of an engine, which carries the messages of a job."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from fedveil.data.datasets import Dataset
+from fedveil.engine.assembly import ModelShape
+from fedveil.engine.client_evaluation import HeldOut
+from fedveil.engine.executors.executor import Executor
+from fedveil.federated.job import Job
+from fedveil.protections.base import Protection
+from fedveil.record.run_folder import RunFolder
+
+
+class Engine(ABC):
+    """Carries the messages of a job: the simulator, or the deployed federation."""
+
+    #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
+    how_to_resume: str
+    #: True if reports leave a machine. The reports of an interrupted round have then cost privacy
+    #: too.
+    reports_leave: bool
+
+    def settle(self, job: Job, dataset: Dataset) -> Job:
+        """Return the job with its number of clients. Raises if the job cannot run on `dataset`."""
+        return job
+
+    def check(self, job: Job, shape: ModelShape) -> str | None:
+        """Return the trainer's name, or None if unknown. Raises if no trainer fits the model."""
+        return None  # other machines may train it
+
+    def try_out(  # noqa: B027 - as above
+        self, job: Job, shape: ModelShape, folder: RunFolder
+    ) -> None:
+        """Train the model on one batch. Saves the traceback of an error in `folder`."""
+
+    @abstractmethod
+    def protection(self, job: Job, dimension: int) -> Protection:
+        """Return the job's protection for updates of `dimension` entries."""
+
+    def held_out(self) -> HeldOut | None:
+        """Return the examples that each client holds out, or None if this engine has none."""
+        return None
+
+    def identify(self) -> Iterable[npt.NDArray[Any]]:
+        """Return arrays that a resumed run must have unchanged, besides the test examples."""
+        return ()
+
+    @abstractmethod
+    def describe(self) -> Iterable[str]:
+        """Return lines about the clients for the run's event log."""
+
+    @abstractmethod
+    def start(
+        self,
+        job: Job,
+        shape: ModelShape,
+        protection: Protection,
+        folder: Path,
+        event: Callable[[str], None],
+    ) -> Executor:
+        """Start the executor. Clients may keep states in `folder`. `event` logs a line."""
