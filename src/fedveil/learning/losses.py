@@ -74,7 +74,7 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
         return functional.cross_entropy  # saves one call in every step
     if name == WEIGHTED:
         weights = torch.tensor(class_weights)
-        return lambda scores, y: functional.cross_entropy(scores, y, weights.to(scores.device))
+        return lambda scores, y: functional.cross_entropy(scores, y, weights.to(scores))
     return separate_loss(name, class_weights)
 
 
