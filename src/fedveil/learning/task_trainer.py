@@ -47,7 +47,8 @@ class TaskTrainer(OneByOne):
         terms = self._layout.views(correction.to(self._device))
         for entry, term in zip(self._layout.entries, terms, strict=True):
             if entry.fate == "parameter":
-                yield entry.tensor.register_hook(partial(torch.add, term))
+                hook = partial(torch.add, term)
+                yield entry.tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _batches(self, client: ClientData) -> Iterator[tuple[Tensors, Tensors]]:
         x, y = client.rows

@@ -174,7 +174,7 @@ class CentralGaussian(Clipped):
 
     def carried(self, update: Update, told: Message) -> Update:
         joint = self.noise.clipped(self.clipping.joint(update, told))
-        return self.clipping.carried(joint * self.noise.step, told)
+        return self.clipping.carried(joint.astype(np.float64) * self.noise.step, told)
 
     def server_round(self, context: RoundContext) -> CentralGaussianServerRound:
         return CentralGaussianServerRound(self, context)
@@ -195,7 +195,8 @@ class CentralGaussian(Clipped):
 
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noised sum: the mean times the number of reports that it was divided by."""
-        summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
+        job = self.context
+        summed = job.clients_per_round if job.poisson else aggregate.reports
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
