@@ -30,6 +30,7 @@ from fedveil.engine.own_layer_evaluation import client_model
 from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import Task
 from fedveil.learning.trainer import LoopTrainer
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.catalog import POSITIONS
@@ -125,6 +126,35 @@ def test_feddyn_is_the_papers(tmp_path: Path) -> None:
         h = h - alpha * np.mean([y - x for y in ends], 0)
         x = np.mean(ends, 0) - h / alpha
     np.testing.assert_allclose(Layout(run.model).vector(), x, atol=2e-5)
+
+
+class OwnLoss(Task):
+    """Cross-entropy as a user's own task. Its loop is the default one."""
+
+    targets = "class"
+
+    def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+class OwnOptimizer(OwnLoss):
+    def optimizer(self, parameters: Any, plan: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=2 * plan.lr)
+
+
+@pytest.mark.parametrize("way", ["scaffold", "feddyn"])
+def test_an_own_task_is_corrected_like_a_bundled_one(way: str) -> None:
+    ends = []
+    for task in ("classification", "test_stateful_training:OwnLoss"):
+        run = fedveil.simulate(job(task=task, clients={"fraction": 0.75}, **WAYS[way]))
+        ends.append(Layout(run.model).vector())
+    np.testing.assert_allclose(*ends, atol=1e-6)
+
+
+def test_an_own_optimizer_is_refused_where_steps_are_counted() -> None:
+    own = job(task="test_stateful_training:OwnOptimizer", **WAYS["scaffold"])
+    with pytest.raises(ModelInvalid, match=r"scaffold must control .* has its own optimizer\. Use"):
+        fedveil.simulate(own)
 
 
 def uneven() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB
 from fedveil.flower.job.deploy import deployable
 from fedveil.flower.job.saved_states import RUN
-from fedveil.flower.records import COMMON, encoded_records
+from fedveil.flower.records import ADDRESS, COMMON, encoded_records
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.recorder import LOST
 from fedveil.record.run_folder import RunFolder
@@ -269,3 +269,19 @@ def test_a_state_whose_report_was_lost_is_dropped(tmp_path: Path, way: str) -> N
     server = saved.weights[len(own) :] if way == "scaffold" else saved.optimizer["h"]
     np.testing.assert_allclose(server, own, atol=1e-6)
     assert np.linalg.norm(own) > 1e-3
+
+
+@pytest.mark.parametrize("lie", [{"summed": 1}, {"summed": -1}, {}, {"summed": 0, "round": 1}])
+def test_a_server_names_no_round_that_has_not_ended(tmp_path: Path, lie: dict[str, int]) -> None:
+    grid = deploy(tmp_path, job_of("scaffold", rounds=1))
+
+    def lied(message: Any) -> Any:
+        if message.has_content() and COMMON in message.content:
+            client = decode(message.content[ADDRESS]["encoded"])["client"]
+            message.content[ADDRESS] = encoded_records(encode({"client": client, **lie}))["fedveil"]
+        return message
+
+    grid.tamper = lied
+    with pytest.raises(FedveilError):
+        end(grid, tmp_path)
+    assert not kept(tmp_path)

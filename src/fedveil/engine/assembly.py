@@ -182,10 +182,12 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 "training.class_weights needs examples of one array and one shape, which the data "
                 "does not have. Remove the key"
             )
-        if plan.corrected or (settings.algorithm == "fednova" and _has_own(task, "train")):
+        needed = {"feddyn": ["train"], "fednova": ["train"], "scaffold": ["train", "optimizer"]}
+        own_parts = [n for n in needed.get(settings.algorithm, []) if _has_own(task, n)]
+        if own_parts:
             raise ModelInvalid(
                 f"training.algorithm = {settings.algorithm} must control each training step, but "
-                f"task = {job.task} or its data needs the task's own loop. Use fedavg"
+                f"task = {job.task} has its own {own_parts[0]}. Use fedavg"
             )
         return TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:

@@ -34,23 +34,18 @@ def _owners_known(job: JobFields) -> str | None:
     )
 
 
-@RULES.rule("training.optimizer", "training.momentum")
+@RULES.rule("training.optimizer", "training.momentum", "training.nesterov")
 def _momentum_is_sgds(job: JobFields) -> str | None:
-    """`training.momentum` needs `training.optimizer: sgd`; under another optimiser it must be 0."""
+    """`training.momentum` needs `training.optimizer: sgd`; under another optimiser it must be 0.
+    `training.nesterov` needs a momentum above 0."""
+    if job.training.nesterov and job.training.momentum == 0:
+        return "training.nesterov = true needs a training.momentum above 0"
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
         return None
     return (
         f"training.momentum = {job.training.momentum!r} needs training.optimizer = sgd; under "
         f"{job.training.optimizer} only 0 is allowed"
     )
-
-
-@RULES.rule("training.nesterov", "training.momentum")
-def _nesterov_has_momentum(job: JobFields) -> str | None:
-    """`training.nesterov` needs `training.momentum` above 0."""
-    if not job.training.nesterov or job.training.momentum > 0:
-        return None
-    return "training.nesterov = true needs a training.momentum above 0"
 
 
 @RULES.rule("protection", "privacy.unit")
@@ -160,13 +155,9 @@ def _state_follows_report(job: JobFields) -> str | None:
     """`training.algorithm: scaffold` and `feddyn` are refused under distributed_dp with
     `clients.sampling: poisson`, where a client decides in secret whether its report has an update.
     """
-    if not (job.training.keeps_mean and job.secret_turns):
-        return None
-    return (
-        f"training.algorithm = {job.training.algorithm} is refused under clients.sampling = "
-        f"poisson with protection.name = {job.protection.name}, in which a report may leave out "
-        "the client's update: use clients.sampling = fixed"
-    )
+    why = "poisson with distributed_dp, in which a report may hold no update. Use fixed"
+    refused = f"training.algorithm = {job.training.algorithm} is refused under clients.sampling ="
+    return f"{refused} {why}" if job.training.keeps_mean and job.secret_turns else None
 
 
 @RULES.rule("training.precision", "privacy.unit")
@@ -336,7 +327,7 @@ def _reports_auditable(job: JobFields) -> str | None:
 @RULES.advised
 def _step_small(job: JobFields) -> str | None:
     server = job.server
-    if server.optimizer not in ("adam", "yogi") or server.lr < 1:
+    if server.optimizer not in ("adagrad", "adam", "yogi") or server.lr < 1:
         return None
     return (
         f"server.lr = {server.lr!r} under server.optimizer = {server.optimizer} moves every "

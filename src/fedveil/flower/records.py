@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedveil.base.message import Message, Value, check_carried, decode, encode, only_fields, take
+from fedveil.base.message import Message, Value, check_carried, decode, encode, take
 from fedveil.errors import MessageInvalid
 from fedveil.protections.base import Protection
 
@@ -41,10 +41,15 @@ def common_record(common: Message) -> ConfigRecord:
     return ConfigRecord({_FIELD: encode(common)})
 
 
-def addressed_records(client: int, message: bytes, common: ConfigRecord) -> RecordDict:
-    """Return the records of a message to `client`: the encoded message, and the common fields."""
+def addressed_records(
+    client: int, message: bytes, common: ConfigRecord, own: Message | None = None
+) -> RecordDict:
+    """Return the records of a message to `client`: the encoded message, and the common fields.
+
+    `own` holds fields of the engine's that are for this client alone.
+    """
     records = encoded_records(message)
-    records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client})})
+    records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
     return records
 
@@ -55,10 +60,15 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
-    """Return the client's number, the message, and the common fields. Raises `MessageInvalid`."""
+    """Return the client's number, the message, and the engine's fields: the common ones and those
+    for this client alone. Raises `MessageInvalid`.
+    """
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
-    only_fields(address, "client")
-    return take(address, "client", int), message, common
+    client = take(address, "client", int)
+    own = {name: value for name, value in address.items() if name != "client"}
+    if twice := own.keys() & common.keys():
+        raise MessageInvalid(f"field {min(twice)} is there twice")
+    return client, message, {**common, **own}
 
 
 def encoded_message(records: RecordDict) -> bytes:

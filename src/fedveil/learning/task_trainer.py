@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from fedveil.base.example_arrays import opened
 from fedveil.learning.device import seed_torch
@@ -31,7 +33,22 @@ class TaskTrainer(OneByOne):
         self._layout.write(start)
         self._model.train()
         seed_torch(client.torch_seed(), self._device)
-        self._task.train(self._model, self._batches(client), self._plan)
+        hooks = list(self._correcting(client.correction))
+        try:
+            self._task.train(self._model, self._batches(client), self._plan)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _correcting(self, correction: torch.Tensor | None) -> Iterator[RemovableHandle]:
+        """Add `correction` to the parameters' gradients, from now on. Yields handles to stop it."""
+        if correction is None:
+            return
+        terms = self._layout.views(correction.to(self._device))
+        for entry, term in zip(self._layout.entries, terms, strict=True):
+            if entry.fate == "parameter":
+                hook = partial(torch.add, term)
+                yield entry.tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _batches(self, client: ClientData) -> Iterator[tuple[Tensors, Tensors]]:
         x, y = client.rows

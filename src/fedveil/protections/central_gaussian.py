@@ -196,7 +196,8 @@ class CentralGaussian(Clipped):
 
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noised sum: the mean times the number of reports that it was divided by."""
-        summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
+        job = self.context
+        summed = job.clients_per_round if job.poisson else aggregate.reports
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from flwr.app import ConfigRecord
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
@@ -121,28 +120,24 @@ class GridExecutor(Executor):
         self, phase: str, messages: Mapping[ClientId, Message]
     ) -> Iterator[FlowerMessage]:
         trains = phase == self._protection.trains
-        common = self._common(trains)
-        records: dict[int, ConfigRecord] = {}  # by the client's last round with its report summed
+        common = common_record(self._common(trains))
         if len(self._protection.phases) > 1:
             self._unfinished.update(messages)
         for message, clients in shared(messages):
             encoded = encode(message)
             for client in clients:
-                last = self._last_summed(client) if trains else 0
-                if last not in records:
-                    told = {SUMMED_FIELD: last} if trains and self._job.keeps_state else {}
-                    records[last] = common_record({**common, **told})
+                own = self._own(client) if trains else {}
                 yield FlowerMessage(
-                    addressed_records(client, encoded, records[last]),
+                    addressed_records(client, encoded, common, own),
                     self._members.node_of[client],
                     f"train.{phase}",
                     ttl=self._window_s + _GRACE_S,
                     group_id=str(self._context.round),
                 )
 
-    def _last_summed(self, client: ClientId) -> int:
-        """Return the last round with the client's report in its sum, or 0."""
-        return int(self._context.summed[client]) if self._job.keeps_state else 0
+    def _own(self, client: ClientId) -> Message:
+        """Return the fields for this client alone: the last round with its report in the sum."""
+        return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
     def _common(self, trains: bool) -> Message:
         context, shape = self._context, self._shape
