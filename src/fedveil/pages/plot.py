@@ -23,11 +23,15 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit. It is logarithmic if `log`, and begins at 0 if `zero`."""
+    """An axis: its label with the unit. It is logarithmic if `log`, and begins at 0 if `zero`.
+
+    `names` are written at 0, 1, 2 and so on, in place of numbers.
+    """
 
     title: str
     log: bool = False
     zero: bool = False
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Curve:
     """A curve through points in order. `low` and `high` limit the spread over several runs.
 
     Non-finite values are gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and
-    for values that were read off a source's plot instead of measured.
+    for values that were read off a source's plot instead of measured. With `bars`, each point is a
+    bar from 0, and `low` and `high` are the ends of its error bar.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Curve:
     high: Sequence[float] = ()
     marks: bool = False
     dashed: bool = False
+    bars: bool = False
 
     def __post_init__(self) -> None:
         for other in (self.y, self.low or self.x, self.high or self.x):

@@ -35,6 +35,14 @@ def svg(plot: Plot) -> bytes:
         axes = figure.subplots()
         for number, curve in enumerate(plot.curves):
             look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
+            if curve.bars:
+                ends = [
+                    [y - low for y, low in zip(curve.y, curve.low, strict=True)],
+                    [high - y for y, high in zip(curve.y, curve.high, strict=True)],
+                ]
+                error = {"yerr": ends} if curve.low else {}
+                axes.bar(curve.x, curve.y, label=text_of(curve.name), **error, **look)
+                continue
             if curve.low:
                 axes.fill_between(curve.x, curve.low, curve.high, alpha=0.15, lw=0, **look)
             if curve.marks:
@@ -45,6 +53,9 @@ def svg(plot: Plot) -> bytes:
             )
         axes.set_title(text_of(plot.title))
         axes.set(xlabel=text_of(plot.x.title), ylabel=text_of(plot.y.title))
+        if plot.x.names:
+            names = [text_of(name) for name in plot.x.names]
+            axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
         axes.set_xscale("log" if plot.x.log else "linear")
         axes.set_yscale("log" if plot.y.log else "linear")
         if plot.y.zero:
