@@ -75,7 +75,24 @@ def load(question: QuestionFile, data: Any = None) -> Clients:
     if data is None:
         data = _named(question.data)
     table = as_table(data, question.data or "data")
+    _check(question, table)
     return clients_of(table, question.client, question.rows_of_a_client)
+
+
+def _check(file: QuestionFile, table: Table) -> None:
+    """Read every column that the questions need, so that unusable data stops them beforehand."""
+    for question in file.questions.values():
+        numbered = question.range or question.edges
+        other_numbered = question.other_range or question.other_edges
+        for column, is_number in (
+            (question.column, bool(numbered)),
+            (question.other, bool(other_numbered)),
+            (question.by, False),
+        ):
+            if column is not None:
+                (table.numbers if is_number else table.words)(column)
+        for condition in file.conditions(question):
+            condition.mask(table)
 
 
 def _named(name: str) -> Any:

@@ -60,10 +60,10 @@ def _quantile(
     near = possible if len(possible) else np.array([place])
     low = float(edges[max(0, min(int(near[0]) - 1, place - 1))])
     high = float(edges[min(len(edges) - 1, max(int(near[-1]) + 1, place))])
-    density = _density(below, edges, place)
-    deviations = (math.sqrt(float(noise[place])), math.sqrt(sampling))
-    wide = float(edges[-1] - edges[0])
-    spread = [min(wide, d / density) if density > 0 else wide for d in deviations]
+    # The interval's width in the column's units, divided as the variances are.
+    width = (high - low) / (2 * z)
+    both = max(float(noise[place]) + sampling, 1e-300)
+    spread = [width * math.sqrt(part / both) for part in (float(noise[place]), sampling)]
     return Estimate(label, value, low, high, *spread)
 
 
@@ -87,13 +87,6 @@ def _crossing(excess: Float64s, edges: Float64s) -> float:
     low, high = float(excess[after - 1]), float(excess[after])
     part = -low / (high - low)
     return float(edges[after - 1] + part * (edges[after] - edges[after - 1]))
-
-
-def _density(below: Float64s, edges: Float64s, place: int) -> float:
-    """Return the rows per unit of the column around an edge, over a twentieth of the range."""
-    width = max(1, (len(edges) - 1) // 20)
-    low, high = max(0, place - width), min(len(edges) - 1, place + width)
-    return float((below[high] - below[low]) / (edges[high] - edges[low]))
 
 
 def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:

@@ -153,9 +153,9 @@ class QuestionFile(CheckedJob):
             )
             return
         block = self.position.block or name
-        given = getattr(self.protection, block).model_fields_set
+        held = getattr(self.protection, block)
         for key in _COMPUTED[block]:
-            if key in given:
+            if getattr(held, key) != type(held).model_fields[key].default:
                 yield (
                     f"protection.{block}.{key} follows from epsilon, delta and the questions: "
                     "remove the line"

@@ -38,8 +38,9 @@ def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Itera
             f"{place}.ask = {kind!r} needs sums of numbers, and rr and oue carry frequencies: "
             "use a protection that sums, such as distributed_dp"
         )
-    for key in question.model_fields_set:
-        if key not in (*_ALWAYS, *READ[kind]):
+    for key, field in type(question).model_fields.items():
+        unread = key not in (*_ALWAYS, *READ[kind])
+        if unread and getattr(question, key) != field.get_default(call_default_factory=True):
             yield f"{place}.{key} has no meaning for ask = {kind!r}: remove the line"
     for key in _NEEDED:
         if key in READ[kind] and not getattr(question, key):

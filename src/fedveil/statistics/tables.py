@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -120,7 +121,7 @@ class ArrayTable(Table):
             held = np.array([self._number(column, row, cell) for row, cell in enumerate(held)])
         numbers = held.astype(np.float64)
         if np.isinf(numbers).any():
-            self._refuse(column, int(np.isinf(numbers).argmax()), np.inf)
+            self._refuse(column, int(np.isinf(numbers).argmax()), math.inf)
         return numbers
 
     def _number(self, column: str, row: int, cell: object) -> float:
@@ -129,7 +130,7 @@ class ArrayTable(Table):
         try:
             return float(str(cell))
         except ValueError:
-            self._refuse(column, row, cell)
+            self._refuse(column, row, str(cell))
             raise
 
     def _refuse(self, column: str, row: int, cell: object) -> None:
