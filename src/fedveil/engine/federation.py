@@ -28,7 +28,7 @@ from fedveil.engine.assembly import (
     report_entropy,
     start_vector,
 )
-from fedveil.engine.budget import check_limit, thin_promise
+from fedveil.engine.budget import admit, thin_promise
 from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.client_evaluation import HeldOut
@@ -281,7 +281,7 @@ class Federation:
         drawn = self._cohorts.draw(number)
         state = self._state
         spending = self._protection.spending(state)
-        check_limit(self.job, self._ledger, spending, drawn, number)
+        admit(self.job, self._ledger, spending, drawn, number)
         cohort = [*drawn, *self._canaries.clients]
         context = RoundContext(cohort, number, self._weights, state)
         server = self._protection.server_round(context)
