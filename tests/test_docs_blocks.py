@@ -15,6 +15,8 @@ import yaml
 from doc_blocks import Block, all_blocks, blocks, commands, in_sentences, is_command, pages, problem
 from fedveil import errors
 from fedveil.federated.job import Job
+from fedveil.settings.checked_job import CheckedJob
+from fedveil.statistics.question import QuestionFile
 from fedveil.vertical.job import VerticalJob
 from folders import DOCS
 
@@ -53,6 +55,12 @@ a, b, c, d = (np.full(5, n, np.float32) for n in range(4))
 embedding = np.linspace(-1, 1, 12).reshape(3, 4)
 labels, class_numbers = np.eye(10)[[1, 2, 3]], np.array([1, 2, 3])
 """
+QUESTION = """
+data: digits
+protection: oue
+epsilon: 1
+questions: {old: {ask: count}}
+"""
 JOB = """
 rounds: 1
 clients: {number: 3, fraction: 1.0}
@@ -78,6 +86,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: Blo
     monkeypatch.chdir(tmp_path)
     vertical = "VerticalJob" in block.text
     (tmp_path / "job.yaml").write_text("epochs: 1" if vertical else JOB)
+    (tmp_path / "question.yaml").write_text(QUESTION)
     text = re.sub(r"rounds=\d+\)", "rounds=2)", block.text)
     text = text.replace('["rounds=2"]', '["rounds=1", "simulation.workers=0"]')
     names: dict[str, object] = {"__name__": "a_page"}
@@ -108,7 +117,8 @@ def test_yaml_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: B
     assert yaml.safe_load(block.text)
     if any(mark in block.text for mark in NO_JOB):
         return
-    kind: type[Job] | type[VerticalJob] = VerticalJob if "vertical" in block.page else Job
+    kind: type[CheckedJob] = VerticalJob if "vertical" in block.page else Job
+    kind = QuestionFile if "questions:" in block.text else kind
     if "ready:Ready" in block.text:
         page = (DOCS / "own-protection.md").read_text()
         (tmp_path / "ready.py").write_text(next(blocks(page, "")).text)

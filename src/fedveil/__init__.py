@@ -17,10 +17,21 @@ if TYPE_CHECKING:
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
     from fedveil.learning.learning_task import Task
+    from fedveil.statistics.asking import ask
 
 __version__ = "0.2.0"
 
-__all__ = ["FedveilError", "Job", "Run", "Task", "__version__", "resume", "secagg", "simulate"]
+__all__ = [
+    "FedveilError",
+    "Job",
+    "Run",
+    "Task",
+    "__version__",
+    "ask",
+    "resume",
+    "secagg",
+    "simulate",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -30,5 +41,6 @@ __getattr__, __dir__ = lazy(
         "fedveil.federated.job": ["Job"],
         "fedveil.learning.learning_task": ["Task"],
         "fedveil.secagg": ["secagg"],
+        "fedveil.statistics.asking": ["ask"],
     },
 )

@@ -21,7 +21,7 @@ from fedveil.protections.catalog import POSITIONS
 def plot_of(*protections: str) -> Plot:
     drawn = [Curve(f"run {n}", [1, 2], [0.5, 0.75], protection=name)
              for n, name in enumerate(protections)]  # fmt: skip
-    return Plot("a", "A", Axis("round"), Axis("accuracy", percent=True), drawn)
+    return Plot("a", "A", Axis("round"), Axis("accuracy", unit="percent"), drawn)
 
 
 def test_every_protection_has_a_colour_of_its_own() -> None:

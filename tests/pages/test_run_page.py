@@ -247,7 +247,7 @@ def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:
     opened = RunFolder.reopen(folder)
     keep_page(opened, said.append)
     opened.close()
-    assert said == [f"no report.html: {folder} is damaged: KeyError('data')"]
+    assert said == [f"no report.html: {folder} is damaged: the key protection is missing"]
 
 
 def test_a_resumed_run_has_the_page_of_all_its_rounds(folder: Path) -> None:

@@ -15,6 +15,7 @@ import typer
 import fedveil
 from fedveil import __version__
 from fedveil.base.plain_text import console, document, say
+from fedveil.cli import ask as ask_cli
 from fedveil.cli import attack as attack_cli
 from fedveil.cli import budget as budget_cli
 from fedveil.cli import compare as compare_cli
@@ -128,6 +129,7 @@ def _need_flower(purpose: str) -> None:
 
 
 app.command()(budget_cli.budget)
+app.command()(ask_cli.ask)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.engine.job_protection import in_clear, make_protection, whose
@@ -13,6 +14,7 @@ from fedveil.errors import InvalidValue, LimitReached
 from fedveil.federated.job import Job
 from fedveil.privacy.ledger import Ledger, Line, project
 from fedveil.protections.base import Protection, Spending
+from fedveil.record.data_account import DataAccount
 from fedveil.rounds.outcomes import ClientId
 
 if TYPE_CHECKING:
@@ -73,6 +75,24 @@ def check_limit(
             f"round {number} would bring {whose(job, 'the most-drawn client')} to {ahead}, above "
             f"privacy.max_epsilon = {limit:g}{raised if number == 1 else ''}"
         )
+
+
+def admit(
+    job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
+) -> None:
+    """Raise `LimitReached` if round `number` would exceed a limit. Otherwise charge the account.
+
+    The limit holds for the run (`check_limit`), and for the account of the data set if
+    `privacy.account` names one. A round that is repeated after an interruption is charged again.
+    """
+    check_limit(job, ledger, spending, cohort, number)
+    privacy = job.privacy
+    if privacy.account is None:
+        return
+    unit = "row" if privacy.unit == "example" else "client"
+    what = f"round {number} of {job.name}"
+    account = DataAccount(Path(privacy.account), unit)
+    account.charge(spending, privacy.max_epsilon, privacy.delta, what)
 
 
 def prepared(job: Job) -> tuple[Layout, Protection]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedveil.engine.assembly import report_entropy
-from fedveil.engine.budget import check_limit
+from fedveil.engine.budget import admit
 from fedveil.engine.callbacks import Beginning
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Presentation, Run
@@ -139,7 +139,7 @@ class Federation:
         before = state.protection
         drawn = parts.cohorts.draw(number)
         spending = parts.protection.spending(before)
-        check_limit(parts.job, state.ledger, spending, drawn, number)
+        admit(parts.job, state.ledger, spending, drawn, number)
         cohort = [*drawn, *parts.canaries.clients]
         context = RoundContext(cohort, number, state.weights, before, summed=state.summed.last)
         begun = partial(self._begun, number, spending)

@@ -142,6 +142,11 @@ class PrivacySettings(Block):
     max_epsilon: float | None = Field(
         None, gt=0, description="the run stops before a round that would exceed this epsilon"
     )
+    account: str | None = Field(
+        None,
+        description="file of the data set's account, which other trainings and questions share. "
+        "max_epsilon limits it too",
+    )
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which a run's epsilon is stated and limited"
     )

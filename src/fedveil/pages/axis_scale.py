@@ -47,6 +47,8 @@ def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Sca
     The axis ends at labelled values, or at the outermost values if `tight`. An axis of accuracies
     therefore ends at 1 at most.
     """
+    if axis.names:
+        return Scale(-0.6, len(axis.names) - 0.4, False, list(enumerate(axis.names)))
     shown = [value for value in map(float, values) if _is_shown(value, log=axis.log)]
     low, high = min(shown, default=1.0), max(shown, default=1.0)
     return _log(low, high, axis, tight) if axis.log else _linear(low, high, axis, tight)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ WIDTH, HEIGHT = 340, 225
 MOST_POINTS = 1000
 #: Widths of one character, of the space around text, and the height of a line of text.
 _LETTER, _SPACE, _LINE = 7.2, 7, 16
+#: The longest label of the x axis.
+_LONGEST_LABEL = 14
 #: A mark's outline for a curve, around its centre, as the commands of a path.
 _MARKS = (
     "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z", "m-3 -3h6v6h-6z",
@@ -98,6 +101,8 @@ def _text(axis: Axis, most: int) -> str:
 
 def _extent(curves: Sequence[Curve]) -> Iterator[float]:
     for curve in curves:
+        if curve.bars:
+            yield 0.0
         for values in (curve.y, curve.low, curve.high):
             yield from values
 
@@ -111,12 +116,21 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
         labels += (
             f'<text x="{frame.left - _SPACE:.1f}" y="{at + 4:.1f}" text-anchor="end">{label}</text>'
         )
-    for value, label in x.ticks:
+    for value, label in _apart(x.ticks, frame.right - frame.left):
         at = _place(x, value, frame.left, frame.right)
         labels += (
             f'<text x="{at:.1f}" y="{frame.bottom + _LINE:.1f}" text-anchor="middle">{label}</text>'
         )
     yield f'<path class="grid" d="{lines}"/><g class="ticks">{labels}</g>'
+
+
+def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
+    """Yield equally spaced labels of the x axis, as many as fit side by side, shortened if long."""
+    names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
+    longest = max((len(label) for _, label in names), default=0)
+    every = math.ceil(len(names) * (_LETTER * longest + _SPACE) / width) or 1
+    for value, label in names[::every]:
+        yield value, escape(label)
 
 
 def _place(scale: Scale, value: float, start: float, end: float) -> float:
@@ -129,6 +143,8 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
 
     A point between two gaps has no line, so it always has a mark.
     """
+    if curve.bars:
+        return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
     line = "".join(f"M{_path(piece)}" for piece in pieces if len(piece) > 1)
     marked = [p for piece in pieces if look.marks or len(piece) == 1 for p in piece]
@@ -141,6 +157,22 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
         + (f'<path class="mark" d="{marks}"/>' if marks else "")
         + "</g>"
     )
+
+
+def _bars(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
+    """Draw a bar from 0 to each value, and an error bar from its `low` to its `high`."""
+    bars, errors, base = "", "", _place(y, 0.0, frame.bottom, frame.top)
+    half = 0.4 / (x.high - x.low) * (frame.right - frame.left)
+    ends = zip(curve.low or curve.y, curve.high or curve.y, strict=True)
+    for at, value, (low, high) in zip(curve.x, curve.y, ends, strict=True):
+        if None in (x.at(at), y.at(value), y.at(low), y.at(high)):
+            continue
+        across = _place(x, at, frame.left, frame.right)
+        top, below, above = (_place(y, v, frame.bottom, frame.top) for v in (value, low, high))
+        bars += f"M{across - half:.1f} {base:.1f}V{top:.1f}h{2 * half:.1f}V{base:.1f}z"
+        errors += f"M{across:.1f} {below:.1f}V{above:.1f}" if low < high else ""
+    drawn = f'<path class="bar" d="{bars}"/>'
+    return drawn + (f'<path class="error" d="{errors}"/>' if errors else "")
 
 
 def _mark(look: Look) -> str:
@@ -214,7 +246,7 @@ def _thinned(curve: Curve) -> Curve:
         [values[n] for n in kept] if values else []
         for values in (curve.x, curve.y, curve.low, curve.high)
     )
-    return Curve(curve.name, x, y, low, high, curve.marks, curve.dashed)
+    return replace(curve, x=x, y=y, low=low, high=high)
 
 
 def _sent(values: Iterable[float]) -> list[float | None]:

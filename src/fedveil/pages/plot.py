@@ -24,12 +24,14 @@ class Axis:
     """An axis: its title. It is logarithmic if `log`, and begins at 0 if `zero`.
 
     `unit` says how its values are labelled: a share of 1 as a percentage, bytes with their unit.
+    `names` are written at 0, 1, 2 and so on, in place of numbers.
     """
 
     title: str
     log: bool = False
     zero: bool = False
     unit: Unit = ""
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Curve:
     """A curve through points in order. `low` and `high` limit the spread over several runs.
 
     Non-finite values are gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and
-    for values that were read off a source's plot instead of measured. `protection` names the run's
+    for values that were read off a source's plot instead of measured. With `bars`, each point is a
+    bar from 0, and `low` and `high` are the ends of its error bar. `protection` names the run's
     protection, which decides the curve's colour (`colours.py`).
     """
 
@@ -49,6 +52,7 @@ class Curve:
     marks: bool = False
     dashed: bool = False
     protection: str = ""
+    bars: bool = False
 
     def __post_init__(self) -> None:
         for other in (self.y, self.low or self.x, self.high or self.x):

@@ -28,6 +28,9 @@ def figure(plot: Plot) -> dict[str, Any]:
     """
     traces: list[dict[str, Any]] = []
     for number, (curve, look) in enumerate(zip(plot.curves, looks(plot.curves), strict=True)):
+        if curve.bars:
+            traces.append(_bars(curve, look))
+            continue
         if curve.low:
             traces.append(_spread(curve, number, look))
         traces.append(_line(curve, number, look))
@@ -60,6 +63,24 @@ def _line(curve: Curve, number: int, look: Look) -> dict[str, Any]:
         "y": _drawn(curve.y),
         "line": {"color": look.colour, "width": 2, "dash": style},
         "marker": {"color": look.colour, "symbol": symbol, "size": 7},
+    }
+
+
+def _bars(curve: Curve, look: Look) -> dict[str, Any]:
+    """Return a bar for each point, with an error bar from its `low` to its `high`."""
+    errors: dict[str, Any] = {}
+    if curve.low:
+        above = [high - y for y, high in zip(curve.y, curve.high, strict=True)]
+        below = [y - low for y, low in zip(curve.y, curve.low, strict=True)]
+        drawn = {"array": _drawn(above), "arrayminus": _drawn(below)}
+        errors = {"error_y": {"type": "data", "symmetric": False, **drawn}}
+    return {
+        "type": "bar",
+        "name": escape(curve.name),
+        "x": _drawn(curve.x),
+        "y": _drawn(curve.y),
+        "marker": {"color": look.colour},
+        **errors,
     }
 
 
@@ -100,6 +121,9 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
     """Return an axis's tick settings. A short axis of rounds gets no ticks at fractions."""
+    if axis.names:
+        names = [escape(name) for name in axis.names]
+        return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}
     if axis.log:
         above = [point for point in points if point > 0]
         few = bool(above) and max(above) / min(above) < _FEW_DECADES

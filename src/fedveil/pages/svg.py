@@ -20,6 +20,8 @@ text { font: 12px system-ui, sans-serif; fill: #222; }
 .dashed .line { stroke-dasharray: 6 4; }
 .mark { stroke: none; }
 .spread { stroke: none; fill-opacity: .15; }
+.bar { stroke: none; fill-opacity: .7; }
+.error { fill: none; stroke: #222; stroke-width: 1.5; }
 """
 
 

@@ -152,7 +152,7 @@ class Ledger:
         delta = within("delta", delta, 0, 1, open_high=True)
         match per:
             case "bit" | "parameter" | "round":
-                return max((_costliest(kind, per, delta) for kind in self._live()), default=0.0)
+                return max((_costliest(kind, per, delta) for kind in self.live()), default=0.0)
             case "run":
                 return self._everything().worst(self._kinds, delta)
         raise InvalidValue(f"per = {per!r} is not one of {', '.join(get_args(Unit))}")
@@ -258,7 +258,7 @@ class Ledger:
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
 
-    def _live(self) -> list[Kind]:
+    def live(self) -> list[Kind]:
         """Return every distinct kind: the charges that some client had in some round."""
         return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
 

@@ -43,8 +43,9 @@ def intact(*paths: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(f"{which} cannot be read: {error.strerror}") from error
-    except LookupError as error:  # whose text is a key or an index alone
-        raise RunFolderError(f"{which} is damaged: {error!r}") from None
+    except LookupError as error:  # the text is only a key, or an index
+        lacks = f"the key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise RunFolderError(f"{which} is damaged: {lacks}") from None
     except MALFORMED as error:
         reason = "; ".join(str(error).splitlines()) or type(error).__name__
         raise RunFolderError(f"{which} is damaged: {reason}") from None

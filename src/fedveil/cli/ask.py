@@ -1,0 +1,82 @@
+"""`fedveil ask`: statistics of the clients' rows, under a protection and an account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil.base.plain_text import console, say
+from fedveil.cli.job_arguments import Overrides, remarks
+from fedveil.cli.json_answer import AsJson, alone, answer
+
+if TYPE_CHECKING:
+    from fedveil.statistics.question import QuestionFile
+
+
+def ask(
+    question: Annotated[Path, typer.Argument(help="A question file (docs/statistics.md).")],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The answer's folder. Default: a new folder under runs/.")
+    ] = None,
+    on: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask the clients of a Flower federation: write the app to this folder, run it."
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""
+    from fedveil.record.run_folder import refuse_taken
+    from fedveil.statistics.question import QuestionFile
+
+    file = QuestionFile.load(question, overrides or [])
+    refuse_taken(out, None)
+    with alone(json):
+        if file.protection.name == "not_encrypt":
+            remarks("note", ["nothing is protected: the server sees every client's answer"])
+        if on is not None:
+            from fedveil.statistics.flower_app import run_app
+
+            answers = run_app(file, on, out)
+        else:
+            answers = _simulated(file, out)
+        _print(answers)
+    if json:
+        answer(answers)
+
+
+def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:
+    from fedveil.statistics.answer_folder import PAGE, create, keep
+    from fedveil.statistics.asking import Asking, Simulator
+    from fedveil.statistics.clients import load
+
+    asking = Asking(file, Simulator(file, load(file)))
+    folder = create(out, file.name)
+    try:
+        answers = asking.run()
+        missing = keep(answers, folder)
+    finally:
+        folder.close()
+    page = str(folder.path / PAGE) if missing is None else f"none: {missing}"
+    return {**answers.data(), "folder": str(folder.path), "page": page}
+
+
+def _print(answers: Mapping[str, Any]) -> None:
+    """Print answers, and what they cost."""
+    from fedveil.privacy.ledger import Line
+    from fedveil.statistics.answer_page import table
+    from fedveil.statistics.answers import answers_of
+
+    for found in answers_of(answers):
+        say(f"{found.name} ({found.ask})")
+        console().print(table(found).terminal())
+        for note in found.notes:
+            say(f"  {note}")
+    for line in answers["privacy"]:
+        say(f"privacy   {Line(**line)}")
+    say(f"page      {answers['page']}")

@@ -1,0 +1,1 @@
+"""Statistics of the clients' rows, under the same protections and accounts as training."""

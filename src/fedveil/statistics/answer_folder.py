@@ -1,0 +1,31 @@
+"""The folder of an answer: the question, the answers as JSON, and their page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedveil.errors import MissingExtra
+from fedveil.record.recorder import strict
+from fedveil.record.run_folder import RunFolder
+from fedveil.statistics.answer_page import page_of
+from fedveil.statistics.answers import Answers
+
+QUESTION, ANSWERS, PAGE = "question.yaml", "answers.json", "answers.html"
+
+
+def keep(answers: Answers, folder: RunFolder) -> str | None:
+    """Write the answers to a folder. Returns why there is no page, or None."""
+    folder.write_atomically(QUESTION, answers.file.to_yaml().encode())
+    text = json.dumps(strict(answers.data()), indent=2, allow_nan=False) + "\n"
+    folder.write_atomically(ANSWERS, text.encode())
+    try:
+        folder.write_atomically(PAGE, page_of(answers).html().encode(errors="backslashreplace"))
+    except MissingExtra as missing:
+        return str(missing)
+    return None
+
+
+def create(out: Path | None, name: str) -> RunFolder:
+    """Create the folder of an answer. Raises `RunFolderError` if it holds anything."""
+    return RunFolder.create(out, name, None)

@@ -1,0 +1,139 @@
+"""The page of an answer: its figures with their intervals, pictures, and what the answer cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from fedveil.pages.guarantee_text import right
+from fedveil.pages.page import Code, Fact, Fold, Page, Part, Points, Section
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.table import Table
+from fedveil.statistics.answers import Answer, Answers, Estimate
+
+_COUNTED = ("count", "histogram", "contingency", "heavy_hitters")
+#: What no epsilon covers, whatever the protection.
+_UNCOVERED = (
+    "The questions themselves, their cells and conditions are known to everyone.",
+    "The number of clients that answer is not protected.",
+    "A client that lies about its rows changes the answer within its bounds; see the influence.",
+    "Two epsilons add up if they are charged to different accounts.",
+)
+
+
+def number(value: float) -> str:
+    """Format a number for people, with five significant digits."""
+    if not math.isfinite(value):
+        return "unlimited"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def table(answer: Answer) -> Table:
+    """Return the answer's estimates as a table."""
+    names = list(answer.estimates[0].label) if answer.estimates else []
+    columns = [*names, "estimate", "from", "to", "noise", "sampling"]
+    rows = [
+        [
+            *e.label.values(),
+            *map(number, (e.value, e.low, e.high)),
+            *(f"± {number(deviation)}" for deviation in (e.noise, e.sampling)),
+        ]
+        for e in answer.estimates
+    ]
+    return Table(columns, rows, "" if rows else "Nothing is frequent enough to be told from noise.")
+
+
+def page_of(answers: Answers) -> Page:
+    """Return the page of the answers."""
+    sections = [
+        Section(f"{name}: {answer.ask}", list(_parts(answer, answers.file.confidence)))
+        for name, answer in answers.answers.items()
+    ]
+    return Page(
+        answers.file.name,
+        list(_facts(answers)),
+        [*sections, Section("Privacy", list(_privacy(answers)))],
+    )
+
+
+def _facts(answers: Answers) -> Iterator[Fact]:
+    file, line = answers.file, answers.lines[0]
+    yield Fact(
+        "Who was asked?",
+        f"{answers.clients:,} clients",
+        f"At most {answers.reports:,} reports were summed in a round.",
+    )
+    yield Fact("Which protection?", file.protection.name, f"Unit: {file.unit}.")
+    tone = "good" if line.figure.promise in ("strong", "meaningful") else "poor"
+    yield Fact("What did it cost?", str(line.figure), line.what, tone)  # type: ignore[arg-type]
+    yield Fact(
+        "How sure are the answers?",
+        f"{file.confidence:.0%}",
+        "Each interval holds the true value with this probability. It covers the protection's "
+        "noise and the choice of the clients.",
+    )
+
+
+def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
+    yield from answer.notes
+    yield from pictures(answer, confidence)
+    yield table(answer)
+
+
+def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
+    """Yield the answer's pictures: bars of cells or words, or a curve of quantiles."""
+    estimates = answer.estimates
+    if len(estimates) < 2:
+        return
+    note = f"Error bars: {confidence:.0%} intervals."
+    if answer.ask == "quantiles":
+        for group, own in _by_group(estimates, "quantile"):
+            at = [float(e.label["quantile"]) for e in own]
+            curve = Curve(group or "quantile", at, *_columns(own), marks=True)
+            title = f"{answer.name} {group}".strip()
+            yield Plot(
+                f"{answer.name}-{group}", title, Axis("share of rows"), Axis("value"), [curve], note
+            )
+        return
+    labels = [", ".join(e.label.values()) for e in estimates]
+    bars = Curve("estimate", list(range(len(labels))), *_columns(estimates), bars=True)
+    axis = Axis(", ".join(estimates[0].label), names=labels if len(labels) <= 60 else ())
+    title = {"heavy_hitters": "most frequent words"}.get(answer.ask, answer.ask)
+    value = (
+        "rows" if answer.ask in ("count", "histogram", "contingency", "heavy_hitters") else "value"
+    )
+    yield Plot(answer.name, f"{answer.name}: {title}", axis, Axis(value), [bars], note)
+
+
+def _columns(estimates: Sequence[Estimate]) -> tuple[list[float], list[float], list[float]]:
+    return [e.value for e in estimates], [e.low for e in estimates], [e.high for e in estimates]
+
+
+def _by_group(estimates: Sequence[Estimate], without: str) -> Iterator[tuple[str, list[Estimate]]]:
+    groups: dict[str, list[Estimate]] = {}
+    for e in estimates:
+        name = ", ".join(value for key, value in e.label.items() if key != without)
+        groups.setdefault(name, []).append(e)
+    yield from groups.items()
+
+
+def _privacy(answers: Answers) -> Iterator[Part]:
+    for line in answers.lines:
+        yield f"{line}."
+    figure = answers.lines[0].figure
+    if math.isfinite(figure.epsilon):
+        yield (
+            "An attacker who sees everything that the guarantee covers, and must tell which of two "
+            f"data sets was used, {right(figure)} (chance: 50%)."
+        )
+    yield Points([f"No epsilon covers: {what}." for what in answers.in_clear] + list(_UNCOVERED))
+    rows = [[name, number(most)] for name, most in answers.influence.items()]
+    yield Table(
+        ["question", "most influence"],
+        rows,
+        "How far a single forged report can move the sum behind an answer. It is unlimited if "
+        "nobody can check a report: under secure aggregation, which hides it.",
+    )
+    yield Fold("The question file", [Code(answers.file.to_yaml(), "question.yaml")])

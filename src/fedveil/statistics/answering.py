@@ -1,0 +1,113 @@
+"""Turns the sums of a question's parts into its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from fedveil.statistics.answers import Answer, Estimate
+from fedveil.statistics.encodings import Axis, Scaled
+from fedveil.statistics.estimates import (
+    Sums,
+    correlation,
+    count,
+    counts,
+    mean,
+    quantile_of_normal,
+    ratio,
+    variance,
+)
+from fedveil.statistics.plan import axis, edges_of, levels
+from fedveil.statistics.quantile_tree import quantiles
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.question_settings import QuestionSettings
+from fedveil.statistics.schedule import Schedule
+
+_NORMAL = "the interval takes the columns as jointly normal for the sampling part"
+_CHOSEN = "the words were chosen by these counts, so that the counts of rare ones are too high"
+_EXACT = "the sums have no noise: the interval is that of sampling alone"
+
+
+def answer_of(
+    file: QuestionFile, name: str, rounds: Sequence[Sequence[Sums]], schedule: Schedule
+) -> Answer:
+    """Return the answer to a question. `rounds` are the sums of its parts in each round."""
+    question, z = file.questions[name], quantile_of_normal(file.confidence)
+    notes = [] if file.epsilon is not None else [_EXACT]
+    if question.ask == "heavy_hitters":
+        estimates = _words(question, rounds, schedule, name, z)
+        return Answer(name, question.ask, estimates, [*notes, _CHOSEN])
+    parts = [part for sums in rounds for part in sums] if file.local else averaged(rounds)
+    if question.ask == "correlation":
+        notes.append(_NORMAL)
+    return Answer(name, question.ask, list(_estimates(file, question, parts, z)), notes)
+
+
+def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
+    """Return the mean of each part's sums over the rounds, in which the noise is independent."""
+    many = len(rounds)
+    return [
+        Sums(
+            sum(sums.values for sums in same) / many,
+            sum(sums.noise for sums in same) / many**2,
+            min(sums.asked for sums in same),
+            same[0].clients,
+            same[0].rows,
+        )
+        for same in zip(*rounds, strict=True)
+    ]
+
+
+def _estimates(
+    file: QuestionFile, question: QuestionSettings, parts: Sequence[Sums], z: float
+) -> list[Estimate]:
+    groups = [{str(question.by): str(group)} for group in question.groups] or [{}]
+    if question.ask in ("count", "histogram", "contingency"):
+        return counts(parts[0], _labels(question, groups), z)
+    found: list[Estimate] = []
+    for number, group in enumerate(groups):
+        own = [part.at(_slice(part, number, len(groups))) for part in parts]
+        if question.ask == "quantiles":
+            edges = edges_of(question, levels(question))
+            found += quantiles(own, edges, question.at, z, group)
+        else:
+            shape, present = _shape(question, file.local)
+            found.append(ratio(own[0], shape, present, group, z))
+    return found
+
+
+def _slice(sums: Sums, number: int, many: int) -> slice:
+    width = len(sums.values) // many
+    return slice(number * width, (number + 1) * width)
+
+
+def _shape(question: QuestionSettings, local: bool):  # type: ignore[no-untyped-def]
+    if question.ask == "correlation":
+        return correlation()
+    column = Scaled(question.column or "", question.range)
+    return variance(column) if question.ask == "variance" else mean(column, ends=local)
+
+
+def _labels(question: QuestionSettings, groups: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    axes: list[Axis] = []
+    if question.ask != "count":
+        axes.append(axis(question))
+    if question.ask == "contingency":
+        axes.append(axis(question, "other_"))
+    cells = [
+        dict(cell) for cell in product(*([(a.column, label) for label in a.labels] for a in axes))
+    ]
+    return [{**group, **cell} for group in groups for cell in cells]
+
+
+def _words(
+    question: QuestionSettings,
+    rounds: Sequence[Sequence[Sums]],
+    schedule: Schedule,
+    name: str,
+    z: float,
+) -> list[Estimate]:
+    tree, last = schedule.trees[name], rounds[-1][0]
+    frequent = sorted(tree.found.items(), key=lambda item: -item[1][0])[: question.most]
+    column = str(question.column)
+    return [count(value, noise, last, {column: word}, z) for word, (value, noise) in frequent]

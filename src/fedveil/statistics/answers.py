@@ -1,0 +1,131 @@
+"""Answers as data: every estimate has an interval, and the answers together have a cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import MissingExtra
+from fedveil.privacy.ledger import Line
+from fedveil.statistics.question import QuestionFile
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval.
+
+    `label` says what it is about, such as a cell or a word, by the column's name. `noise` and
+    `sampling` are the standard deviations of the protection's noise, and of a new sample of clients
+    from their population. The interval from `low` to `high` covers both.
+    """
+
+    label: Mapping[str, str]
+    value: float
+    low: float
+    high: float
+    noise: float
+    sampling: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one question: its estimates, and remarks about them."""
+
+    name: str
+    ask: str
+    estimates: Sequence[Estimate]
+    notes: Sequence[str] = ()
+
+    @property
+    def value(self) -> float:
+        """The only estimate's value. Raises `ValueError` if there are several."""
+        (only,) = self.estimates
+        return only.value
+
+    def __getitem__(self, label: str) -> Estimate:
+        """Return the estimate whose label consists of the given words, joined by a comma."""
+        found = {", ".join(e.label.values()): e for e in self.estimates}
+        return found[label]
+
+
+def answers_of(data: Mapping[str, Any]) -> list[Answer]:
+    """Return the answers in the plain values that `Answers.data` returned."""
+    return [
+        Answer(name, kept["ask"], [Estimate(**e) for e in kept["estimates"]], kept["notes"])
+        for name, kept in data["answers"].items()
+    ]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a question file.
+
+    `lines` state the epsilon of all of them, and of the data set's account if there is one.
+    `in_clear` lists what no epsilon covers. `reports` is the number of reports in the costliest
+    round.
+    """
+
+    file: QuestionFile
+    answers: Mapping[str, Answer]
+    lines: Sequence[Line]
+    in_clear: Sequence[str]
+    clients: int
+    reports: int
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    influence: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def __getitem__(self, name: str) -> Answer:
+        """Return the answer called `name`."""
+        return self.answers[name]
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon that a client's whole data, or one row, has spent on these answers."""
+        return self.lines[0].epsilon
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one record for each estimate."""
+        return [
+            {
+                "question": answer.name,
+                "ask": answer.ask,
+                "label": ", ".join(f"{key}: {value}" for key, value in estimate.label.items()),
+                **{key: value for key, value in asdict(estimate).items() if key != "label"},
+            }
+            for answer in self.answers.values()
+            for estimate in answer.estimates
+        ]
+
+    def frame(self) -> Any:
+        """Return the estimates as a pandas DataFrame, one row each."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise MissingExtra("pandas", "notebook", "Answers.frame") from None
+        return DataFrame(self.records())
+
+    def data(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        return {
+            "name": self.file.name,
+            "protection": self.file.protection.name,
+            "unit": self.file.unit,
+            "confidence": self.file.confidence,
+            "clients": self.clients,
+            "reports": self.reports,
+            "rejected": dict(self.rejected),
+            "privacy": [line._asdict() for line in self.lines],
+            "in_clear": list(self.in_clear),
+            "influence": dict(self.influence),
+            "answers": {
+                name: {
+                    "ask": answer.ask,
+                    "estimates": [asdict(estimate) for estimate in answer.estimates],
+                    "notes": list(answer.notes),
+                }
+                for name, answer in self.answers.items()
+            },
+        }

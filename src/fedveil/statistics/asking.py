@@ -1,0 +1,258 @@
+"""Asks a question file: charges, drives its rounds, and turns their sums into answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.base.array_types import Float64s
+from fedveil.entropy import Entropy, Secure, Seeded
+from fedveil.errors import LimitReached, RunFailed
+from fedveil.privacy.ledger import Ledger, Line
+from fedveil.protections.base import TIMING, Protection, RoundContext, Spending
+from fedveil.record.data_account import DataAccount
+from fedveil.rounds.loop import Carrier, Outcome, drive
+from fedveil.rounds.outcomes import ClientId
+from fedveil.statistics.answering import answer_of
+from fedveil.statistics.answers import Answers
+from fedveil.statistics.carriage import Carriage, Participants, make_protection
+from fedveil.statistics.clients import Clients, load
+from fedveil.statistics.estimates import Sums
+from fedveil.statistics.one_hot import Frequencies
+from fedveil.statistics.plan import Layout
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.schedule import Schedule, Step
+from fedveil.statistics.simulation import Contributions, Simulated
+
+
+class Engine(ABC):
+    """Carries the messages of a question: to simulated clients, or over Flower."""
+
+    #: True if reports leave the machine on which they are made.
+    reports_leave: bool
+    who: Participants
+
+    @abstractmethod
+    def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
+        """Return the carrier of a step's messages."""
+
+    def drawn(
+        self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
+    ) -> Float64s | None:
+        """Return the mean of a round drawn as a whole, or None if reports are made one by one."""
+        return None
+
+
+class Simulator(Engine):
+    """Plays all clients of a table on this machine."""
+
+    reports_leave = False
+
+    def __init__(self, file: QuestionFile, clients: Clients) -> None:
+        self._file, self._clients = file, clients
+        self.who = Participants(len(clients))
+        self._entropy: Entropy = Secure()
+        if file.randomness == "seeded":
+            self._entropy = Seeded(file.seed, "statistics")
+
+    def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
+        entropy = self._entropy.stream(step.round)
+        made = Contributions(layout, self._clients, carriage, entropy)
+        return Simulated(carriage.protection, made, step.round, entropy)
+
+    def drawn(
+        self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
+    ) -> Float64s | None:
+        """Draw the sum of all reports from its exact distribution, under fidelity: aggregate."""
+        if self._file.fidelity == "per_client":
+            return None
+        assert isinstance(carriage.protection, Frequencies), "the question file has checked it"
+        entropy = self._entropy.stream(step.round)
+        counts = Contributions(layout, self._clients, carriage, entropy).counts(cohort)
+        law, n = carriage.protection.law, len(cohort)
+        return law.shares(law.ones(counts.astype(np.int64), n, entropy.stream("ones")), n)
+
+
+class Asking:
+    """The rounds of one question file."""
+
+    def __init__(self, file: QuestionFile, engine: Engine, root: Path = Path()) -> None:
+        self.file, self._engine = file, engine
+        self._clients = engine.who.clients
+        self._schedule = Schedule(file)
+        self._ledger = Ledger()
+        self._account: DataAccount | None = None
+        if file.account is not None:
+            self._account = DataAccount(root / file.account, file.unit)
+        #: The sums of each part over all rounds, by the question's name.
+        self._sums: dict[str, list[list[Sums]]] = {}
+        self._rejected: Counter[str] = Counter()
+        self._reports = 0
+        self._influence: dict[str, float] = {}
+        self._against = ""
+
+    def run(self, progress: Callable[[str], None] = lambda text: None) -> Answers:
+        """Ask everything, and return the answers. Raises `RunFailed` if a round is void."""
+        done = 0
+        while (step := self._schedule.next(done)) is not None:
+            progress(f"round {step.round} of at most {self._schedule.rounds}")
+            self._round(step)
+            done += 1
+        answers = {
+            name: answer_of(self.file, name, self._sums.get(name, []), self._schedule)
+            for name in self.file.questions
+        }
+        return Answers(
+            file=self.file,
+            answers=answers,
+            lines=self._lines(),
+            in_clear=self._ledger.in_clear,
+            clients=self._clients,
+            reports=self._reports,
+            rejected=dict(self._rejected),
+            influence=self._influence,
+        )
+
+    def _round(self, step: Step) -> None:
+        layout = self._schedule.layout(step)
+        cohort = self._schedule.cohort(step, self._clients)
+        if not cohort:
+            raise RunFailed(
+                f"{self._clients} clients are too few for {self._schedule.rounds} rounds, of which "
+                "each asks others"
+            )
+        rounds = 1 if self.file.local else self._schedule.rounds
+        protection = make_protection(self.file, layout.dimension, rounds, self._engine.who)
+        carriage = Carriage(protection)
+        spending = protection.spending(protection.initial_state())
+        self._check(spending, step, cohort)
+        mean = self._engine.drawn(step, layout, carriage, cohort)
+        if mean is None:
+            mean, reports = self._driven(step, layout, carriage, cohort, spending)
+        else:
+            reports = len(cohort)
+            self._charge(spending, step, cohort)
+            self._ledger.record_many(spending, round=step.round, clients=cohort)
+        self._reports = max(self._reports, reports)
+        self._note(protection)
+        self._add(step, layout, carriage, mean, reports)
+
+    def _driven(
+        self,
+        step: Step,
+        layout: Layout,
+        carriage: Carriage,
+        cohort: Sequence[ClientId],
+        spending: Sequence[Spending],
+    ) -> tuple[Float64s, int]:
+        """Drive a round, and return its mean vector and the number of reports in it."""
+        protection = carriage.protection
+        state, model = protection.initial_state(), np.zeros(layout.dimension, np.float32)
+        server = protection.server_round(RoundContext(cohort, step.round, model, state))
+        carrier = self._engine.carrier(step, layout, carriage)
+        charge = partial(self._charge, spending, step)
+        opening = dict.fromkeys(cohort, server.opening())
+        outcome = drive(server, carrier, opening, protection.trains, charge)
+        aggregate = outcome.result(server.aggregate)
+        self._rejected.update(outcome.rejected)
+        paid = spending if aggregate is None else protection.spent(state, aggregate.reports)
+        self._ledger.record_many(paid, round=step.round, clients=sorted(outcome.charged))
+        if aggregate is None:
+            raise RunFailed(_why(outcome))
+        return aggregate.update, aggregate.reports
+
+    def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
+        """Raise `LimitReached` before a round that would exceed the file's own limit."""
+        limit, delta = self.file.max_epsilon, self.file.delta
+        if limit is None:
+            return
+        ahead = self._ledger.preview(spending, round=step.round, clients=cohort, delta=delta)
+        if ahead["run_most_drawn"].epsilon > limit:
+            raise LimitReached(
+                f"round {step.round} would cost {ahead['run_most_drawn']}, above max_epsilon = "
+                f"{limit:g}"
+            )
+
+    def _charge(
+        self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
+    ) -> None:
+        """Charge the data set's account, just before the first client is asked.
+
+        Under rr and oue a client is asked once, so that only the first round is charged.
+        """
+        if self._account is not None and (step.round == 1 or not self.file.local):
+            what = f"round {step.round} of {self.file.name}"
+            self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)
+
+    def _note(self, protection: Protection) -> None:
+        if self._engine.reports_leave and protection.always_reports:
+            self._ledger.note_in_clear([TIMING])
+        kind, settings = type(protection), protection.settings
+        self._against = kind.against(settings)
+
+    def _lines(self) -> list[Line]:
+        figure = self._ledger.figures(self.file.delta)["run_most_drawn"]
+        whose = "a client's whole data" if self.file.unit == "client" else "one row"
+        lines = [Line(*figure, f"{whose}, against {self._against}")]
+        if self._account is not None:
+            lines.append(self._account.line(self.file.delta))
+        return lines
+
+    def _add(
+        self, step: Step, layout: Layout, carriage: Carriage, mean: Float64s, reports: int
+    ) -> None:
+        """Add a round's sums to those of the questions, and grow the trees."""
+        total, noise = carriage.total(mean, reports), carriage.variance(mean, reports)
+        rows = None if self.file.unit == "row" else self.file.rows_of_a_client or 1
+        found: dict[str, list[Sums]] = {}
+        for part, ball, where in zip(layout.parts, layout.balls, layout.slices, strict=True):
+            # Clients that were not asked or dropped out are like those that reported.
+            factor = self._clients / reports if self.file.unit == "client" else 1.0
+            scale = 1.0 if self.file.local else ball.scale
+            values = total if self.file.local else ball.back(total[where], reports)
+            values, variance = values * factor, noise[where] * (scale * factor) ** 2
+            self._influence[part.question] = carriage.influence() * scale * factor
+            sums = Sums(values, variance, reports, self._clients, rows)
+            found.setdefault(part.question, []).append(sums)
+        for name, sums_of in found.items():
+            if name in step.candidates:
+                words = step.candidates[name]
+                self._schedule.trees[name].answered(words, sums_of[0].values, sums_of[0].noise)
+            self._sums.setdefault(name, []).append(sums_of)
+
+
+def _why(outcome: Outcome) -> str:
+    reasons = outcome.rejected + outcome.withheld + outcome.failed
+    said = "".join(f"; {count} x {reason}" for reason, count in reasons.most_common(3))
+    return f"{outcome.void}{said}"
+
+
+def ask(
+    question: QuestionFile | str | Path | dict[str, Any],
+    data: Any = None,
+    *,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Answers:
+    """Ask the clients of a table on this machine, and return the answers.
+
+    `question` is a question file, its path, or its keys. `data` replaces the data that it names: a
+    path, columns by name, a DataFrame, an array, or a data set (`statistics.tables.as_table`).
+    """
+    file = opened(question)
+    clients = load(file, data)
+    return Asking(file, Simulator(file, clients)).run(progress)
+
+
+def opened(question: QuestionFile | str | Path | dict[str, Any]) -> QuestionFile:
+    """Return the question file with this path or these keys."""
+    if isinstance(question, QuestionFile):
+        return question
+    if isinstance(question, dict):
+        return QuestionFile.read(question, [])
+    return QuestionFile.load(question)

@@ -1,0 +1,114 @@
+"""The rows of each client: who holds which rows of a table, and which of them are contributed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedveil.base import own_code
+from fedveil.base.array_types import Int64s
+from fedveil.data import datasets
+from fedveil.entropy import Entropy
+from fedveil.errors import DataInvalid
+from fedveil.federated.blocks import DATASETS
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.tables import Table, as_table
+
+#: A client's own log. What was cut from its data is written here alone.
+log = logging.getLogger("fedveil.client")
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A table whose rows are grouped by client. Client c owns rows order[offsets[c]:offsets[c+1]].
+
+    `rows` is the largest number of rows that a client contributes. None: all of them.
+    """
+
+    table: Table
+    order: Int64s
+    offsets: Int64s
+    rows: int | None = 1
+    _chosen: dict[int, Int64s] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def contributed(self, client: int, entropy: Entropy) -> Int64s:
+        """Return the rows that a client contributes to every round, drawn with its own `entropy`.
+
+        Logs how many rows were left out.
+        """
+        mine = self.order[self.offsets[client] : self.offsets[client + 1]]
+        if self.rows is None or len(mine) <= self.rows:
+            return mine
+        if client not in self._chosen:
+            self._chosen[client] = mine[entropy.permutation(len(mine))[: self.rows]]
+            log.info("%d of %d rows are contributed (rows)", self.rows, len(mine))
+        return self._chosen[client]
+
+
+def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
+    """Group the rows of `table` by the column that names their client. None: one row each.
+
+    Clients are numbered in the order of their names. Raises `DataInvalid` for a row without a
+    client.
+    """
+    if column is None:
+        return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)
+    names = table.words(column)
+    if (names == "").any():
+        row = int((names == "").argmax()) + 1
+        raise DataInvalid(f"{table.name}, row {row}: {column} is empty, so the row has no client")
+    _, owners = np.unique(names, return_inverse=True)
+    order = np.argsort(owners, kind="stable")
+    counts = np.bincount(owners)
+    return Clients(table, order, np.concatenate([[0], np.cumsum(counts)]), rows)
+
+
+def load(question: QuestionFile, data: Any = None) -> Clients:
+    """Return the clients of a question file. `data` replaces the data that the file names."""
+    if data is None:
+        data = _named(question.data)
+    table = as_table(data, question.data or "data")
+    _check(question, table)
+    return clients_of(table, question.client, question.rows_of_a_client)
+
+
+def _check(file: QuestionFile, table: Table) -> None:
+    """Read every column that the questions need, so that unusable data stops them beforehand."""
+    for question in file.questions.values():
+        numbered = question.range or question.edges
+        other_numbered = question.other_range or question.other_edges
+        for column, is_number in (
+            (question.column, bool(numbered)),
+            (question.other, bool(other_numbered)),
+            (question.by, False),
+        ):
+            if column is not None:
+                (table.numbers if is_number else table.words)(column)
+        for condition in file.conditions(question):
+            condition.mask(table)
+
+
+def _named(name: str) -> Any:
+    if not name:
+        raise DataInvalid("data is missing: name a CSV or Parquet file, or package.module:function")
+    if name in DATASETS:
+        return datasets.load(name)
+    if not own_code.is_function(name):
+        return name
+    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    sys.path.insert(0, folder)
+    try:
+        key = f"data = {name!r}"
+        function = own_code.load(name, key=key, error=DataInvalid)
+        with own_code.told(key, DataInvalid):
+            return function()
+    finally:
+        sys.path.remove(folder)

@@ -1,0 +1,280 @@
+"""Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
+
+Every encoding states the ball in which the vectors of all possible rows lie, a row that does not
+count (the zero vector) included. The ball's centre is public, so that a report holds the distance
+from it: the noise of a sum is proportional to the ball's radius.
+
+    one-hot, k cells    centre 1 / max(k, 2) in every entry, radius at most 1
+    mean                (x, 1), x in [-1, 1]            centre (0, 1), radius 1
+    variance            (x, x² - 1, 1)                  centre (0, 0, 1), radius 1
+    correlation         (x, y, x² - 1, y² - 1, xy, 1)   centre (0, 0, 0, 0, 0, 1), radius √3
+
+With t = x²: |(x, 0)| = |x| <= 1; t + (1 - t)² <= 1; and t + s + (1 - t)² + (1 - s)² + ts is convex
+in t and in s, with the values 2, 2, 2 and 3 at the corners. A row that does not count is 1 from the
+centre in each case.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fedveil.base.array_types import Bools, Float64s, Int64s
+from fedveil.entropy import Entropy
+from fedveil.statistics.tables import Table
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
+
+    `moved` marks rows with a value that was moved into its range, and `lost` rows that do not count
+    because a value is missing or has no cell.
+    """
+
+    width: int
+    moved: Bools
+    lost: Bools
+    cells: Int64s | None = None
+    values: Float64s | None = None
+
+    def total(self, rows: Int64s) -> Float64s:
+        """Return the sum of the vectors of `rows`."""
+        if self.values is not None:
+            summed: Float64s = self.values[rows].sum(0)
+            return summed
+        assert self.cells is not None, "a row has either"
+        cells = self.cells[rows]
+        return np.bincount(cells[cells >= 0], minlength=self.width).astype(np.float64)
+
+    def without(self, keep: Bools) -> Rows:
+        """Return these rows, in which only those that `keep` marks count."""
+        gone = ~keep
+        cells = None if self.cells is None else np.where(keep, self.cells, -1)
+        values = None if self.values is None else np.where(keep[:, None], self.values, 0.0)
+        return Rows(self.width, self.moved & ~gone, self.lost & ~gone, cells, values)
+
+
+class Encoding(ABC):
+    """Turns a table's rows into bounded vectors of `width` entries."""
+
+    width: int
+
+    @abstractmethod
+    def rows(self, table: Table, entropy: Entropy) -> Rows:
+        """Encode every row of `table`. Each row is encoded on its own."""
+
+    @property
+    @abstractmethod
+    def centre(self) -> Float64s:
+        """Return the centre of the ball that contains every row's vector."""
+
+    @property
+    @abstractmethod
+    def radius(self) -> float:
+        """Return the radius of that ball."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> float:
+        """Return the largest norm of a row's vector, measured from zero."""
+
+
+class Axis(ABC):
+    """The cells of a column. `labels` name them."""
+
+    column: str
+    labels: Sequence[str]
+
+    @abstractmethod
+    def cells(self, table: Table) -> tuple[Int64s, Bools]:
+        """Return the index of each row's cell (-1: none), and a mask of values that were moved."""
+
+
+class Bins(Axis):
+    """Cells between rising edges. A cell includes its lower edge, and the last one both.
+
+    With `clamp`, a value outside is moved into the first or the last cell. Otherwise it has none.
+    """
+
+    def __init__(self, column: str, edges: Sequence[float], *, clamp: bool = False) -> None:
+        self.column, self.edges, self._clamp = column, np.asarray(edges, np.float64), clamp
+        last = len(edges) - 2
+        self.labels = [
+            f"[{low:g}, {high:g}{']' if i == last else ')'}"
+            for i, (low, high) in enumerate(pairwise(edges))
+        ]
+
+    def cells(self, table: Table) -> tuple[Int64s, Bools]:
+        values = table.numbers(self.column)
+        low, high = self.edges[0], self.edges[-1]
+        outside = (values < low) | (values > high)
+        inside = np.clip(values, low, high) if self._clamp else values
+        last = len(self.labels) - 1
+        found = np.minimum(np.searchsorted(self.edges, inside, side="right") - 1, last)
+        missing = np.isnan(values) | (outside & (not self._clamp))
+        return np.where(missing, -1, found), outside & self._clamp
+
+
+class Categories(Axis):
+    """A cell for each of the listed words. Another word has none."""
+
+    def __init__(self, column: str, words: Sequence[object]) -> None:
+        self.column = column
+        self.labels = [str(word) for word in words]
+
+    def cells(self, table: Table) -> tuple[Int64s, Bools]:
+        place = {word: number for number, word in enumerate(self.labels)}
+        known, inverse = np.unique(table.words(self.column), return_inverse=True)
+        found = np.array([place.get(str(word), -1) for word in known], np.int64)[inverse]
+        return found, np.zeros(len(found), np.bool_)
+
+
+class Cells(Encoding):
+    """One-hot codes of the cells of several axes together. Without axes, there is one cell."""
+
+    def __init__(self, *axes: Axis) -> None:
+        self.axes = axes
+        self.width = math.prod(len(axis.labels) for axis in axes)
+
+    def rows(self, table: Table, entropy: Entropy) -> Rows:
+        cells = np.zeros(len(table), np.int64)
+        moved, lost = np.zeros((2, len(table)), np.bool_)
+        for axis in self.axes:
+            found, outside = axis.cells(table)
+            cells = cells * len(axis.labels) + found
+            lost, moved = lost | (found < 0), moved | outside
+        return Rows(self.width, moved, lost, np.where(lost, -1, cells))
+
+    @property
+    def centre(self) -> Float64s:
+        return np.full(self.width, 1 / max(self.width, 2))
+
+    @property
+    def radius(self) -> float:
+        k, c = self.width, 1 / max(self.width, 2)
+        return math.sqrt(max((1 - c) ** 2 + (k - 1) * c**2, k * c**2))
+
+    @property
+    def reach(self) -> float:
+        return 1.0
+
+
+class Scaled:
+    """A column's numbers, moved into a range and scaled to [-1, 1]."""
+
+    def __init__(self, column: str, ends: Sequence[float]) -> None:
+        self.column, (self.low, self.high) = column, ends
+        self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
+
+    def values(self, table: Table) -> tuple[Float64s, Bools, Bools]:
+        """Return the scaled numbers, and masks of the rows that were moved and of missing ones."""
+        values = table.numbers(self.column)
+        missing = np.isnan(values)
+        outside = (values < self.low) | (values > self.high)
+        inside = np.clip(np.where(missing, self.middle, values), self.low, self.high)
+        return (inside - self.middle) / self.half, outside, missing
+
+
+class Moments(Encoding):
+    """Powers of one or two scaled columns, as the table at the top of this file lists them."""
+
+    def __init__(self, columns: Sequence[Scaled], *, squares: bool) -> None:
+        self.columns, self._squares = columns, squares
+        self.width = {1: 3 if squares else 2, 2: 6}[len(columns)]
+
+    def rows(self, table: Table, entropy: Entropy) -> Rows:
+        scaled = [column.values(table) for column in self.columns]
+        xs = [x for x, _, _ in scaled]
+        parts = [*xs]
+        if self._squares:
+            parts += [x**2 - 1 for x in xs]
+        if len(xs) == 2:
+            parts.append(xs[0] * xs[1])
+        moved = np.logical_or.reduce([outside for _, outside, _ in scaled])
+        lost = np.logical_or.reduce([missing for _, _, missing in scaled])
+        values = np.stack([*parts, np.ones(len(table))], axis=1)
+        return Rows(self.width, moved & ~lost, lost, values=np.where(lost[:, None], 0.0, values))
+
+    @property
+    def centre(self) -> Float64s:
+        return np.array([0.0] * (self.width - 1) + [1.0])
+
+    @property
+    def radius(self) -> float:
+        return math.sqrt(3.0) if len(self.columns) == 2 else 1.0
+
+    @property
+    def reach(self) -> float:
+        return 2.0 if len(self.columns) == 2 else math.sqrt(2.0)
+
+
+class Ends(Encoding):
+    """A number as one of its range's two ends, drawn so that the mean is the number.
+
+    The cells are the lower and the upper end. It carries a mean through one-hot codes.
+    """
+
+    width = 2
+
+    def __init__(self, column: Scaled) -> None:
+        self.column = column
+
+    def rows(self, table: Table, entropy: Entropy) -> Rows:
+        x, moved, lost = self.column.values(table)
+        uniform = (entropy.words(len(x)) >> np.uint64(11)) * 2.0**-53
+        upper = (uniform < (1 + x) / 2).astype(np.int64)
+        return Rows(2, moved, lost, np.where(lost, -1, upper))
+
+    @property
+    def centre(self) -> Float64s:
+        return np.full(2, 0.5)
+
+    @property
+    def radius(self) -> float:
+        return math.sqrt(0.5)
+
+    @property
+    def reach(self) -> float:
+        return 1.0
+
+
+class Grouped(Encoding):
+    """An encoding for each group of a column. A row counts in its own group alone.
+
+    Cells are grouped by a further axis instead.
+    """
+
+    def __init__(self, inner: Encoding, groups: Categories) -> None:
+        self.inner, self.groups = inner, groups
+        self.width = inner.width * len(groups.labels)
+
+    def rows(self, table: Table, entropy: Entropy) -> Rows:
+        inner, (group, _) = self.inner.rows(table, entropy), self.groups.cells(table)
+        lost, width = inner.lost | (group < 0), self.inner.width
+        if inner.cells is not None:
+            cells = np.where(lost, -1, group * width + inner.cells)
+            return Rows(self.width, inner.moved & ~lost, lost, cells)
+        assert inner.values is not None, "a row has either"
+        values = np.zeros((len(table), self.width))
+        for number in range(len(self.groups.labels)):
+            own = (group == number) & ~lost
+            values[own, number * width : (number + 1) * width] = inner.values[own]
+        return Rows(self.width, inner.moved & ~lost, lost, values=values)
+
+    @property
+    def centre(self) -> Float64s:
+        return np.zeros(self.width)
+
+    @property
+    def radius(self) -> float:
+        return self.inner.reach
+
+    @property
+    def reach(self) -> float:
+        return self.inner.reach

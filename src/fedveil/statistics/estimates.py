@@ -1,0 +1,177 @@
+"""Turns noisy sums into estimates with intervals, which cover the noise and the sampling.
+
+The variance of the noise is that of the mechanism. It moves through a ratio or a product by the
+delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
+
+The variance of sampling is a bound that needs no further data, so that no budget is spent on it:
+
+    count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
+    mean        (high - mean) (mean - low) / n  (Bhatia and Davis)
+    variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers
+    correlation (1 - r²)² / n, as for normal numbers
+
+Several rows of one client may be equal. So n rows of clients that contribute up to m rows count as
+n / m independent ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedveil.base.array_types import Float64s
+from fedveil.base.lazy import special
+from fedveil.statistics.answers import Estimate
+from fedveil.statistics.encodings import Scaled
+
+#: A ratio whose denominator's noise is a larger share of it than this states nothing.
+_MOST_NOISE = 0.25
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Estimated sums of a part over all clients, with the variances of their noise.
+
+    `asked` of the `clients` clients were asked. The sums are scaled to all of them. `rows` is the
+    largest number of rows that a client contributes, or None if the unit is a row.
+    """
+
+    values: Float64s
+    noise: Float64s
+    asked: int
+    clients: int
+    rows: int | None = 1
+
+    def at(self, where: slice) -> Sums:
+        """Return some of the sums."""
+        return Sums(self.values[where], self.noise[where], self.asked, self.clients, self.rows)
+
+    @property
+    def repeated(self) -> float:
+        """Factor of the sampling variance: of rows of the same client, and of clients not asked."""
+        return (self.rows or 1) * self.clients / max(self.asked, 1)
+
+
+def quantile_of_normal(confidence: float) -> float:
+    """Return z: a normal number is within z standard deviations with probability `confidence`."""
+    return float(special().ndtri((1 + confidence) / 2))
+
+
+def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estimate]:
+    """Return the estimated number of rows in each cell.
+
+    An estimate may be negative: noise is not cut off, so that sums of cells stay unbiased.
+    """
+    return [
+        count(float(value), float(noise), sums, label, z)
+        for value, noise, label in zip(sums.values, sums.noise, labels, strict=True)
+    ]
+
+
+def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: float) -> Estimate:
+    """Return one cell's estimate.
+
+    The sampling variance is that of a client more than were seen, z² times: so that an empty cell
+    has an interval, which is a little wider than the exact one.
+    """
+    rows = sums.rows or 1
+    most = float(sums.clients * rows) if sums.rows is not None else math.inf
+    inside = min(max(value, 0.0), most)
+    spread = inside if sums.rows is None else inside * (rows - inside / sums.clients)
+    sampling = (spread + (z * rows) ** 2) * sums.clients / max(sums.asked, 1)
+    reach = z * math.sqrt(noise + sampling)
+    low, high = min(most, max(0.0, value - reach)), min(most, max(0.0, value + reach))
+    return Estimate(label, value, low, high, math.sqrt(noise), math.sqrt(sampling))
+
+
+class Shape(NamedTuple):
+    """A statistic of sums: its value, its sampling variance for one row, and its possible range."""
+
+    value: Callable[[Float64s], float]
+    spread: Callable[[Float64s], float]
+    low: float
+    high: float
+
+
+def ratio(
+    sums: Sums, shape: Shape, present: Callable[[Float64s], float], label: dict[str, str], z: float
+) -> Estimate:
+    """Return the estimate of a statistic that is a function of ratios of sums.
+
+    `present` returns the number of rows. If its own noise is too large, the answer is the whole
+    range.
+    """
+    rows = present(sums.values)
+    wrong = math.sqrt(_through(present, sums))
+    if rows <= 0 or wrong > _MOST_NOISE * rows:
+        middle, spread = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
+        return Estimate(label, middle, shape.low, shape.high, spread, spread)
+    value = min(max(shape.value(sums.values), shape.low), shape.high)
+    noise = _through(shape.value, sums)
+    sampling = max(0.0, shape.spread(sums.values)) * sums.repeated / rows
+    reach = z * math.sqrt(noise + sampling)
+    low, high = max(shape.low, value - reach), min(shape.high, value + reach)
+    return Estimate(label, value, low, high, math.sqrt(noise), math.sqrt(sampling))
+
+
+def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
+    """Return the variance of `function` of the sums, by the delta method."""
+    total = 0.0
+    for i, variance in enumerate(sums.noise):
+        step = math.sqrt(variance) * 1e-3
+        if step == 0:
+            continue
+        up, down = sums.values.copy(), sums.values.copy()
+        up[i] += step
+        down[i] -= step
+        total += ((function(up) - function(down)) / (2 * step)) ** 2 * variance
+    return total
+
+
+def mean(column: Scaled, *, ends: bool) -> tuple[Shape, Callable[[Float64s], float]]:
+    """Return the mean of a scaled column, from (x, 1), or from counts of its two `ends`."""
+
+    def present(s: Float64s) -> float:
+        return float(s[0] + s[1] if ends else s[1])
+
+    def scaled(s: Float64s) -> float:
+        return float(s[1] - s[0] if ends else s[0]) / present(s)
+
+    def spread(s: Float64s) -> float:
+        return column.half**2 * (1 - min(1.0, scaled(s) ** 2))
+
+    shape = Shape(
+        lambda s: column.middle + column.half * scaled(s), spread, column.low, column.high
+    )
+    return shape, present
+
+
+def variance(column: Scaled) -> tuple[Shape, Callable[[Float64s], float]]:
+    """Return the variance of a scaled column, from (x, x² - 1, 1)."""
+
+    def scaled(s: Float64s) -> float:
+        return float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
+
+    def spread(s: Float64s) -> float:
+        inside = min(max(scaled(s), 0.0), 1.0)
+        most = (1 + min(1.0, abs(s[0] / s[2]))) ** 2
+        return float(column.half**4 * inside * (most - inside))
+
+    shape = Shape(lambda s: column.half**2 * scaled(s), spread, 0.0, column.half**2)
+    return shape, lambda s: float(s[2])
+
+
+def correlation() -> tuple[Shape, Callable[[Float64s], float]]:
+    """Return Pearson's correlation, from (x, y, x² - 1, y² - 1, xy, 1)."""
+
+    def value(s: Float64s) -> float:
+        n = s[5]
+        mx, my = s[0] / n, s[1] / n
+        spreads = (1 + s[2] / n - mx**2) * (1 + s[3] / n - my**2)
+        if spreads <= 0:
+            return 0.0
+        return float(min(1.0, max(-1.0, (s[4] / n - mx * my) / math.sqrt(spreads))))
+
+    return Shape(value, lambda s: (1 - value(s) ** 2) ** 2, -1.0, 1.0), lambda s: float(s[5])

@@ -1,0 +1,125 @@
+"""Conditions on a row, such as `age >= 65 and sex == 'f'`."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedveil.base.array_types import Bools, Float64s
+from fedveil.errors import JobError
+from fedveil.settings.allowed import shown
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_LONGEST = 1000
+_EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
+
+
+class Named(Protocol):
+    """Columns by name."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def numbers(self, column: str) -> Float64s:
+        """Return a column of numbers. NaN is a missing number."""
+
+    def words(self, column: str) -> np.ndarray[Any, np.dtype[np.str_]]:
+        """Return a column of words. "" is a missing word."""
+
+
+class Filter:
+    """A condition on a row: comparisons of a column with a value, joined by and, or and not.
+
+    A column is compared as numbers with a number, and as words with a text. A comparison with a
+    missing value is false. `column in [value, ...]` compares with each value.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            if len(text) > _LONGEST:
+                raise ValueError
+            self._tree = ast.parse(text.strip(), mode="eval").body
+            list(_columns(self._tree))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise JobError([f"where = {shown(text)} is not a condition: {_EXAMPLE}"]) from None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the condition reads."""
+        return sorted(set(_columns(self._tree)))
+
+    def mask(self, table: Named) -> Bools:
+        """Return True for each row of `table` that meets the condition."""
+        return _mask(self._tree, table)
+
+
+def _columns(node: ast.expr) -> Iterator[str]:
+    """Yield the columns of a condition. Raises ValueError if it is not one."""
+    match node:
+        case ast.BoolOp(values=values):
+            for value in values:
+                yield from _columns(value)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield from _columns(operand)
+        case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[value]):
+            _values(op, value)
+            yield name
+        case _:
+            raise ValueError
+
+
+def _values(op: ast.cmpop, node: ast.expr) -> list[float] | list[str]:
+    """Return the values that a column is compared with: all numbers, or all texts."""
+    found = ast.literal_eval(node)
+    if isinstance(op, ast.In | ast.NotIn):
+        values = list(found) if isinstance(found, list | tuple) else []
+    elif type(op) in _COMPARE:
+        values = [found]
+    else:
+        raise ValueError
+    if values and all(isinstance(value, str) for value in values):
+        return [str(value) for value in values]
+    if values and all(type(value) in (int, float) for value in values):
+        return [float(value) for value in values]
+    raise ValueError
+
+
+def _mask(node: ast.expr, table: Named) -> Bools:
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            join = np.logical_and if isinstance(op, ast.And) else np.logical_or
+            result: Bools = join.reduce([_mask(value, table) for value in values])
+            return result
+        case ast.UnaryOp(operand=operand):
+            return ~_mask(operand, table)
+        case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[value]):
+            return _compared(table, name, op, _values(op, value))
+    raise AssertionError("the constructor has checked it")
+
+
+def _compared(table: Named, name: str, op: ast.cmpop, values: list[float] | list[str]) -> Bools:
+    column: Any
+    if isinstance(values[0], str):
+        column = table.words(name)
+        present = column != ""
+    else:
+        column = table.numbers(name)
+        present = ~np.isnan(column)
+    if isinstance(op, ast.In | ast.NotIn):
+        found = np.isin(column, values)
+        matched = found if isinstance(op, ast.In) else ~found
+    else:
+        matched = _COMPARE[type(op)](column, values[0])
+    return np.asarray(matched & present, np.bool_)

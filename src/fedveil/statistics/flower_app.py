@@ -1,0 +1,141 @@
+"""The Flower app of a question file: a folder that `flwr run` accepts, written and started."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil import __version__
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_text
+from fedveil.errors import DeploymentError, MissingExtra
+from fedveil.record.run_folder import make_folder
+from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION
+from fedveil.statistics.clients import load
+from fedveil.statistics.question import QuestionFile
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+_MAX_NAME = 32
+
+
+def deployable(file: QuestionFile) -> QuestionFile:
+    """Return the file for a deployment, with its number of clients.
+
+    Raises `DeploymentError` for settings that have no meaning outside a simulation.
+    """
+    settings = file.protection.settings
+    if file.fidelity == "aggregate":
+        raise DeploymentError("fidelity = 'aggregate' is a simulation: use fidelity = 'per_client'")
+    if getattr(settings, "active_security", False):
+        raise DeploymentError(
+            "active_security = true needs a roster of the clients' keys, which a question has not: "
+            "set it to false, or deploy a job"
+        )
+    clients = len(load(file)) if file.clients is None else file.clients
+    return file.with_(clients=clients)
+
+
+def write_app(folder: Path, file: QuestionFile) -> list[Path]:
+    """Write the app of a file that `deployable` returned. Returns its files.
+
+    An existing file is never overwritten unless its content is equal.
+    """
+    name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
+    name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")
+    texts = {
+        "pyproject.toml": _PYPROJECT.format(name=name, version=__version__),
+        "server_app.py": _APP.format(side="server", what="asks, and keeps the answers"),
+        "client_app.py": _APP.format(side="client", what="answers from a client's own rows"),
+        QUESTION: file.to_yaml(),
+    }
+    for path, text in texts.items():
+        target = folder / path
+        if target.exists() and read_text(target, MOST_DATA_BYTES) != text:
+            raise DeploymentError(
+                f"{folder} holds {path} already, which would change: name another folder"
+            )
+        make_folder(target.parent)
+        write_whole(target, text.encode())
+    return [folder / path for path in texts]
+
+
+def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
+    """Write the app to `folder`, run it with `flwr run`, and return its answers as plain values."""
+    program = shutil.which("flwr")
+    if program is None:
+        raise MissingExtra("flwr", "flower", "fedveil ask --on")
+    write_app(folder, deployable(file))
+    answers = (folder / "answer" if out is None else out).absolute()
+    config = f"folder={json.dumps(str(answers))}"
+    ended = subprocess.run(
+        [program, "run", str(folder), "--stream", "--run-config", config], check=False
+    )
+    if ended.returncode or not (answers / ANSWERS).is_file():
+        raise DeploymentError(f"flwr run {folder} ended without an answer; its output says why")
+    found: dict[str, Any] = json.loads(read_text(answers / ANSWERS, MOST_DATA_BYTES))
+    return {**found, "folder": str(answers), "page": str(answers / PAGE)}
+
+
+def server_app(folder: str | Path) -> ServerApp:
+    """Return the ServerApp of the app in `folder`."""
+    from flwr.serverapp import ServerApp
+
+    from fedveil.statistics.flower_server import serve
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(Path(folder), grid, context)
+
+    return app
+
+
+def client_app(folder: str | Path) -> ClientApp:
+    """Return the ClientApp of the app in `folder`."""
+    from fedveil.statistics.flower_client import make_app
+
+    return make_app(Path(folder))
+
+
+_PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A fedveil question on Flower."
+license = {{ text = "as its owner decides" }}
+dependencies = ["flwr>=1.41,<1.42", "fedveil[flower]=={version}"]
+
+[tool.flwr.app]
+publisher = "fedveil"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+# The answer's folder; empty: a new one under runs/ where the SuperLink was started.
+folder = ""
+"""
+
+_APP = '''\
+"""The {side}'s side of the question: {what}."""
+
+from pathlib import Path
+
+from fedveil.statistics.flower_app import {side}_app
+
+app = {side}_app(Path(__file__).parent)
+'''

@@ -1,0 +1,191 @@
+"""The ClientApp of a question: answers one message of a round from this client's own rows.
+
+What the client found in its data, and what it cut, stays in its own log. Its account is charged
+before its rows are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from fedveil.base.message import Message as Words
+from fedveil.base.message import encode, only_fields, take
+from fedveil.entropy import Secure
+from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
+from fedveil.flower.answered_rounds import AnsweredFile
+from fedveil.flower.own_account import OwnLedger, asked_spending, count_report
+from fedveil.flower.records import encoded_records, from_addressed_records
+from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
+from fedveil.protections.always_answers import Reply, answer_trained, reason
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.secagg.phases import PHASES
+from fedveil.settings.differences import differences
+from fedveil.statistics.answer_folder import QUESTION
+from fedveil.statistics.carriage import Carriage, Participants, digest, make_protection
+from fedveil.statistics.clients import Clients, load
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.schedule import Schedule, Step
+from fedveil.statistics.simulation import Contributions
+from fedveil.statistics.tables import as_table
+
+ERROR_CODE = 200
+_log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Member:
+    """This SuperNode, from its node configuration.
+
+    `client`: its number. `data`: its own rows, a file or package.module:function; without it, the
+    client has the rows of its number in the question's data. `question`: the operator's own copy of
+    the question file. `max_epsilon`: the most that it spends on this question.
+    """
+
+    client: int
+    data: str | None
+    question: Path | None
+    max_epsilon: float | None
+    keys: StateFolder
+    accounts: StateFolder
+
+    @classmethod
+    def of(cls, config: Mapping[str, object], file: QuestionFile) -> Member:
+        number, most = config.get("client", config.get("partition-id")), file.clients or 0
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < most:
+            raise DeploymentError(
+                f"the node configuration says client = {number!r}, a whole number in [0, {most}) "
+                "is needed: flower-supernode --node-config 'client=0'"
+            )
+        data, own = config.get("data"), config.get("question")
+        limit, folder = config.get("max-epsilon"), config.get(STATE_FOLDER)
+        return cls(
+            client=number,
+            data=None if data is None else str(data),
+            question=None if own is None else Path(str(own)),
+            max_epsilon=float(limit) if isinstance(limit, int | float) else None,
+            keys=StateFolder.for_keys(folder),
+            accounts=StateFolder.for_accounts(folder),
+        )
+
+    def rows(self, file: QuestionFile) -> tuple[Clients, int]:
+        """Return the clients whose rows this machine has, and its own number among them."""
+        if self.data is None:
+            return load(file), self.client
+        clients = load(file.with_(data=self.data, client=None))
+        table, everything = clients.table, np.arange(len(clients.table))
+        offsets = np.array([0, len(everything)])
+        return Clients(as_table(table), everything, offsets, file.rows_of_a_client), 0
+
+
+def make_app(folder: Path) -> ClientApp:
+    """Return the ClientApp of the app in `folder`."""
+    file = QuestionFile.load(folder / QUESTION)
+    app = ClientApp()
+    for action in ("report", *PHASES):
+        app.train(action)(_guarded(lambda m, c: _answer(file, m, c)))
+    app.query("introduce")(_guarded(lambda m, c: _introduce(file, c)))
+    return app
+
+
+def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
+    """Turn `handle` into a function that replies with its answer, or with a fixed word.
+
+    Flower would send the text of an exception to the server.
+    """
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            return Message(encoded_records(handle(message, context)), reply_to=message)
+        except (ClientWithheld, MessageInvalid) as why:
+            _log.warning("this client withholds its answer: %s", why)
+        except Exception as error:
+            _log.exception("this client cannot answer: %s", reason(error))
+        return Message(Error(ERROR_CODE, "withheld"), reply_to=message)
+
+    return reply
+
+
+def _introduce(file: QuestionFile, context: Context) -> bytes:
+    member = Member.of(context.node_config, file)
+    _check_own(file, member)
+    return encode({"client": member.client})
+
+
+def _check_own(file: QuestionFile, member: Member) -> None:
+    """Raise an error if the app's question is not the one to which this client agreed."""
+    if member.question is None:
+        return
+    own = QuestionFile.load(member.question).with_(clients=file.clients)
+    changed = differences(file.model_dump(), own.model_dump())
+    if told := [f"{key} is {theirs}, and {mine} in the own copy" for key, theirs, mine in changed]:
+        raise DeploymentError(f"the app asks something else than {member.question}: {told[0]}")
+
+
+def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
+    addressee, asked, common = from_addressed_records(message.content)
+    only_fields(common, "opening", "step", "candidates")
+    step, opening = Step.of(common, file), take(common, "opening", bool)
+    member = Member.of(context.node_config, file)
+    if addressee != member.client:
+        raise MessageInvalid("the message is for another client")
+    _check_own(file, member)
+    if file.randomness != "secure":
+        raise ClientWithheld("randomness = 'seeded' protects nothing: use randomness = 'secure'")
+    schedule = Schedule(file)
+    if member.client not in schedule.cohort(step, file.clients or 0):
+        raise MessageInvalid(f"this client takes no part in round {step.round}")
+    layout = schedule.layout(step)
+    rounds = 1 if file.local else schedule.rounds
+    who = Participants(file.clients or 0, simulated=False)
+    protection = make_protection(file, layout.dimension, rounds, who)
+    state = SealedState(member.keys, digest(file), member.client, context.state)
+    kept = state.take(step.round)
+    answered = AnsweredFile(member.accounts.file(digest(file), member.client, "answered"))
+    model, entropy = np.zeros(layout.dimension, np.float32), Secure()
+
+    def half(examples: int) -> ClientRound:
+        mine = protection.client_round(
+            ClientContext(member.client, step.round, model, examples, entropy, answered)
+        )
+        if kept is not None and not opening:
+            mine.take_up(kept)
+        return mine
+
+    def update() -> tuple[Update, int]:
+        clients, number = member.rows(file)
+        made = Contributions(layout, clients, Carriage(protection), entropy)
+        return made.of(number), 1
+
+    first = half(1)
+    if not first.wants_update(asked):
+        reply = Reply(first, first.respond(asked, None))
+    else:
+        _charge(file, member, protection, schedule, asked)
+        reply = answer_trained(protection, half, lambda: half(1), asked, update)
+        if reply.unusable is not None:
+            _log.warning("an answer of zero is reported: %s", reason(reply.unusable))
+    if left := reply.half.keep():
+        state.put(step.round, left)
+    return encode(reply.message)
+
+
+def _charge(
+    file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
+) -> None:
+    """Charge a report to the client's own account, which limits a server that lies."""
+    own = member.accounts
+    spending = protection.spending(protection.initial_state())
+    most = 1 if file.local else schedule.rounds
+    count_report(own.file(digest(file), member.client, "reports"), spending, most)
+    limits = [most for most in (file.max_epsilon, member.max_epsilon) if most is not None]
+    if limits:
+        account = OwnLedger(own.file(digest(file), member.client, "account"))
+        told = {} if not protection.initial_state() else asked
+        account.charge(asked_spending(protection, told), [(min(limits), file.delta)])

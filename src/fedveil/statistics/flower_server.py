@@ -1,0 +1,117 @@
+"""The ServerApp of a question: carries its rounds over Flower's grid, and keeps the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+
+from fedveil.base.message import Message, encode
+from fedveil.base.plain_text import say
+from fedveil.errors import MessageInvalid, RunStopped
+from fedveil.federated.job import Job
+from fedveil.flower.exchange import exchange, reply_was_lost
+from fedveil.flower.job.node_mapping import Members
+from fedveil.flower.records import addressed_records, check_report, common_record, encoded_message
+from fedveil.rounds import outcomes
+from fedveil.rounds.loop import Carrier
+from fedveil.rounds.outcomes import Answer
+from fedveil.statistics.answer_folder import QUESTION, create, keep
+from fedveil.statistics.answers import Answers
+from fedveil.statistics.asking import Asking, Engine
+from fedveil.statistics.carriage import Carriage, Participants
+from fedveil.statistics.plan import Layout
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.schedule import Step
+
+FOLDER = "folder"
+#: A message stays available this long after the server has stopped waiting for its answer.
+_GRACE_S = 300.0
+
+
+def serve(folder: Path, grid: Grid, context: Context) -> Answers:
+    """Ask the question of the app in `folder`, and keep the answers."""
+    file = QuestionFile.load(folder / QUESTION)
+    named = context.run_config.get(FOLDER)
+    asking = Asking(file, FlowerEngine(grid, file))
+    kept = create(Path(str(named)) if named else None, file.name)
+    try:
+        answers = asking.run(say)
+        keep(answers, kept)
+    finally:
+        kept.close()
+    say(f"answers in {kept.path}")
+    return answers
+
+
+class FlowerEngine(Engine):
+    """Carries messages to SuperNodes, which answer as clients from their own rows."""
+
+    reports_leave = True
+
+    def __init__(self, grid: Grid, file: QuestionFile) -> None:
+        assert file.clients is not None, "`deployable` has counted them"
+        self._grid, self._file = grid, file
+        self._members = Members(grid, Job(clients={"number": file.clients}), say)  # type: ignore[arg-type]
+        self.who = Participants(file.clients, simulated=False)
+
+    def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
+        """Wait for the clients, and return the carrier of the step's messages."""
+        check_report(carriage.protection)
+        everybody, limit_s = range(self.who.clients), self._file.answer_s
+        least = self.who.clients if step.round == 1 else carriage.protection.least_clients
+        here = self._members.wait_for(everybody, self.who.clients, limit_s)
+        if here < least:
+            raise RunStopped(
+                f"{here} of {self.who.clients} clients were connected within answer_s = "
+                f"{limit_s:g} s"
+            )
+        return GridCarrier(self._grid, self._members, step, limit_s)
+
+
+class GridCarrier(Carrier):
+    """Sends one step's messages over Flower's grid."""
+
+    def __init__(self, grid: Grid, members: Members, step: Step, window_s: float) -> None:
+        self._grid, self._members, self._step = grid, members, step
+        self._window_s = window_s
+        self._opening = True
+
+    def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
+        node_of = self._members.node_of
+        client_of = {node_of[client]: client for client in messages if client in node_of}
+        yield from map(outcomes.Unreached, messages.keys() - client_of.values())
+        common = common_record({"opening": self._opening, **self._step.message()})
+        self._opening = False
+        outgoing = [
+            FlowerMessage(
+                addressed_records(client, encode(messages[client]), common),
+                node,
+                f"train.{phase}",
+                ttl=self._window_s + _GRACE_S,
+                group_id=str(self._step.round),
+            )
+            for node, client in client_of.items()
+        ]
+        for node, reply in exchange(self._grid, outgoing, self._window_s):
+            client = client_of[node]
+            answer = outcomes.Unreached(client) if reply is None else _read(client, reply)
+            if answer is not None:
+                yield answer
+
+
+def _read(client: int, reply: FlowerMessage) -> Answer | None:
+    if reply.has_error():
+        from fedveil.statistics.flower_client import ERROR_CODE
+
+        if reply.error.code == ERROR_CODE:
+            return outcomes.Withheld(client, "the client's own log says why")
+        return None if reply_was_lost(reply) else outcomes.Unreached(client)
+    try:
+        return outcomes.Report(client, encoded_message(reply.content))
+    except MessageInvalid as error:
+        size = sum(record.count_bytes() for record in reply.content.values())
+        return outcomes.Refused(client, size, str(error))

@@ -1,0 +1,107 @@
+"""Quantiles from a tree of noisy counts, whose levels are made consistent by least squares.
+
+The counts of all levels are y = A x + noise, where x are the leaves' counts. The best linear
+unbiased estimate of x is (Aᵀ W A)⁻¹ Aᵀ W y with W = diag(1 / variance), and its covariance is
+(Aᵀ W A)⁻¹ (Hay, Rastogi, Miklau and Suciu, 2010). From it follows the variance of every sum of
+leaves, and so of the distribution function at every edge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from fedveil.base.array_types import Float64s
+from fedveil.statistics.answers import Estimate
+from fedveil.statistics.estimates import Sums
+
+
+def quantiles(
+    levels: Sequence[Sums], edges: Float64s, at: Sequence[float], z: float, label: dict[str, str]
+) -> list[Estimate]:
+    """Return the quantiles `at`, given each level's counts. `edges` are those of the leaves.
+
+    The interval of the quantile q goes between the outermost edges e at which the number of rows
+    below e is not significantly different from q times all rows. One cell is added on each side,
+    since the distribution inside a cell is unknown.
+    """
+    leaves, covariance = _leaves(levels)
+    below = np.concatenate([[0.0], np.cumsum(leaves)])
+    steps = np.tril(np.ones((len(below), len(leaves))), -1)
+    sampled = min(levels, key=lambda sums: sums.asked).repeated
+    return [
+        _quantile(q, below, steps, covariance, edges, sampled, z, {**label, "quantile": f"{q:g}"})
+        for q in at
+    ]
+
+
+def _quantile(
+    q: float,
+    below: Float64s,
+    steps: Float64s,
+    covariance: Float64s,
+    edges: Float64s,
+    sampled: float,
+    z: float,
+    label: dict[str, str],
+) -> Estimate:
+    total = max(float(below[-1]), 1.0)
+    contrast = steps - q
+    noise = np.maximum(np.einsum("ij,jk,ik->i", contrast, covariance, contrast), 0.0)
+    sampling = total * q * (1 - q) * sampled
+    excess = _rising(below - q * below[-1])
+    reach = z * np.sqrt(noise + sampling)
+    possible = np.flatnonzero(np.abs(excess) <= reach)
+    value = _crossing(excess, edges)
+    place = int(np.searchsorted(edges, value))
+    near = possible if len(possible) else np.array([place])
+    low = float(edges[max(0, min(int(near[0]) - 1, place - 1))])
+    high = float(edges[min(len(edges) - 1, max(int(near[-1]) + 1, place))])
+    # The interval's width in the column's units, divided as the variances are.
+    width = (high - low) / (2 * z)
+    both = max(float(noise[place]) + sampling, 1e-300)
+    spread = [width * math.sqrt(part / both) for part in (float(noise[place]), sampling)]
+    return Estimate(label, value, low, high, *spread)
+
+
+def _rising(values: Float64s) -> Float64s:
+    """Return rising values near `values`: the mean of their running maximum and minimum.
+
+    A distribution function rises, so this moves no estimate further from every possible truth than
+    the largest error among them.
+    """
+    above = np.maximum.accumulate(values)
+    below = np.minimum.accumulate(values[::-1])[::-1]
+    risen: Float64s = (above + below) / 2
+    return risen
+
+
+def _crossing(excess: Float64s, edges: Float64s) -> float:
+    """Return where a rising function with these values at the edges crosses zero."""
+    after = int(np.searchsorted(excess, 0.0))
+    if after == 0 or after == len(excess):
+        return float(edges[min(after, len(edges) - 1)])
+    low, high = float(excess[after - 1]), float(excess[after])
+    part = -low / (high - low)
+    return float(edges[after - 1] + part * (edges[after] - edges[after - 1]))
+
+
+def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
+    """Return the estimated leaves and their covariance."""
+    values = np.concatenate([sums.values for sums in levels])
+    noise = np.concatenate([sums.noise for sums in levels])
+    tree = _tree(tuple(len(sums.values) for sums in levels))
+    weights = np.ones(len(noise)) if (noise <= 0).all() else 1 / np.maximum(noise, 1e-300)
+    inverse = np.linalg.inv((tree.T * weights) @ tree).astype(np.float64)
+    leaves: Float64s = inverse @ (tree.T @ (weights * values))
+    return leaves, np.zeros_like(inverse) if (noise <= 0).all() else inverse
+
+
+@lru_cache(maxsize=8)
+def _tree(widths: tuple[int, ...]) -> Float64s:
+    """Return A: a row for each node of each level, with ones at the leaves below it."""
+    leaves = widths[-1]
+    return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

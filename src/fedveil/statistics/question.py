@@ -1,0 +1,170 @@
+"""A question file: typed settings, all of them checked before any row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from fedveil.errors import JobError
+from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.protections.base import Protection
+from fedveil.protections.catalog import POSITIONS
+from fedveil.settings import allowed
+from fedveil.settings.checked_job import CheckedJob
+from fedveil.statistics.filters import Filter
+from fedveil.statistics.question_rules import problems_of
+from fedveil.statistics.question_settings import QuestionSettings
+
+Unit: TypeAlias = Literal["client", "row"]
+#: Protections whose reports are perturbed one-hot codes.
+LOCAL = ("rr", "oue")
+#: Protections that carry sums of vectors.
+SUMS = ("not_encrypt", "dp_encrypt", "pw_encrypt", "distributed_dp", "central_gaussian")
+#: The settings of a protection that follow from the question.
+_COMPUTED = {
+    "not_encrypt": ("max_examples",),
+    "dp_encrypt": ("dp_eps", "dp_delta", "dp_norm_clip", "noise"),
+    "pw_encrypt": ("clip", "max_examples", "central_eps", "central_delta", "central_norm_clip"),
+    "distributed_dp": ("clip", "noise_multiplier", "target_epsilon", "clip_quantile", "bits"),
+    "central_gaussian": ("clip", "noise_multiplier", "target_epsilon", "clip_quantile"),
+    "unary": ("eps", "cells", "report", "target", "clip", "adaptive", "total_eps", "fidelity"),
+}
+
+
+class QuestionFile(CheckedJob):
+    """Questions about the rows of clients, asked together: they share one epsilon."""
+
+    name: str = Field("question", description="name of the answer's folder")
+    data: str = Field(
+        "",
+        description="a CSV or Parquet file, a data set of fedveil, or package.module:function, "
+        "which returns columns by name",
+    )
+    client: str | None = Field(
+        None, description="column that names each row's client. null: every row is a client"
+    )
+    unit: Unit = Field(
+        "client", description="whose data the epsilon protects: all rows of a client, or one row"
+    )
+    rows: int | None = Field(
+        None,
+        ge=1,
+        description="largest number of rows that a client contributes, drawn at random from its "
+        "rows. null: 1 under `unit: client`, and under `unit: row` as many as a report can carry",
+    )
+    where: str | None = Field(None, description="condition on a row, for all questions")
+    protection: ProtectionSettings = Field(
+        default_factory=ProtectionSettings, description="the protection of every report"
+    )
+    epsilon: float | None = Field(
+        None, gt=0, description="epsilon of all answers together; null: no noise"
+    )
+    delta: float = Field(1e-6, gt=0, lt=1, description="the delta that belongs to epsilon")
+    max_epsilon: float | None = Field(
+        None, gt=0, description="nothing is asked that would bring the account above this epsilon"
+    )
+    account: str | None = Field(
+        None,
+        description="file of the data set's account, which trainings (`privacy.account`) and "
+        "other questions share",
+    )
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="probability with which an interval holds the true value"
+    )
+    randomness: Literal["secure", "seeded"] = Field(
+        "secure", description="source of the noise. seeded: from `seed`, for simulation only"
+    )
+    seed: int = Field(1, ge=0, description="seed of all randomness that is not secret")
+    fidelity: Literal["per_client", "aggregate"] = Field(
+        "per_client",
+        description="aggregate: under rr and oue, the server draws the sum of all reports from "
+        "its exact distribution; simulation only",
+    )
+    masks: bool = Field(
+        True, description="false: secure aggregation without masks, with equal sums; simulation"
+    )
+    answer_s: float = Field(
+        600.0, gt=0, description="seconds that a deployed server waits for a report"
+    )
+    clients: int | None = Field(
+        None, ge=1, description="number of clients of a deployment; null: as many as in the data"
+    )
+    questions: dict[str, QuestionSettings] = Field(
+        default_factory=dict, description="the questions, by the names of their answers"
+    )
+
+    @property
+    def local(self) -> bool:
+        """True if reports are perturbed one-hot codes, of which only frequencies can be known."""
+        return self.protection.name in LOCAL
+
+    @property
+    def position(self) -> type[Protection]:
+        """The chosen protection."""
+        return POSITIONS[self.protection.name]
+
+    @property
+    def rows_of_a_client(self) -> int | None:
+        """The largest number of rows that a client contributes. None: as many as it has."""
+        return 1 if self.rows is None and self.unit == "client" else self.rows
+
+    def conditions(self, question: QuestionSettings) -> list[Filter]:
+        """Return the conditions on a row of `question`: the file's and its own."""
+        return [Filter(text) for text in (self.where, question.where) if text is not None]
+
+    def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
+        if wrong:
+            return []
+        problems = [*self._protection_problems(), *self._value_problems()]
+        for name, question in self.questions.items():
+            problems += problems_of(f"questions.{name}", question, local=self.local)
+        return problems
+
+    def _value_problems(self) -> Iterator[str]:
+        if not self.questions:
+            yield "questions is empty: write at least one, such as `questions: {all: {ask: count}}`"
+        try:
+            for question in self.questions.values():
+                self.conditions(question)
+        except JobError as error:
+            yield from error.problems
+        if self.local and self.rows is not None and self.rows > 1:
+            yield (
+                f"rows = {self.rows} needs a protection that sums vectors: under "
+                f"{self.protection.name} a client reports one of its rows"
+            )
+        if self.fidelity == "aggregate" and not self.local:
+            yield (
+                f"fidelity = 'aggregate' is for rr and oue: {self.protection.name} needs "
+                "fidelity = 'per_client'"
+            )
+
+    def _protection_problems(self) -> Iterator[str]:
+        name = self.protection.name
+        if "protection" not in self.model_fields_set:
+            yield f"protection is missing: name one of {', '.join((*SUMS, *LOCAL))}"
+            return
+        if name not in (*SUMS, *LOCAL):
+            yield (
+                f"protection.name = {name!r} carries no statistics: use one of "
+                f"{', '.join((*SUMS, *LOCAL))}"
+            )
+            return
+        block = self.position.block or name
+        held = getattr(self.protection, block)
+        for key in _COMPUTED[block]:
+            if getattr(held, key) != type(held).model_fields[key].default:
+                yield (
+                    f"protection.{block}.{key} follows from epsilon, delta and the questions: "
+                    "remove the line"
+                )
+        if self.epsilon is None and name not in ("not_encrypt", "pw_encrypt"):
+            yield f"epsilon is missing: {name} adds the noise of an epsilon, such as `epsilon: 1`"
+        if self.epsilon is not None and name == "not_encrypt":
+            yield f"epsilon = {self.epsilon:g} promises what not_encrypt does not keep: remove it"
+        unit = "example" if self.unit == "row" else "client"
+        units = ("client",) if self.local else self.position.units(self.protection.settings)
+        if unit not in units:
+            yield f"unit = '{self.unit}' is not possible under {name}: use unit = 'client'"

@@ -1,0 +1,91 @@
+"""Rules between the keys of one question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from fedveil.settings.allowed import shown
+from fedveil.statistics.question_settings import QuestionSettings
+
+#: Keys that a kind of question reads, besides ask, where and weight.
+_CELLS = ("edges", "categories")
+_GROUPED = ("by", "groups")
+READ = {
+    "count": _GROUPED,
+    "histogram": ("column", *_CELLS, *_GROUPED),
+    "mean": ("column", "range", *_GROUPED),
+    "variance": ("column", "range", *_GROUPED),
+    "quantiles": ("column", "range", "at", "cells", *_GROUPED),
+    "correlation": ("column", "other", "range", "other_range", *_GROUPED),
+    "heavy_hitters": ("column", "alphabet", "length", "most"),
+    "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories"),
+}
+_ALWAYS = ("ask", "where", "weight")
+_NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
+#: Questions that need sums of numbers, which one-hot codes do not carry.
+_OF_NUMBERS = ("variance", "correlation")
+
+
+def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Iterator[str]:
+    """Yield a sentence for each problem of `question`. `place` is its dotted path.
+
+    `local` is True under a protection that carries frequencies only.
+    """
+    kind = question.ask
+    if local and kind in _OF_NUMBERS:
+        yield (
+            f"{place}.ask = {kind!r} needs sums of numbers, and rr and oue carry frequencies: "
+            "use a protection that sums, such as distributed_dp"
+        )
+    for key, field in type(question).model_fields.items():
+        unread = key not in (*_ALWAYS, *READ[kind])
+        if unread and getattr(question, key) != field.get_default(call_default_factory=True):
+            yield f"{place}.{key} has no meaning for ask = {kind!r}: remove the line"
+    for key in _NEEDED:
+        if key in READ[kind] and not getattr(question, key):
+            yield f"{place}.{key} is missing: ask = {kind!r} needs it"
+    if "edges" in READ[kind]:
+        yield from _cells(place, "", question.edges, question.categories)
+    if "other_edges" in READ[kind]:
+        yield from _cells(place, "other_", question.other_edges, question.other_categories)
+    yield from _ranges(place, question)
+    yield from _words(place, question)
+
+
+def _cells(
+    place: str, prefix: str, edges: Sequence[float], categories: Sequence[object]
+) -> Iterator[str]:
+    if bool(edges) == bool(categories):
+        said = "both are given" if edges else "there are no cells"
+        yield (
+            f"{place}: {said}: write either {prefix}edges of numbers or {prefix}categories of words"
+        )
+    elif edges and (len(edges) < 2 or any(low >= high for low, high in pairwise(edges))):
+        yield f"{place}.{prefix}edges = {shown(edges)} is not two or more numbers in rising order"
+    else:
+        yield from _distinct(f"{place}.{prefix}categories", categories)
+
+
+def _ranges(place: str, question: QuestionSettings) -> Iterator[str]:
+    for key in ("range", "other_range"):
+        ends = getattr(question, key)
+        if ends and (len(ends) != 2 or ends[0] >= ends[1]):
+            yield f"{place}.{key} = {shown(ends)} is not a lowest and a highest value"
+    if any(not 0 < share < 1 for share in question.at):
+        yield f"{place}.at = {shown(question.at)} has a share outside (0, 1)"
+    if question.cells & (question.cells - 1):
+        yield f"{place}.cells = {question.cells} is not a power of two"
+
+
+def _words(place: str, question: QuestionSettings) -> Iterator[str]:
+    if (question.by is None) != (not question.groups):
+        yield f"{place}: by names a column and groups lists its values: write both or neither"
+    yield from _distinct(f"{place}.groups", question.groups)
+    if len(set(question.alphabet)) < len(question.alphabet):
+        yield f"{place}.alphabet = {shown(question.alphabet)} has a letter twice"
+
+
+def _distinct(key: str, words: Sequence[object]) -> Iterator[str]:
+    if len({str(word) for word in words}) < len(words):
+        yield f"{key} = {shown(list(words))} has an entry twice"

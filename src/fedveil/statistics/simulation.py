@@ -1,0 +1,125 @@
+"""Plays the clients of a question on this machine: encodes their rows and makes their reports."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedveil.base.array_types import Float64s
+from fedveil.base.message import Message, encode, encoded_bytes
+from fedveil.entropy import Entropy
+from fedveil.errors import ClientWithheld, ReportRejected
+from fedveil.protections.always_answers import answer_trained
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.rounds.loop import Carrier, MergeableHalf
+from fedveil.rounds.outcomes import Answer, ClientId, Folded, Refused, Report, Withheld
+from fedveil.statistics.carriage import Carriage
+from fedveil.statistics.clients import Clients, log
+from fedveil.statistics.encodings import Rows
+from fedveil.statistics.one_hot import Frequencies
+from fedveil.statistics.plan import Layout
+
+
+class Contributions:
+    """The joint vectors of all clients in one round."""
+
+    def __init__(
+        self, layout: Layout, clients: Clients, carriage: Carriage, entropy: Entropy
+    ) -> None:
+        self._layout, self._clients, self._carriage = layout, clients, carriage
+        self._entropy = entropy
+        rows = entropy.stream("encoding")
+        self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
+
+    def of(self, client: ClientId) -> Update:
+        """Return the update of a client. What was cut from its data is in its own log alone."""
+        chosen = self._clients.contributed(client, self._entropy.stream("rows", client))
+        if log.isEnabledFor(logging.INFO):
+            _log_cut(self._rows, chosen)
+        if isinstance(self._carriage.protection, Frequencies):
+            return self._rows[0].total(chosen).astype(np.float32)
+        joint = self._layout.vector(self._rows, chosen)
+        return self._carriage.update(joint, self._entropy.stream("rounding", client))
+
+    def counts(self, cohort: Sequence[ClientId]) -> Float64s:
+        """Return the sum of the codes of a cohort, for a simulation of the whole sum."""
+        stream = self._entropy.stream
+        chosen = [self._clients.contributed(c, stream("rows", c)) for c in cohort]
+        return self._rows[0].total(np.concatenate(chosen))
+
+
+def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
+    """Write to the client's log how many values were moved into their range, or do not count."""
+    moved = sum(int(encoded.moved[chosen].sum()) for encoded in rows)
+    lost = sum(int(encoded.lost[chosen].sum()) for encoded in rows)
+    if moved or lost:
+        said = "%d values were moved into their range, %d are missing or have no cell"
+        log.info(said, moved, lost)
+
+
+class Simulated(Carrier):
+    """Carries the messages of one round to clients that are played in this process."""
+
+    def __init__(
+        self, protection: Protection, made: Contributions, round: int, entropy: Entropy
+    ) -> None:
+        self._protection, self._made, self._round = protection, made, round
+        self._entropy = entropy
+        self._model = np.zeros(protection.dimension, np.float32)
+        self._halves: dict[ClientId, ClientRound] = {}
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        for client, message in messages.items():
+            answer = self._answer(client, message)
+            yield answer if isinstance(answer, Answer) else Report(client, encode(answer))
+
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
+        """Give every report to `server` as soon as it is made."""
+        for client, message in messages.items():
+            answer = self._answer(client, message)
+            if isinstance(answer, Answer):
+                yield answer
+                continue
+            try:
+                server.receive(client, answer)
+                yield Folded(client, encoded_bytes(answer))
+            except ReportRejected as rejected:
+                yield Refused(client, encoded_bytes(answer), rejected.reason)
+
+    def _answer(self, client: ClientId, message: Message) -> Answer | Message:
+        half = self._halves.pop(client, None) or self._half(client)
+        try:
+            if not half.wants_update(message):
+                answered = half.respond(message, None)
+            else:
+                before = half.keep() if len(self._protection.flow) > 1 else {}
+                spare, train = partial(self._alike, before, client), partial(self._trained, client)
+                first = half
+                reply = answer_trained(self._protection, lambda n: first, spare, message, train)
+                half, answered = reply.half, reply.message
+        except ClientWithheld as why:
+            return Withheld(client, str(why))
+        if len(self._protection.flow) > 1:
+            self._halves[client] = half
+        return answered
+
+    def _trained(self, client: ClientId) -> tuple[Update, int]:
+        return self._made.of(client), 1
+
+    def _half(self, client: ClientId) -> ClientRound:
+        entropy = self._entropy.stream("report", self._round, client)
+        context = ClientContext(client, self._round, self._model, 1, entropy)
+        return self._protection.client_round(context)
+
+    def _alike(self, kept: Message, client: ClientId) -> ClientRound:
+        """Return another half of the client, in the state `kept`."""
+        other = self._half(client)
+        if kept:
+            other.take_up(kept)
+        return other

@@ -1,0 +1,192 @@
+"""The clients' rows as named columns: a CSV or Parquet file, a mapping, arrays or a Dataset."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.array_types import Array, Float64s
+from fedveil.errors import DataInvalid
+from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables import csv_file, parquet_file
+from fedveil.tasks.tables.table_piece import Piece
+
+Words: TypeAlias = npt.NDArray[np.str_]
+_NO_NUMBER = ("", "na", "nan")
+_SHOWN = 20
+
+
+class Table(ABC):
+    """Rows with named columns. Each column can be read as numbers, as words, or both."""
+
+    #: A name for messages: the file, or the function that returned the columns.
+    name: str
+    columns: Sequence[str]
+
+    def __init__(self) -> None:
+        # A question reads a column once for its cells and once for each condition on it.
+        self.numbers = lru_cache(maxsize=64)(self._checked_numbers)
+        self.words = lru_cache(maxsize=64)(self._checked_words)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @abstractmethod
+    def _numbers(self, column: str) -> Float64s:
+        """Return a column as numbers. Raises `DataInvalid` for a text that is not a number."""
+
+    @abstractmethod
+    def _words(self, column: str) -> Words:
+        """Return a column as words. A missing word is ""."""
+
+    def _checked_numbers(self, column: str) -> Float64s:
+        """Return a column of finite numbers. NaN is a missing number."""
+        self._known(column)
+        return self._numbers(column)
+
+    def _checked_words(self, column: str) -> Words:
+        """Return a column of words without surrounding spaces. "" is a missing word."""
+        self._known(column)
+        return self._words(column)
+
+    def _known(self, column: str) -> None:
+        if column not in self.columns:
+            listed = ", ".join(plain(name) for name in self.columns[:_SHOWN])
+            more = ", ..." if len(self.columns) > _SHOWN else ""
+            raise DataInvalid(
+                f"{self.name} has no column {shown(column)}; its columns are {listed}{more}"
+            )
+
+
+class FileTable(Table):
+    """A CSV file with a header, or a Parquet file. A column is read when it is needed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.name = path
+        self._parquet = Path(path).suffix == parquet_file.SUFFIX
+        self.columns = parquet_file.header(path) if self._parquet else csv_file.header(path)
+        self._rows = sum(len(piece.places) for piece in self._pieces(self.columns[0]))
+        if not self._rows:
+            raise DataInvalid(f"{path} has a header but no rows")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def _numbers(self, column: str) -> Float64s:
+        return np.concatenate([p.numbers(column, True) for p in self._pieces(column)])
+
+    def _words(self, column: str) -> Words:
+        pieces = [np.array(p.words(column, True), np.str_) for p in self._pieces(column)]
+        return np.concatenate(pieces)
+
+    def _pieces(self, column: str) -> Iterator[Piece]:
+        if self._parquet:
+            return parquet_file.pieces(self.name, [column])
+        return csv_file.pieces(self.name)
+
+
+class ArrayTable(Table):
+    """Columns that are arrays of one length."""
+
+    def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.name = name
+        self._held = {str(key): np.asarray(value) for key, value in columns.items()}
+        self.columns = list(self._held)
+        lengths = {key: value.shape for key, value in self._held.items()}
+        if not lengths:
+            raise DataInvalid(f"{name} has no columns")
+        if len({shape[:1] for shape in lengths.values()}) > 1 or any(
+            len(shape) != 1 for shape in lengths.values()
+        ):
+            raise DataInvalid(f"{name}: its columns are not lists of one length: {lengths}")
+        if not len(self):
+            raise DataInvalid(f"{name} has no rows")
+
+    def __len__(self) -> int:
+        return len(self._held[self.columns[0]])
+
+    def _numbers(self, column: str) -> Float64s:
+        held = self._held[column]
+        if held.dtype.kind not in "biuf":
+            held = np.array([self._number(column, row, cell) for row, cell in enumerate(held)])
+        numbers = held.astype(np.float64)
+        if np.isinf(numbers).any():
+            self._refuse(column, int(np.isinf(numbers).argmax()), math.inf)
+        return numbers
+
+    def _number(self, column: str, row: int, cell: object) -> float:
+        if cell is None or str(cell).strip().lower() in _NO_NUMBER:
+            return float("nan")
+        try:
+            return float(str(cell))
+        except ValueError:
+            self._refuse(column, row, str(cell))
+            raise
+
+    def _refuse(self, column: str, row: int, cell: object) -> None:
+        raise DataInvalid(
+            f"{self.name}, row {row + 1}: {plain(column)} = {shown(cell)} is not a finite number"
+        )
+
+    def _words(self, column: str) -> Words:
+        held = self._held[column]
+        if held.dtype.kind == "U":
+            return np.char.strip(held)
+        if held.dtype.kind == "f":
+            return np.array([_text_of(cell) for cell in held.tolist()], np.str_)
+        return np.array(["" if c is None else _text_of(c) for c in held.tolist()], np.str_)
+
+
+def _text_of(cell: object) -> str:
+    """Return a cell as a word. A whole number has no decimal point, and NaN is missing."""
+    if isinstance(cell, float):
+        if np.isnan(cell):
+            return ""
+        return str(int(cell)) if cell.is_integer() else repr(cell)
+    return str(cell).strip()
+
+
+def as_table(data: Any, name: str = "data") -> Table:
+    """Return `data` as a table.
+
+    It may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
+    array of rows (whose columns are named 0, 1, ...), a pair (x, y), or a fedveil `Dataset`, of
+    which the training examples are used. Of a pair or a Dataset, the column y has the targets, and
+    the column client the owners.
+    """
+    if isinstance(data, Table):
+        return data
+    if isinstance(data, str | Path):
+        return FileTable(str(data))
+    if isinstance(data, Mapping):
+        return ArrayTable(name, data)
+    if hasattr(data, "train") and hasattr(data, "owners"):
+        columns = _of_pair(data.train.x, data.train.y)
+        owners = {} if data.owners is None else {"client": data.owners}
+        return ArrayTable(data.name, {**columns, **owners})
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return ArrayTable(name, {str(c): data[c].to_numpy() for c in data.columns})
+    if isinstance(data, tuple) and len(data) == 2:
+        return ArrayTable(name, _of_pair(*data))
+    array = np.asarray(data)
+    if array.dtype.names:
+        return ArrayTable(name, {column: array[column] for column in array.dtype.names})
+    if array.ndim == 2:
+        return ArrayTable(name, {str(i): array[:, i] for i in range(array.shape[1])})
+    raise DataInvalid(f"{name} is no table: a file, columns by name or rows of numbers are needed")
+
+
+def _of_pair(x: Any, y: Any) -> dict[str, Array]:
+    rows = np.asarray(x)
+    flat = rows.reshape(len(rows), -1)
+    return {**{str(i): flat[:, i] for i in range(flat.shape[1])}, "y": np.asarray(y)}

@@ -1,0 +1,70 @@
+"""`fedveil ask`, from a file to a folder with a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = """\
+name: survey
+data: people.csv
+protection: central_gaussian
+epsilon: 2
+questions:
+  old: {ask: count, where: age >= 65}
+  ages: {ask: histogram, column: age, edges: [0, 40, 65, 100]}
+  income: {ask: quantiles, column: income, range: [0, 90], at: [0.25, 0.5], cells: 16}
+"""
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> Path:
+    rows = [f"{20 + i % 71},{(i * 37) % 90}" for i in range(211)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,income", *rows]) + "\n")
+    path = tmp_path / "question.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_an_answer_has_tables_a_cost_and_a_folder(command: Any, question: Path) -> None:
+    code, out, err = command("ask", question, "--out", "answer")
+    assert (code, err) == (0, "")
+    assert "ages (histogram)" in out
+    assert "[40, 65)" in out
+    assert "privacy   epsilon 2 at delta 1e-06" in out
+    folder = question.parent / "answer"
+    page = (folder / "answers.html").read_text("utf-8")
+    assert "What did it cost?" in page
+    assert "Error bars: 95% intervals." in page
+    saved = json.loads((folder / "answers.json").read_text())
+    assert len(saved["answers"]["ages"]["estimates"]) == 3
+    code, _, err = command("ask", question, "--out", "answer")
+    assert code == 1
+    assert "is not empty" in err
+
+
+def test_json_is_one_value_with_every_interval(command: Any, question: Path) -> None:
+    code, out, _ = command("ask", question, "--json", "--set", "protection=not_encrypt",
+                           "--set", "epsilon=null")  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    estimates = [e for answer in found["answers"].values() for e in answer["estimates"]]
+    assert len(estimates) == 6
+    assert all(e["low"] <= e["value"] <= e["high"] for e in estimates)
+    assert found["answers"]["old"]["estimates"][0]["value"] == 76
+
+
+def test_a_wrong_file_is_one_sentence_and_nothing_is_written(command: Any, question: Path) -> None:
+    question.write_text(FILE.replace("income, range", "incme, range"))
+    code, out, err = command("ask", question, "--out", "answer")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "people.csv has no column 'incme'" in err
+    question.write_text(FILE.replace("epsilon: 2\n", ""))
+    code, _, err = command("ask", question)
+    assert code == 2
+    assert "epsilon is missing" in err
+    assert not (question.parent / "answer").exists()

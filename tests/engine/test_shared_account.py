@@ -1,0 +1,46 @@
+"""A training and questions of the same data set share one account, in either order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedveil
+from fedveil.errors import LimitReached
+from fedveil.record.data_account import DataAccount
+from page_parts import small_job
+
+DELTA = 1e-5
+
+
+def trained(account: str, limit: float) -> Any:
+    privacy = {"account": account, "max_epsilon": limit, "delta": DELTA}
+    noise = {"name": "central_gaussian", "central_gaussian": {"noise_multiplier": 4.0}}
+    job = small_job().with_(privacy=privacy, protection=noise, server={"weighting": "equal"})
+    return fedveil.simulate(job, Path(account).parent / f"run-{limit:g}")
+
+
+def asked(account: str, limit: float) -> Any:
+    file = {
+        "protection": "central_gaussian", "epsilon": 1.0, "delta": DELTA, "account": account,
+        "max_epsilon": limit, "questions": {"n": {"ask": "count"}},
+    }  # fmt: skip
+    return fedveil.ask(file, {"x": [1.0, 2.0, 3.0, 4.0]})
+
+
+def test_a_question_counts_against_a_training_and_a_training_against_a_question(
+    tmp_path: Path,
+) -> None:
+    first, second = str(tmp_path / "a"), str(tmp_path / "b")
+    alone = trained(first, 50.0)
+    spent = DataAccount(Path(first), "client").figure(DELTA).epsilon
+    assert spent == pytest.approx(alone.ledger.figures(DELTA)["run_every_round"].epsilon, rel=1e-6)
+    assert asked(second, 50.0).lines[1].epsilon == pytest.approx(1.0, rel=1e-5)
+    # Each fits on its own. After the other, neither does.
+    with pytest.raises(LimitReached, match="of question would bring the account"):
+        asked(first, max(spent, 1.0) + 1e-3)
+    stopped = trained(second, max(spent, 1.0) + 1e-3)
+    assert "would bring the account" in stopped.stopped
+    assert len(stopped.records) < len(alone.records)

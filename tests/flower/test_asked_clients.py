@@ -1,0 +1,118 @@
+"""A question over Flower: the simulator's objects, each client with its own rows and account."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.errors import DeploymentError, RunStopped
+from fedveil.statistics.flower_app import client_app, deployable, write_app
+from fedveil.statistics.flower_server import serve
+from fedveil.statistics.question import QuestionFile
+from flower_parts import LocalGrid, context
+
+SITES = 5
+AGES = [[31.0, 44.0], [65.0], [70.0, 29.0, 81.0], [55.0], [90.0, 66.0]]
+OLD = 4 + 1  # of all rows, at least 65
+
+
+def file_of(protection: str, **more: Any) -> QuestionFile:
+    questions = {
+        "old": {"ask": "count", "where": "age >= 65"},
+        "ages": {"ask": "histogram", "column": "age", "edges": [0.0, 50.0, 100.0]},
+    }
+    settings = {"rows": 3, "clients": SITES, "answer_s": 3.0, "data": "unused.csv", **more}
+    return QuestionFile.read({"protection": protection, "questions": questions, **settings}, [])
+
+
+class SiteGrid(LocalGrid):
+    """SuperNodes of this process, each with a table of its own."""
+
+    def __init__(self, app: Path, folder: Path, sites: Iterable[int] = range(SITES)) -> None:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+        self.app = client_app(app)
+        self.contexts = {}
+        for n in sites:
+            table = folder / f"site-{n}.csv"
+            table.write_text("age\n" + "".join(f"{age}\n" for age in AGES[n]))
+            config = {"client": n, "data": str(table), "state-folder": str(folder / f"state-{n}")}
+            self.contexts[100 + n] = context(100 + n, {}, config)
+        self.sent, self.replies = [], []
+        self.tamper = lambda message: message
+        self._ready = {}
+
+
+def over_flower(file: QuestionFile, folder: Path, **more: Any) -> tuple[Any, SiteGrid]:
+    app = folder / "app"
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, folder, **more)
+    answers = serve(app, grid, context(0, {"folder": str(folder / "answer")}, {}))
+    return answers, grid
+
+
+@pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
+def test_sites_answer_from_their_own_tables(protection: str, tmp_path: Path) -> None:
+    answers, _ = over_flower(file_of(protection), tmp_path)
+    values = [answers["old"].value, *(e.value for e in answers["ages"].estimates)]
+    assert values == pytest.approx([OLD, 3, 6], abs=0.01)
+    saved = json.loads((tmp_path / "answer" / "answers.json").read_text())
+    assert saved["reports"] == SITES
+    assert (tmp_path / "answer" / "answers.html").is_file()
+
+
+@pytest.mark.parametrize("protection", ["distributed_dp", "oue"])
+def test_noise_and_account_are_those_of_a_simulation(protection: str, tmp_path: Path) -> None:
+    more = {"rows": 1} if protection == "oue" else {}
+    answers, _ = over_flower(file_of(protection, epsilon=2.0, **more), tmp_path)
+    assert 1.5 < answers.epsilon <= 2
+    for answer in answers.answers.values():
+        for estimate in answer.estimates:
+            assert abs(estimate.value) < 7 * (estimate.noise + estimate.sampling) + 9
+    assert "the time that a client takes" in answers.in_clear[0]
+
+
+def test_a_client_gives_no_more_reports_than_the_question_has_rounds(tmp_path: Path) -> None:
+    file = file_of("dp_encrypt", epsilon=2.0)
+    over_flower(file, tmp_path)
+    (tmp_path / "answer").rename(tmp_path / "first")
+    with pytest.raises(Exception, match="own log says why"):
+        over_flower(file, tmp_path)
+
+
+def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
+    file = file_of("dp_encrypt", epsilon=2.0)
+    app = tmp_path / "app"
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, tmp_path)
+    for held in grid.contexts.values():
+        held.node_config["max-epsilon"] = 1.0
+    with pytest.raises(Exception, match="own log says why"):
+        serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+
+
+def test_unusable_rows_are_reported_as_zero_under_a_guarantee(tmp_path: Path) -> None:
+    file = file_of("dp_encrypt", epsilon=500.0)
+    app = tmp_path / "app"
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, tmp_path)
+    (tmp_path / "site-2.csv").write_text("age\nmany\n")
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert answers.reports == SITES
+    assert np.isfinite(answers["old"].value)
+
+
+def test_absent_clients_and_unfit_settings_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunStopped, match=r"3 of 5 clients were connected within answer_s = 0\.1"):
+        over_flower(file_of("not_encrypt", answer_s=0.1), tmp_path, sites=range(3))
+    with pytest.raises(DeploymentError, match="fidelity = 'aggregate' is a simulation"):
+        deployable(file_of("oue", epsilon=1.0, rows=1, fidelity="aggregate"))
+    other = file_of("not_encrypt", confidence=0.9)
+    with pytest.raises(DeploymentError, match=r"holds question\.yaml already"):
+        write_app(tmp_path / "app", deployable(other))

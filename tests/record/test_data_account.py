@@ -1,0 +1,59 @@
+"""The account of a data set: several charges add up, and none is taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import LimitReached, RunFolderError
+from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.record.data_account import DataAccount
+
+DELTA = 1e-6
+RATIO = ratio_for(0.9, DELTA, 1)
+
+
+def gaussian(ratio: float = RATIO) -> PrivacyLoss:
+    return PrivacyLoss(epsilon_for(ratio, DELTA), DELTA, release=Gaussian(ratio))
+
+
+def test_gaussian_charges_compose_whatever_their_ratios(tmp_path: Path) -> None:
+    account = DataAccount(tmp_path / "new" / "account", "client")
+    account.charge([(gaussian(), 1)], None, DELTA, "a")
+    account.charge([(gaussian(2 * RATIO), 3)], None, DELTA, "b")
+    both = (1 + 3 / 4) ** -0.5 * RATIO
+    assert account.figure(DELTA).epsilon == pytest.approx(epsilon_for(both, DELTA), rel=1e-6)
+    assert "account" in account.line(DELTA).what
+
+
+def test_different_pure_losses_add_up(tmp_path: Path) -> None:
+    account = DataAccount(tmp_path / "account", "client")
+    account.charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    account.charge([(PrivacyLoss(0.75), 2)], None, DELTA, "b")
+    assert account.figure(DELTA).epsilon == pytest.approx(2.0)
+
+
+def test_a_charge_beyond_the_limit_is_refused_and_leaves_the_account_unchanged(
+    tmp_path: Path,
+) -> None:
+    account = DataAccount(tmp_path / "account", "client")
+    account.charge([(PrivacyLoss(0.5), 1)], 1.0, DELTA, "a")
+    before = account.path.read_bytes()
+    with pytest.raises(LimitReached, match=r"b would bring the account .* max_epsilon = 1"):
+        account.charge([(PrivacyLoss(0.6), 1)], 1.0, DELTA, "b")
+    assert account.path.read_bytes() == before
+    assert DataAccount(account.path, "client").figure(DELTA).epsilon == pytest.approx(0.5)
+
+
+def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "account"
+    DataAccount(path, "client").charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    with pytest.raises(RunFolderError, match="is the account of each client"):
+        DataAccount(path, "row").charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RunFolderError, match="damaged"):
+        DataAccount(path, "client").figure(DELTA)

@@ -1,0 +1,213 @@
+"""Questions asked of simulated clients, under every protection that carries them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.statistics.question import LOCAL, SUMS
+from statistics_parts import PEOPLE, asked, only, people
+
+EDGES = [18.0, 30.0, 47.0, 92.0]
+QUESTIONS: dict[str, Any] = {
+    "old": {"ask": "count", "where": "age >= 65"},
+    "ages": {"ask": "histogram", "column": "age", "edges": EDGES},
+    "income": {"ask": "mean", "column": "income", "range": [0.0, 80000.0]},
+}
+
+
+def truth(data: dict[str, Any]) -> list[float]:
+    ages, _ = np.histogram(data["age"], EDGES)
+    return [
+        float((data["age"] >= 65).sum()),
+        *ages,
+        float(np.clip(data["income"], 0, 80000).mean()),
+    ]
+
+
+def flat(answers: Any) -> list[Any]:
+    return [estimate for name in QUESTIONS for estimate in answers[name].estimates]
+
+
+@pytest.mark.parametrize("protection", [*SUMS, *LOCAL])
+def test_estimates_lie_within_five_deviations_of_the_truth(protection: str) -> None:
+    data = people(1201)
+    epsilon = None if protection == "not_encrypt" else 8.0
+    found = flat(asked(QUESTIONS, data, protection, epsilon=epsilon))
+    for estimate, true in zip(found, truth(data), strict=True):
+        spread = 5 * np.hypot(estimate.noise, estimate.sampling if protection in LOCAL else 0)
+        assert abs(estimate.value - true) <= max(spread, 1e-3 * abs(true) + 1e-6)
+        assert estimate.low < estimate.value < estimate.high or estimate.low == 0
+
+
+@pytest.mark.parametrize("protection", ["dp_encrypt", "central_gaussian", "distributed_dp", "oue"])
+def test_the_stated_noise_is_the_noise(protection: str) -> None:
+    data, question = people(211), {"q": QUESTIONS["ages"]}
+    values, stated = [], []
+    for seed in range(60):
+        more = {"epsilon": 3.0, "seed": seed}
+        estimates = asked(question, data, protection, **more)["q"].estimates
+        values.append([e.value for e in estimates])
+        stated.append([e.noise for e in estimates])
+    errors = np.array(values) - truth(data)[1:4]
+    # 180 errors: their mean square is within 50% of the stated variance.
+    ratio = (errors**2).mean() / (np.array(stated) ** 2).mean()
+    assert 0.6 < ratio < 1.5
+    assert abs(errors.mean()) < 5 * np.sqrt((errors**2).mean() / errors.size)
+
+
+def test_intervals_cover_the_population_that_clients_are_drawn_from() -> None:
+    hits, cases = 0, 0
+    for seed in range(60):
+        data = {"x": np.random.default_rng(seed).beta(2, 3, 173)}
+        questions = {
+            "m": {"ask": "mean", "column": "x", "range": [0.0, 1.0]},
+            "v": {"ask": "variance", "column": "x", "range": [0.0, 1.0]},
+            "n": {"ask": "count", "where": "x > 0.6"},
+        }
+        answers = asked(questions, data, "central_gaussian", epsilon=4.0, seed=seed)
+        truths = {"m": 0.4, "v": 0.04, "n": 173 * 0.1792}  # 1 - I(0.6; 2, 3) = 0.1792
+        for name, true in truths.items():
+            estimate = answers[name].estimates[0]
+            hits, cases = hits + (estimate.low <= true <= estimate.high), cases + 1
+    assert hits / cases >= 0.93  # bounds are conservative
+
+
+def test_moments_groups_and_tables_are_exact_without_noise() -> None:
+    data = people()
+    age, income, female = data["age"], data["income"], data["sex"] == "f"
+    ends = {"column": "age", "range": [0.0, 93.0]}
+    by_sex = only({"ask": "mean", **ends, "by": "sex", "groups": ["m", "f"]})
+    assert [e.value for e in by_sex] == pytest.approx([age[~female].mean(), age[female].mean()])
+    assert by_sex[0].label == {"sex": "m"}
+    assert only({"ask": "variance", **ends})[0].value == pytest.approx(age.var(), rel=1e-4)
+    both = {"ask": "correlation", **ends, "other": "income", "other_range": [0.0, 200000.0]}
+    expected = np.corrcoef(age, income)[0, 1]
+    assert only(both)[0].value == pytest.approx(expected, abs=1e-4)
+    cells = only(
+        {
+            "ask": "contingency", "column": "sex", "categories": ["m", "f"],
+            "other": "age", "other_edges": [18.0, 50.0, 93.0],
+        }
+    )  # fmt: skip
+    assert [e.value for e in cells] == [
+        float((mask & part).sum()) for mask in (~female, female) for part in (age < 50, age >= 50)
+    ]
+    assert cells[1].label == {"sex": "m", "age": "[50, 93]"}
+
+
+def test_a_correlation_under_noise_is_near_the_truth() -> None:
+    data = people(4001)
+    question = {
+        "ask": "correlation", "column": "age", "range": [18.0, 93.0],
+        "other": "income", "other_range": [0.0, 80000.0],
+    }  # fmt: skip
+    found = only(question, data, protection="central_gaussian", epsilon=4.0)[0]
+    true = np.corrcoef(data["age"], np.clip(data["income"], 0, 80000))[0, 1]
+    assert abs(found.value - true) < 5 * found.noise
+    assert found.low < true < found.high
+    assert found.noise < 0.1
+
+
+def test_a_client_with_many_rows_contributes_no_more_than_its_bound_and_logs_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = people()
+    caplog.set_level(logging.INFO, "fedveil.client")
+    answers = asked({"n": {"ask": "count"}}, data, client="town", rows=5)
+    assert answers["n"].value == 11 * 5
+    towns = np.bincount(data["town"])
+    said = [f"5 of {size} rows are contributed (rows)" for size in towns]
+    assert sorted(r.getMessage() for r in caplog.records) == sorted(said)
+    assert "contributed" not in str(answers.data())
+
+
+def test_values_outside_the_range_are_moved_and_counted_in_the_client_s_log_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "fedveil.client")
+    data = {"x": [3.0, 11.0, np.nan, -2.0], "site": ["a", "a", "a", "b"]}
+    question = {"m": {"ask": "mean", "column": "x", "range": [0.0, 10.0]}}
+    answers = asked(question, data, client="site", rows=3)
+    assert answers["m"].value == pytest.approx((3 + 10 + 0) / 3)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "1 values were moved into their range, 1 are missing or have no cell",
+        "1 values were moved into their range, 0 are missing or have no cell",
+    ]
+    assert not any("moved" in note for note in answers["m"].notes)
+
+
+def test_under_unit_row_all_rows_of_a_site_count_and_one_of_them_is_protected() -> None:
+    data = people()
+    answers = asked(
+        QUESTIONS, data, "distributed_dp", client="town", unit="row", epsilon=6.0, delta=1e-5
+    )
+    for estimate, true in zip(flat(answers), truth(data), strict=True):
+        assert abs(estimate.value - true) < 5 * estimate.noise
+        assert estimate.noise < 0.2 * true
+    assert "one row" in answers.lines[0].what
+    assert answers.epsilon <= 6
+
+
+def test_several_questions_share_one_epsilon_by_their_weights() -> None:
+    light = {**QUESTIONS["old"], "weight": 1.0}
+    heavy = {**QUESTIONS["old"], "weight": 8.0}
+    answers = asked({"a": light, "b": heavy}, None, "central_gaussian", epsilon=2.0)
+    assert answers.epsilon == pytest.approx(2.0, rel=1e-6)
+    noise = [answers[name].estimates[0].noise for name in "ab"]
+    assert noise[0] / noise[1] == pytest.approx(8**0.5)
+
+
+def test_rr_asks_every_client_one_question() -> None:
+    answers = asked(QUESTIONS, None, "oue", epsilon=1.5)
+    assert answers.epsilon == 1.5
+    assert answers.reports == -(-PEOPLE // 3)
+
+
+@pytest.mark.parametrize(("protection", "epsilon"), [("not_encrypt", None), ("oue", 7.0)])
+def test_frequent_words_are_found_without_knowing_them(
+    protection: str, epsilon: float | None
+) -> None:
+    words = ["ab"] * 700 + ["abc"] * 400 + ["b"] * 500 + ["zet"] * 350 + ["rare", "Böse", "longer"]
+    question = {
+        "ask": "heavy_hitters", "column": "w", "length": 4, "most": 4, "alphabet": "abcelrnogtz",
+    }  # fmt: skip
+    found = only(question, {"w": words}, protection=protection, epsilon=epsilon)
+    assert [e.label["w"] for e in found[:1]] == ["ab"]
+    assert {e.label["w"] for e in found} == {"ab", "b", "abc", "zet"}
+    if epsilon is None:
+        assert [e.value for e in found] == [700, 500, 400, 350]
+
+
+def test_secure_aggregation_with_masks_gives_the_sum() -> None:
+    data = people(13)
+    question = {"q": QUESTIONS["ages"]}
+    answers = asked(question, data, "pw_encrypt", masks=True)
+    values = [e.value for e in answers["q"].estimates]
+    assert values == pytest.approx(truth(data)[1:4], abs=0.01)
+    assert answers.epsilon == float("inf")
+
+
+def test_answers_are_records_a_frame_and_json() -> None:
+    answers = asked(QUESTIONS)
+    pandas = pytest.importorskip("pandas")
+    frame = answers.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["question"]) == ["old", "ages", "ages", "ages", "income"]
+    assert answers["ages"]["[47, 92]"].value == truth(people())[3]
+    assert answers.data()["answers"]["old"]["estimates"][0]["value"] == truth(people())[0]
+
+
+def test_the_aggregate_simulation_is_alike_and_only_for_frequencies() -> None:
+    question = {"q": QUESTIONS["ages"]}
+    data = people(701)
+    one = asked(question, data, "oue", epsilon=2.0)
+    whole = asked(question, data, "oue", epsilon=2.0, fidelity="aggregate")
+    for a, b in zip(one["q"].estimates, whole["q"].estimates, strict=True):
+        assert a.noise == pytest.approx(b.noise, rel=0.1)
+        assert abs(a.value - b.value) < 5 * np.hypot(a.noise, b.noise)
+    assert one.lines == whole.lines

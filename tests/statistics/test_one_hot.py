@@ -1,0 +1,110 @@
+"""rr and oue for frequencies: the exact loss, the exact estimate, one report and a whole sum."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from fedveil.entropy import Seeded
+from fedveil.errors import ReportRejected
+from fedveil.protections.base import JobContext
+from fedveil.statistics.one_hot import Frequencies, OneHot
+from round_parts import client_half, report_of, server_half
+from statistical_checks import assert_alike, assert_follows
+
+Kind = Literal["rr", "oue"]
+KINDS: tuple[Kind, ...] = ("rr", "oue")
+
+
+def probability(law: OneHot, code: tuple[int, ...], bits: tuple[int, ...]) -> float:
+    ones = [law.p if own else law.q for own in code]
+    return math.prod(one if bit else 1 - one for one, bit in zip(ones, bits, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eps", [0.3, 1.7])
+def test_the_loss_is_exactly_eps_for_codes_and_no_more_with_the_zero_code(
+    kind: Kind, eps: float
+) -> None:
+    law = OneHot(kind, eps, 3)
+    codes = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)]
+    worst = max(
+        math.log(probability(law, a, bits) / probability(law, b, bits))
+        for a, b in product(codes, codes)
+        for bits in product((0, 1), repeat=3)
+    )
+    assert eps * (1 - 1e-9) < worst <= eps * (1 + 1e-12)  # of the logarithms here
+    assert law.loss.epsilon == eps
+    assert law.loss.pure
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reports_have_the_stated_probabilities(kind: Kind) -> None:
+    law, entropy = OneHot(kind, 0.9, 3), Seeded(2)
+    code = np.array([0, 1, 0], np.uint8)
+    drawn = np.array([law.perturb(code, entropy) @ [1, 2, 4] for _ in range(6000)])
+    every = list(product((0, 1), repeat=3))
+    expected = np.zeros(8)
+    for bits in every:
+        expected[np.dot(bits, [1, 2, 4])] = probability(law, (0, 1, 0), bits)
+    assert_follows(np.bincount(drawn, minlength=8).tolist(), expected.tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_drawn_at_once_has_the_law_of_the_sum_of_reports(kind: Kind) -> None:
+    law, counts = OneHot(kind, 1.1, 2), np.array([5, 2])
+    codes = [np.eye(2, dtype=np.uint8)[cell] for cell in (0, 0, 0, 0, 0, 1, 1)]
+    codes += [np.zeros(2, np.uint8)] * 4  # who has no cell
+    entropy = Seeded(4)
+    one_by_one = [sum(law.perturb(code, entropy) for code in codes) @ [1, 12] for _ in range(2500)]
+    at_once = [law.ones(counts, 11, entropy) @ [1, 12] for _ in range(2500)]
+    assert_alike(one_by_one, at_once)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_estimate_is_unbiased_with_the_stated_variance(kind: Kind) -> None:
+    law, counts, n = OneHot(kind, 1.3, 3), np.array([40, 7, 0]), 53
+    entropy = Seeded(6)
+    found = np.array([law.shares(law.ones(counts, n, entropy), n) for _ in range(4000)])
+    stated = law.variance(counts / n, n)
+    assert (abs(found.mean(0) - counts / n) < 5 * np.sqrt(stated / 4000)).all()
+    assert (abs(found.var(0) / stated - 1) < 0.15).all()
+
+
+def test_a_round_counts_reports_and_refuses_foreign_bits() -> None:
+    context = JobContext(weighting="equal", dimension=5, clients_per_round=3, rounds=1)
+    protection = Frequencies("rr", 690.0, context)  # next to no bit is flipped
+    model = np.zeros(5)
+    server = server_half(protection, [4, 6, 9], model)
+    opening = server.opening()
+    for client, cell in ((4, 1), (6, 1)):
+        half = client_half(protection, client, model)
+        server.receive(client, report_of(half, opening, np.eye(5)[cell]))
+    bits = np.array([0b11100000], np.uint8)
+    with pytest.raises(ReportRejected, match="after its last cell"):
+        server.receive(9, {"round": opening["round"], "bits": bits})
+    server.advance()
+    aggregate = server.aggregate()
+    assert aggregate.reports == 2
+    assert aggregate.update == pytest.approx([0, 1, 0, 0, 0], abs=1e-9)
+
+
+def test_a_client_cannot_be_made_to_send_two_ones() -> None:
+    context = JobContext(weighting="equal", dimension=4, clients_per_round=1, rounds=1)
+    protection = Frequencies("rr", 690.0, context)
+    server = server_half(protection, [1], np.zeros(4))
+    report = report_of(client_half(protection, 1, np.zeros(4)), server.opening(), np.ones(4))
+    assert np.unpackbits(report["bits"]).sum() == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_influence_is_what_the_worst_forged_report_does(kind: Kind) -> None:
+    law = OneHot(kind, 0.8, 6)
+    ones, n = np.array([9, 4, 4, 0, 2, 7]), 30
+    before = law.shares(ones, n) * n
+    forged = law.shares(ones + 1, n) * n
+    assert (forged - before).max() == pytest.approx(law.influence)

@@ -1,0 +1,170 @@
+"""A wrong question file, and unusable data, are one sentence each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.errors import DataInvalid, JobError, RunFailed
+from fedveil.statistics.asking import ask
+from fedveil.statistics.clients import clients_of
+from fedveil.statistics.filters import Filter
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.tables import ArrayTable, as_table
+from statistics_parts import asked, people
+
+COUNT = {"ask": "count"}
+AGES = {"ask": "histogram", "column": "age", "edges": [0.0, 50.0, 100.0]}
+MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"protection": "signds"}, "protection.name = 'signds' carries no statistics"),
+        ({"protection": "dp_encrypt"}, "epsilon is missing: dp_encrypt adds the noise"),
+        ({"epsilon": 1.0}, "epsilon = 1 promises what not_encrypt does not keep"),
+        ({"questions": {}}, "questions is empty"),
+        ({"questions": {"a": {**AGES, "edges": []}}}, "there are no cells"),
+        ({"questions": {"a": {**AGES, "categories": ["x"]}}}, "both are given"),
+        ({"questions": {"a": {**AGES, "edges": [3.0, 3.0]}}}, "numbers in rising order"),
+        ({"questions": {"a": {**MEAN, "range": [5.0, 1.0]}}}, "a lowest and a highest value"),
+        ({"questions": {"a": {**MEAN, "range": []}}}, "questions.a.range is missing"),
+        ({"questions": {"a": {**COUNT, "at": [0.5]}}}, "questions.a.at has no meaning"),
+        ({"questions": {"a": {**COUNT, "by": "sex"}}}, "write both or neither"),
+        ({"questions": {"a": {**COUNT, "where": "age >"}}}, "where = 'age >' is not a condition"),
+        ({"where": "__import__('os')"}, "is not a condition"),
+        ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
+        (
+            {"protection": "oue", "epsilon": 1.0, "questions": {"a": {**MEAN, "ask": "variance"}}},
+            "needs sums of numbers, and rr and oue carry frequencies",
+        ),
+        (
+            {"protection": "central_gaussian", "epsilon": 1.0, "unit": "row"},
+            "unit = 'row' is not possible under central_gaussian",
+        ),
+        ({"protection": "oue", "epsilon": 1.0, "rows": 2}, "rows = 2 needs a protection that sums"),
+        (
+            {"protection": {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 9.0}}, "epsilon": 1.0},
+            "protection.dp_encrypt.dp_eps follows from epsilon",
+        ),
+        ({"fidelity": "aggregate"}, "fidelity = 'aggregate' is for rr and oue"),
+    ],
+)
+def test_a_wrong_key_is_one_sentence(keys: dict[str, Any], said: str) -> None:
+    file: dict[str, Any] = {"protection": "not_encrypt", "questions": {"n": COUNT}, **keys}
+    with pytest.raises(JobError) as raised:
+        QuestionFile.read(file, [])
+    assert len(raised.value.problems) == 1
+    assert said in raised.value.problems[0]
+
+
+def test_the_protection_is_never_chosen_silently() -> None:
+    with pytest.raises(JobError, match="protection is missing: name one of"):
+        QuestionFile.read({"questions": {"n": COUNT}}, [])
+
+
+def test_a_file_is_read_and_written(tmp_path: Path) -> None:
+    file = QuestionFile.read(
+        {"protection": "oue", "epsilon": 0.7, "questions": {"a": AGES}}, ["delta=1e-7"]
+    )
+    (tmp_path / "again.yaml").write_text(file.to_yaml())
+    assert QuestionFile.load(tmp_path / "again.yaml") == file
+
+
+@pytest.mark.parametrize(
+    ("question", "data", "said"),
+    [
+        (AGES, {"age": ["41", "many"]}, r"data, row 2: age = 'many' is not a finite number"),
+        (AGES, {"years": [3.0]}, r"data has no column 'age'; its columns are years"),
+        (AGES, {"age": []}, "data has no rows"),
+        (AGES, {}, "data has no columns"),
+        (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),
+        (AGES, "text", "text is not a regular file|no such file|cannot be read|text"),
+    ],
+)
+def test_unusable_data_is_one_sentence(question: Any, data: Any, said: str) -> None:
+    with pytest.raises(Exception, match=said) as raised:
+        asked({"a": question}, data)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_row_without_a_client_is_refused() -> None:
+    table = ArrayTable("t", {"who": ["b", "", "a"]})
+    with pytest.raises(DataInvalid, match="row 2: who is empty"):
+        clients_of(table, "who", 1)
+
+
+def test_too_few_clients_for_the_rounds_of_rr() -> None:
+    questions = {"a": AGES, "b": MEAN, "c": COUNT}
+    with pytest.raises(RunFailed, match="2 clients are too few for 3 rounds"):
+        asked(questions, {"age": [30.0, 40.0]}, "rr", epsilon=1.0)
+
+
+def test_secure_aggregation_needs_three_clients() -> None:
+    with pytest.raises(JobError, match="secure aggregation needs at least 3"):
+        asked({"n": COUNT}, {"age": [30.0, 40.0]}, "distributed_dp", epsilon=1.0)
+
+
+def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> None:
+    columns = {"age": [10.0, 70.0, np.nan, 66.0], "sex": ["f", "m", "f", None]}
+    table = ArrayTable("t", columns)
+    matched = {
+        text: Filter(text).mask(table).tolist()
+        for text in (
+            "age >= 66",
+            "age < 100 and sex == 'f'",
+            "sex != 'f' or age == 10",
+            "sex in ['m', 'x']",
+            "not (age > 60)",
+            "age not in [10, 11]",
+        )
+    }
+    assert matched == {
+        "age >= 66": [False, True, False, True],
+        "age < 100 and sex == 'f'": [True, False, False, False],
+        "sex != 'f' or age == 10": [True, True, False, False],
+        "sex in ['m', 'x']": [False, True, False, False],
+        "not (age > 60)": [True, False, True, False],
+        "age not in [10, 11]": [False, True, False, True],
+    }
+    assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
+
+
+def test_tables_of_every_kind_have_the_same_answer(tmp_path: Path) -> None:
+    columns = people()
+    names = ["age", "sex", "income", "town"]
+    lines = [",".join(names)]
+    lines += [",".join(str(columns[n][i]) for n in names) for i in range(len(columns["age"]))]
+    csv = tmp_path / "people.csv"
+    csv.write_text("\n".join(lines) + "\n")
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table(columns), tmp_path / "people.parquet")
+    record = np.rec.fromarrays(list(columns.values()), names=names)
+    kinds = [str(csv), str(tmp_path / "people.parquet"), pandas.DataFrame(columns), record]
+    question = {"a": {**AGES, "by": "sex", "groups": ["m", "f"], "where": "town != 3"}}
+    expected = [e.value for e in asked(question, columns)["a"].estimates]
+    assert sum(expected) > 300
+    for data in kinds:
+        assert [e.value for e in asked(question, data)["a"].estimates] == expected
+
+
+def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None:
+    x = np.arange(12.0).reshape(3, 2, 2)
+    table = as_table((x, np.array([4, 5, 4])))
+    assert list(table.columns) == ["0", "1", "2", "3", "y"]
+    assert table.numbers("3").tolist() == [3, 7, 11]
+    file = {
+        "protection": "not_encrypt", "data": "digits",
+        "questions": {"y": {"ask": "histogram", "column": "y", "categories": [0, 7]}},
+    }  # fmt: skip
+    from fedveil.data.datasets import load
+
+    truth = load("digits").train.y
+    values = [e.value for e in ask(file)["y"].estimates]
+    assert values == [(truth == 0).sum(), (truth == 7).sum()]
