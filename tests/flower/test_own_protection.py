@@ -25,7 +25,7 @@ from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 from folders import DOCS
 
 PAGE = (DOCS / "own-protection.md").read_text(encoding="utf-8")
-CODE, READING = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CODE, _, READING = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 BLOCK: dict[str, Any] = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])[  # type: ignore[index]
     "protection"
 ]
