@@ -36,12 +36,11 @@ def svg(plot: Plot) -> bytes:
         for number, curve in enumerate(plot.curves):
             look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
             if curve.bars:
-                ends = [
-                    [y - low for y, low in zip(curve.y, curve.low, strict=True)],
-                    [high - y for y, high in zip(curve.y, curve.high, strict=True)],
-                ]
-                error = {"yerr": ends} if curve.low else {}
-                axes.bar(curve.x, curve.y, label=text_of(curve.name), **error, **look)
+                if curve.low:
+                    below = [y - low for y, low in zip(curve.y, curve.low, strict=True)]
+                    above = [high - y for y, high in zip(curve.y, curve.high, strict=True)]
+                    look["yerr"] = [below, above]
+                axes.bar(curve.x, curve.y, label=text_of(curve.name), **look)
                 continue
             if curve.low:
                 axes.fill_between(curve.x, curve.low, curve.high, alpha=0.15, lw=0, **look)

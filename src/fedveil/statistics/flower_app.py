@@ -19,8 +19,9 @@ from fedveil.statistics.clients import load
 from fedveil.statistics.question import QuestionFile
 
 if TYPE_CHECKING:
+    from flwr.app import Context
     from flwr.clientapp import ClientApp
-    from flwr.serverapp import ServerApp
+    from flwr.serverapp import Grid, ServerApp
 
 _MAX_NAME = 32
 
@@ -90,7 +91,11 @@ def server_app(folder: str | Path) -> ServerApp:
     from fedveil.statistics.flower_server import serve
 
     app = ServerApp()
-    app.main()(lambda grid, context: serve(Path(folder), grid, context))
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(Path(folder), grid, context)
+
     return app
 
 

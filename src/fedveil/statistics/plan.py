@@ -70,8 +70,9 @@ class Part:
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
     """Return the edges of the cells of a quantile tree's `level`, counted from 1."""
-    cells = min(FAN_OUT**level, question.cells)
-    return np.linspace(*question.range, cells + 1)
+    cells: int = min(FAN_OUT**level, question.cells)
+    low, high = question.range
+    return np.linspace(low, high, cells + 1)
 
 
 def levels(question: QuestionSettings) -> int:
