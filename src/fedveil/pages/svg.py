@@ -52,11 +52,11 @@ def svg(plot: Plot) -> bytes:
             )
         axes.set_title(text_of(plot.title))
         axes.set(xlabel=text_of(plot.x.title), ylabel=text_of(plot.y.title))
-        if plot.x.names:
-            names = [text_of(name) for name in plot.x.names]
-            axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
         axes.set_xscale("log" if plot.x.log else "linear")
         axes.set_yscale("log" if plot.y.log else "linear")
+        if plot.x.names:  # after the scale, which has ticks of its own
+            names = [text_of(name) for name in plot.x.names]
+            axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
         if plot.y.zero:
             axes.set_ylim(bottom=0)
         if len(plot.curves) > 1:

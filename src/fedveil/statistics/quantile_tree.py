@@ -95,7 +95,7 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
     noise = np.concatenate([sums.noise for sums in levels])
     tree = _tree(tuple(len(sums.values) for sums in levels))
     weights = np.ones(len(noise)) if (noise <= 0).all() else 1 / np.maximum(noise, 1e-300)
-    inverse: Float64s = np.linalg.inv((tree.T * weights) @ tree)
+    inverse = np.linalg.inv((tree.T * weights) @ tree).astype(np.float64)
     leaves: Float64s = inverse @ (tree.T @ (weights * values))
     return leaves, np.zeros_like(inverse) if (noise <= 0).all() else inverse
 
