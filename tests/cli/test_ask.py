@@ -68,3 +68,14 @@ def test_a_wrong_file_is_one_sentence_and_nothing_is_written(command: Any, quest
     assert code == 2
     assert "epsilon is missing" in err
     assert not (question.parent / "answer").exists()
+
+
+def test_a_question_is_deployed_like_a_job(command: Any, question: Path) -> None:
+    pytest.importorskip("flwr")
+    code, out, err = command("deploy", "app", question)
+    assert (code, err) == (0, "")
+    assert "next: flwr run app" in out
+    assert "clients: 211" in (question.parent / "app" / "question.yaml").read_text()
+    code, _, err = command("deploy", "app", question, "--set", "epsilon=3")
+    assert code == 1
+    assert "app holds question.yaml already" in err

@@ -43,4 +43,4 @@ def test_a_question_counts_against_a_training_and_a_training_against_a_question(
         asked(first, max(spent, 1.0) + 1e-3)
     stopped = trained(second, max(spent, 1.0) + 1e-3)
     assert "would bring the account" in stopped.stopped
-    assert len(stopped.records) < len(alone.records)
+    assert len(stopped.metrics) < len(alone.metrics)

@@ -153,6 +153,19 @@ def test_under_unit_row_all_rows_of_a_site_count_and_one_of_them_is_protected() 
     assert answers.epsilon <= 6
 
 
+def test_a_report_under_unit_row_carries_no_more_rows_than_its_grid(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "fedveil.client")
+    cells = {"ask": "histogram", "column": "x", "edges": [float(i) for i in range(1001)]}
+    data = {"x": np.full(5000, 7.0), "site": np.zeros(5000, int)}
+    more = {"epsilon": 300.0, "client": "site", "unit": "row"}
+    (found,) = (e for e in only(cells, data, "dp_encrypt", **more) if e.label["x"] == "[7, 8)")
+    # 2^24 steps of 2^-12 each: √1000 entries of 128 steps are 2^12 at most.
+    assert abs(found.value - 4096) < 5 * found.noise + 5
+    assert "4096 of 5000 rows are contributed (rows)" in caplog.text
+
+
 def test_several_questions_share_one_epsilon_by_their_weights() -> None:
     light = {**QUESTIONS["old"], "weight": 1.0}
     heavy = {**QUESTIONS["old"], "weight": 8.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,27 @@ def ask(
         _print(answers)
     if json:
         answer(answers)
+
+
+def is_question(path: Path) -> bool:
+    """Return True if a file holds questions instead of a job."""
+    from fedveil.settings import yaml_file
+
+    return "questions" in yaml_file.read(path)
+
+
+def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
+    """Write a question as a Flower app, print its files, and return them."""
+    from fedveil.statistics.flower_app import deployable, write_app
+    from fedveil.statistics.question import QuestionFile
+
+    file = deployable(QuestionFile.load(question, overrides or []))
+    wrote = write_app(directory, file)
+    for path in wrote:
+        say(f"wrote {path}")
+    following = f"flwr run {shlex.quote(str(directory))}"
+    say(f"next: {following}; docs/statistics.md")
+    return {"wrote": wrote, "clients": file.clients, "next": following}
 
 
 def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:

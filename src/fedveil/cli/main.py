@@ -229,8 +229,10 @@ def deploy(
         ),
     ] = False,
 ) -> object:
-    """Write a job as a Flower app, to run the clients on other machines."""
+    """Write a job or a question as a Flower app, to run the clients on other machines."""
     _need_flower("fedveil deploy")
+    if job is not None and ask_cli.is_question(job):
+        return ask_cli.deploy(directory, job, overrides)
     loaded = load(job, overrides, default=DEFAULT_JOB)
     from fedveil.flower.job.deploy import deployable, write_app
 

@@ -16,7 +16,7 @@ from fedveil.errors import InvalidValue, JobError
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.mechanisms.unclipped_sum import GaussianSum
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
-from fedveil.privacy.grid_sensitivity import LARGEST, as_update, clip_within, grid_step
+from fedveil.privacy.grid_sensitivity import LARGEST, MOST, as_update, clip_within, grid_step
 from fedveil.protections.advice import Cohort
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import build
@@ -144,9 +144,14 @@ class Carriage:
             )
 
     @property
-    def most_rows(self) -> int:
-        """The most rows of a client that a report can carry under `unit: row`."""
-        return int(LARGEST * grid_step(_CLIP, self.protection.dimension))
+    def most_rows(self) -> int | None:
+        """The most rows of a client that a report can carry under `unit: row`. None: no limit.
+
+        An entry of a sum holds 2^24 steps, and the sensitivity is proved for 2^18 rows.
+        """
+        if self._exact or not self._by_row:
+            return None
+        return min(MOST, int(LARGEST * grid_step(_CLIP, self.protection.dimension)))
 
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
         """Return a client's joint vector as the update that its half of the protection takes."""

@@ -39,18 +39,20 @@ class Clients:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def contributed(self, client: int, entropy: Entropy) -> Int64s:
+    def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the rows that a client contributes to every round, drawn with its own `entropy`.
 
-        Logs how many rows were left out.
+        `carried` is the most rows that a report can carry, if that is limited. Logs how many rows
+        were left out.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
-        if self.rows is None or len(mine) <= self.rows:
+        most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
+        if most == len(mine):
             return mine
         if client not in self._chosen:
-            self._chosen[client] = mine[entropy.permutation(len(mine))[: self.rows]]
-            log.info("%d of %d rows are contributed (rows)", self.rows, len(mine))
-        return self._chosen[client]
+            self._chosen[client] = mine[entropy.permutation(len(mine))]
+            log.info("%d of %d rows are contributed (rows)", most, len(mine))
+        return self._chosen[client][:most]
 
 
 def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:

@@ -37,7 +37,8 @@ class Contributions:
 
     def of(self, client: ClientId) -> Update:
         """Return the update of a client. What was cut from its data is in its own log alone."""
-        chosen = self._clients.contributed(client, self._entropy.stream("rows", client))
+        entropy, carried = self._entropy.stream("rows", client), self._carriage.most_rows
+        chosen = self._clients.contributed(client, entropy, carried)
         if log.isEnabledFor(logging.INFO):
             _log_cut(self._rows, chosen)
         if isinstance(self._carriage.protection, Frequencies):
