@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedveil.federated.job import Job
+from fedveil.pages.read_run import read_run
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.recorder import read_metrics
 from fedveil.starter import DEFAULT_JOB, TEMPLATES
 
 Command = Callable[..., tuple[int, str, str]]
@@ -51,7 +51,7 @@ def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) 
     unprotected, *_ = err.splitlines()
     assert "nothing is protected" in unprotected
     assert "write `protection: distributed_dp` in mine/job.yaml" in unprotected
-    first, last = read_metrics(tmp_path / "run")
+    first, last = read_run(tmp_path / "run").records
     assert last["loss"] < first["loss"]
 
 
@@ -112,7 +112,7 @@ def test_a_template_runs_under_secure_aggregation(
     sets = [part for text in settings for part in ("--set", text)]
     code, _, err = command("run", "mine/job.yaml", *sets, "--out", "run")
     assert code == 0, err
-    (record,) = read_metrics(tmp_path / "run")
+    (record,) = read_run(tmp_path / "run").records
     assert record["reports"] > 2
 
 

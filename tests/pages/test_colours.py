@@ -34,8 +34,8 @@ def test_the_place_in_a_plot_changes_no_colour(order: tuple[str, ...]) -> None:
     plot = plot_of(*order)
     lines = [trace["line"]["color"] for trace in figure(plot)["data"]]
     assert lines == [PROTECTIONS[name] for name in order]
-    drawn = re.findall(r"stroke: (#[0-9a-f]{6})", svg(plot).decode())
-    assert {PROTECTIONS[name].lower() for name in order} <= set(drawn)
+    drawn = re.findall(r'stroke="(#[0-9A-F]{6})"', svg(plot).decode())
+    assert {PROTECTIONS[name] for name in order} <= set(drawn)
 
 
 def test_two_runs_of_one_protection_share_its_colour_and_differ_in_style() -> None:
