@@ -102,12 +102,12 @@ def test_nobody_else_decides_about_a_clients_bytes() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_what_is_not_finite_goes_where_it_goes_in_torch(value: float) -> None:
-    """One step after another, as if none had been held."""
+    """torch trains a client with such an input: native code leaves out products with 0."""
     model, chosen = three_layers(nn.ReLU), plan(epochs=1)
     (client,) = signed(clients((72,), 5, (9,)))
     client.x[2, 7] = value
     trainer = compiled(model, chosen)
     found, wanted = train(trainer, model, [client]), by_loop(model, chosen, [client])
-    assert held(trainer) == [-1, -1]
+    assert trainer._room is None
     assert not np.isfinite(wanted).all()
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))

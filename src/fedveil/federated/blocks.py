@@ -15,7 +15,7 @@ from fedveil.protections.advice import Cohort
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.protections.description import Whose
 from fedveil.settings.checked_job import CheckedJob
-from fedveil.settings.settings import Block, RunName, Under, function_text, or_function
+from fedveil.settings.settings import Block, RunName, Under, function_text, or_function, text
 
 DATASETS = (
     "digits",
@@ -45,6 +45,7 @@ TASKS = ("classification", "regression", "multilabel", "next_token")
 DatasetName = Annotated[str, or_function(*DATASETS)]
 ModelName = Annotated[str, or_function(*MODELS)]
 TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
+FilePath = Annotated[str, text("the path of a file", r"[^\0]+")]
 ClassName = Annotated[str, function_text("package.module:Class")]
 TaskName = Annotated[str, function_text("package.module:Task", *TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -142,7 +143,7 @@ class PrivacySettings(Block):
     max_epsilon: float | None = Field(
         None, gt=0, description="the run stops before a round that would exceed this epsilon"
     )
-    account: str | None = Field(
+    account: FilePath | None = Field(
         None,
         description="file of the data set's account, which other trainings and questions share. "
         "max_epsilon limits it too",
