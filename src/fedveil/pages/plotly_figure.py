@@ -63,11 +63,14 @@ def _line(curve: Curve, number: int) -> dict[str, Any]:
 
 
 def _bars(curve: Curve, number: int) -> dict[str, Any]:
-    """Return a bar for each point, with an error bar from its `low` to its `high`."""
+    """Return a bar for each point, with an error bar from its `low` to its `high`.
+
+    An error bar begins at its point, if the point lies outside.
+    """
     errors: dict[str, Any] = {}
     if curve.low:
-        above = [high - y for y, high in zip(curve.y, curve.high, strict=True)]
-        below = [y - low for y, low in zip(curve.y, curve.low, strict=True)]
+        above = [max(0.0, high - y) for y, high in zip(curve.y, curve.high, strict=True)]
+        below = [max(0.0, y - low) for y, low in zip(curve.y, curve.low, strict=True)]
         drawn = {"array": _drawn(above), "arrayminus": _drawn(below)}
         errors = {"error_y": {"type": "data", "symmetric": False, **drawn}}
     return {

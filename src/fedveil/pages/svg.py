@@ -37,8 +37,10 @@ def svg(plot: Plot) -> bytes:
             look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
             if curve.bars:
                 if curve.low:
-                    below = [y - low for y, low in zip(curve.y, curve.low, strict=True)]
-                    above = [high - y for y, high in zip(curve.y, curve.high, strict=True)]
+                    below = [max(0.0, y - low) for y, low in zip(curve.y, curve.low, strict=True)]
+                    above = [
+                        max(0.0, high - y) for y, high in zip(curve.y, curve.high, strict=True)
+                    ]
                     look["yerr"] = [below, above]
                 axes.bar(curve.x, curve.y, label=text_of(curve.name), **look)
                 continue
