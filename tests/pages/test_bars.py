@@ -13,7 +13,7 @@ NAMES = ("rye", "<b>oat</b>", "$x")
 
 def plot(*, errors: bool) -> Plot:
     ends = {"low": (1.0, 3.5, 0.0), "high": (4.0, 4.5, 2.0)} if errors else {}
-    bars = Curve("fields", (0, 1, 2), (2.0, 4.0, 1.5), bars=True, **ends)  # type: ignore[arg-type]
+    bars = Curve("fields", (0, 1, 2), (2.0, 4.0, -1.5), bars=True, **ends)  # type: ignore[arg-type]
     return Plot("crops", "Crops", Axis("crop", names=NAMES), Axis("rows"), [bars])
 
 
@@ -21,9 +21,11 @@ def test_a_bar_has_its_interval_and_an_escaped_name() -> None:
     drawn = figure(plot(errors=True))
     (bar,) = drawn["data"]
     assert bar["type"] == "bar"
-    assert bar["y"] == [2.0, 4.0, 1.5]
-    assert bar["error_y"]["array"] == pytest.approx([2.0, 0.5, 0.5])
-    assert bar["error_y"]["arrayminus"] == pytest.approx([1.0, 0.5, 1.5])
+    assert bar["y"] == [2.0, 4.0, -1.5]
+    assert bar["error_y"]["array"] == pytest.approx([2.0, 0.5, 3.5])
+    assert bar["error_y"]["arrayminus"] == pytest.approx(
+        [1.0, 0.5, 0.0]
+    )  # a count below its interval
     assert drawn["layout"]["xaxis"]["ticktext"] == ["rye", "&lt;b&gt;oat&lt;/b&gt;", "$x"]
     assert "error_y" not in figure(plot(errors=False))["data"][0]
 

@@ -47,21 +47,21 @@ def test_estimates_lie_within_five_deviations_of_the_truth(protection: str) -> N
 def test_the_stated_noise_is_the_noise(protection: str) -> None:
     data, question = people(211), {"q": QUESTIONS["ages"]}
     values, stated = [], []
-    for seed in range(60):
+    for seed in range(25):
         more = {"epsilon": 3.0, "seed": seed}
         estimates = asked(question, data, protection, **more)["q"].estimates
         values.append([e.value for e in estimates])
         stated.append([e.noise for e in estimates])
     errors = np.array(values) - truth(data)[1:4]
-    # 180 errors: their mean square is within 50% of the stated variance.
+    # 75 errors: the ratio of their mean square to the stated variance has a deviation of 0.16.
     ratio = (errors**2).mean() / (np.array(stated) ** 2).mean()
-    assert 0.6 < ratio < 1.5
+    assert 0.5 < ratio < 1.7
     assert abs(errors.mean()) < 5 * np.sqrt((errors**2).mean() / errors.size)
 
 
 def test_intervals_cover_the_population_that_clients_are_drawn_from() -> None:
     hits, cases = 0, 0
-    for seed in range(60):
+    for seed in range(35):
         data = {"x": np.random.default_rng(seed).beta(2, 3, 173)}
         questions = {
             "m": {"ask": "mean", "column": "x", "range": [0.0, 1.0]},

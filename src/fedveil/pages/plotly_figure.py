@@ -70,8 +70,8 @@ def _bars(curve: Curve, look: Look) -> dict[str, Any]:
     """Return a bar for each point, with an error bar from its `low` to its `high`."""
     errors: dict[str, Any] = {}
     if curve.low:
-        above = [high - y for y, high in zip(curve.y, curve.high, strict=True)]
-        below = [y - low for y, low in zip(curve.y, curve.low, strict=True)]
+        above = [max(0.0, high - y) for y, high in zip(curve.y, curve.high, strict=True)]
+        below = [max(0.0, y - low) for y, low in zip(curve.y, curve.low, strict=True)]
         drawn = {"array": _drawn(above), "arrayminus": _drawn(below)}
         errors = {"error_y": {"type": "data", "symmetric": False, **drawn}}
     return {
