@@ -15,6 +15,7 @@ from scipy.stats import binomtest
 from fedveil.base import packing
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
+from fedveil.secagg import fixed_point
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.masking import Ring, add_masks
 from fenced import fenced
@@ -151,3 +152,12 @@ def test_rounding_up_needs_a_uniform_number_below_the_fraction() -> None:
 def test_a_vector_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(InvalidValue, match="NaN"):
         FixedPoint(1.0, 8).quantise(np.array([bad]), Seeded(0))
+
+
+def test_a_vector_of_several_parts_is_rounded_in_its_own_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fixed_point, "_PART", 7)
+    point, vector = FixedPoint(1.0, 11), np.linspace(-0.9, 0.8, 23).astype(np.float32)
+    found = point.quantise(vector, Seeded(3), np.full(23, 5000))
+    assert np.abs(found * point.step - vector).max() <= point.step * (1 + 1e-9)
