@@ -207,3 +207,10 @@ def test_a_folder_s_name_is_no_markup_and_no_other_address(tmp_path: Path) -> No
     html = run_list_page(RunList(tmp_path, [run], []), tmp_path / "list.html").html()
     assert html.count("<script") == 2
     assert 'href="javascript%3A%27%22%3E%3Cscript%3E/report.html"' in html
+
+
+def test_a_job_that_was_never_run_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "job.yaml").write_text("protection: rr\n")
+    found = run_list(tmp_path)
+    assert (found.runs, found.damaged) == ([], [])

@@ -106,7 +106,7 @@ def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the folders of runs at and below `folder`. Enters no run's folder, follows no links."""
     try:
-        found = _is_run(folder, top=depth == _DEPTH)
+        found = _is_run(folder)
         inner = [] if found else sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:  # reading the run says why
         found, inner = True, []
@@ -117,11 +117,11 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _run_folders(path, depth - 1)
 
 
-def _is_run(folder: Path, *, top: bool) -> bool:
-    """Return True if a folder has a run's records or, below the `top` folder, a job alone."""
+def _is_run(folder: Path) -> bool:
+    """Return True if a folder has a run's records, or a job beside the records of its parties."""
     if any((folder / name).exists() for name in (METRICS, EVENTS, MODEL, FINDINGS)):
         return True
-    return (folder / JOB).exists() and (not top or any(folder.glob(f"*/{EVENTS}")))
+    return (folder / JOB).exists() and any(folder.glob(f"*/{EVENTS}"))
 
 
 def _listed(path: Path, name: str) -> ListedRun:
