@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedveil
+from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
+from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
+from folders import DOCS
 from page_parts import edit_last, small_job
 from vertical_parts import __name__ as vertical_module
 
@@ -35,7 +40,7 @@ PROTECTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
     "oue": ({"unary": {"eps": 0.9, "cells": 5}}, {}, {"table"}),
     "distributed_dp": ({}, {}, {"gaussian"}),
     "central_gaussian": (
-        {"central_gaussian": {"multiplier": 1.4}},
+        {"central_gaussian": {"noise_multiplier": 1.4}},
         {"clients": {"number": 13, "fraction": 0.3, "sampling": "poisson"}},
         {"sampled gaussian"},
     ),
@@ -147,7 +152,7 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     trusted, local = Dossier.of(runs["central_gaussian"]), Dossier.of(runs["rr"])
     assert "The server is trusted." in text_of(trusted, "trust")
     assert "The server is not trusted" in text_of(local, "trust")
-    assert "multiplier 1.4" in text_of(trusted, "mechanism")
+    assert "noise_multiplier 1.4" in text_of(trusted, "mechanism")
     assert "replaced by any other" in text_of(local, "unit")
     assert "Anyone with the job can remove the noise" in text_of(local, "randomness")
     assert text_of(local, "audit").startswith("Not stated: the run was not audited")
@@ -190,6 +195,19 @@ def test_an_edited_epsilon_is_refused(copy: Path) -> None:
         Dossier.of(copy)
 
 
+def test_an_edited_record_with_a_new_digest_is_refused(copy: Path) -> None:
+    edit_last(copy, epsilon_run_every_round=0.5)
+    metrics = (copy / "metrics.jsonl").read_bytes()
+    folder = RunFolder.reopen(copy)
+    kept = Checkpoint.read(folder)
+    assert kept is not None
+    digest = hashlib.sha256(metrics).hexdigest()
+    replace(kept, metrics_bytes=len(metrics), metrics_digest=digest).write(folder)
+    folder.close()
+    with pytest.raises(RunFolderError, match=r"epsilon_run_every_round is 0\.5 at delta"):
+        Dossier.of(copy)
+
+
 def test_an_edited_job_is_refused(copy: Path) -> None:
     job = copy / "job.yaml"
     job.write_text(job.read_text().replace("dp_eps: 1.7", "dp_eps: 0.2"))
@@ -225,3 +243,16 @@ def test_the_command_writes_three_files(command: Command, copy: Path) -> None:
     code, out, err = command("dossier", copy.parent / "nowhere")
     assert (code, out) == (Exit.FAILED, "")
     assert "is not a run's folder: there is no such folder" in err
+
+
+def test_the_example_of_the_page_is_true(command: Command, tmp_path: Path) -> None:
+    page = list(blocks((DOCS / "dossier.md").read_text("utf-8"), "dossier"))
+    (typed,) = (b.text for b in page if b.language == "sh")
+    (shown,) = (b.text for b in page if b.language == "text")
+    *ours, script = commands(typed)
+    for words in ours:
+        quick = ["--set", "simulation.workers=0", "--set", "record.page=false"]
+        code, _, err = command(*words[1:], *quick * (words[1] == "run"))
+        assert code == 0, err
+    done = subprocess.run([sys.executable, *script[1:]], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, shown)

@@ -19,13 +19,14 @@ def dossier(
 ) -> object:
     """Write what a reviewer needs to check a run's privacy claim: a page, a record, a script."""
     from fedveil.pages.dossier.dossier_folder import Dossier
+    from fedveil.privacy.guarantee_strength import Figure
 
     found = Dossier.of(run)
     wrote = list(found.write(out or run / "dossier"))
     for path in wrote:
         say(f"wrote {path}")
     for account in found.evidence.accounts:
-        say(f"epsilon {account.epsilon:.6g} at delta {account.delta:g} for {account.of}")
+        say(f"{Figure(account.epsilon, account.delta)} for {account.of}")
     empty = {s.key: s.missing for s in found.statements if not s.lines}
     if empty:
         say(f"not stated: {', '.join(empty)}")

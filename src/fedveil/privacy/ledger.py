@@ -92,10 +92,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in `round`.
-
-        Rounds may be recorded in any order.
-        """
+        """Charge `client` for `count` releases of `loss` in `round`, in any order of rounds."""
         self._record([(loss, count)], round, [client])
 
     def record_many(

@@ -13,6 +13,7 @@ from typing import Any
 from fedveil.pages.dossier.account import Account, Evidence
 from fedveil.pages.finding_text import conclusion
 from fedveil.pages.guarantee_text import attackers, figure_of, meaning, returned
+from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
 from fedveil.privacy.loss import format_delta, format_epsilon
@@ -182,12 +183,16 @@ def _bounds(findings: object) -> Statement:
             elif math.isnan(bound.unseen):
                 limit = "nobody worked out which true epsilons it would miss"
             lines.append(
-                f"{bound.name}: {bound.value:.4g} of {claim:.4g} claimed, from {bound.cases:,} "
+                f"{bound.name}: {_lower(bound.value)} of {claim:.4g} claimed, from {bound.cases:,} "
                 f"cases, at 95% confidence. It assumes that the attacker saw "
                 f"{finding.saw or 'the report'}; {limit}. {finding.verdict.capitalize()}."
             )
     return Statement("audit", "Audit: lower bounds on epsilon", lines,
                      "the run was not audited. `audit.canaries` audits it")  # fmt: skip
+
+
+def _lower(value: float) -> str:
+    return rounded_down(value, 4) if math.isfinite(value) else "unknown"
 
 
 def _attacks(findings: object) -> Statement:
