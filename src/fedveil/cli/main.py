@@ -20,6 +20,7 @@ from fedveil.cli import attack as attack_cli
 from fedveil.cli import budget as budget_cli
 from fedveil.cli import compare as compare_cli
 from fedveil.cli import data as data_cli
+from fedveil.cli import dossier as dossier_cli
 from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli.exits import Commands, ended
@@ -119,6 +120,7 @@ def run(
 app.command()(answering(pages_cli.report))
 app.command()(answering(pages_cli.runs))
 app.command()(answering(pages_cli.watch))
+app.command()(answering(dossier_cli.dossier))
 
 
 def _need_flower(purpose: str) -> None:

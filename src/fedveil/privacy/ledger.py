@@ -92,10 +92,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in `round`.
-
-        Rounds may be recorded in any order.
-        """
+        """Charge `client` for `count` releases of `loss` in `round`, in any order of rounds."""
         self._record([(loss, count)], round, [client])
 
     def record_many(
@@ -163,15 +160,18 @@ class Ledger:
         If the clients of a round spent differently, the costliest charge of that round counts.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
+        return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
+
+    def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
+        """Return the charges that `epsilon_every_round` composes."""
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
             paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
-        charges = [
+        return [
             (loss, count * times)
             for kind, times in sorted(paid.items())
             for loss, count in self._kinds[kind]
         ]
-        return cost(charges, delta, adaptive=self.adaptive)
 
     def figures(self, delta: float) -> dict[str, Figure]:
         """Return the account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.

@@ -1,0 +1,33 @@
+"""`fedveil dossier`: the evidence for a run's privacy claim, in one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import say
+
+
+def dossier(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder to write. Default: dossier, in the run's folder."),
+    ] = None,
+) -> object:
+    """Write what a reviewer needs to check a run's privacy claim: a page, a record, a script."""
+    from fedveil.pages.dossier.dossier_folder import Dossier
+    from fedveil.privacy.guarantee_strength import Figure
+
+    found = Dossier.of(run)
+    wrote = list(found.write(out or run / "dossier"))
+    for path in wrote:
+        say(f"wrote {path}")
+    for account in found.evidence.accounts:
+        say(f"{Figure(account.epsilon, account.delta)} for {account.of}")
+    empty = {s.key: s.missing for s in found.statements if not s.lines}
+    if empty:
+        say(f"not stated: {', '.join(empty)}")
+    return {"wrote": wrote, "missing": empty}

@@ -1,0 +1,185 @@
+"""The accounts of a finished run, read from its folder and checked against each other.
+
+A federated run keeps its ledger in its checkpoint. The checkpoint has a digest of its own and one
+of the run's metrics, and the job is saved twice. A vertical run keeps one account per party. It
+must follow from the job and from how often the examples were sent.
+
+Digests are no signatures. A folder in which all files were rewritten to match is not recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened, read_bytes
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.errors import RunFolderError
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.pages.dossier.releases import releases_of
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.vertical_page import is_vertical, parties_of
+from fedveil.privacy.compose import Charge, cost
+from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.record.account_lines import ACCOUNTS, UNPROTECTED
+from fedveil.record.finding_lines import FINDINGS
+from fedveil.record.recorder import Metrics
+from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
+from fedveil.record.sealed_message import intact
+
+#: The lines of a party's account: the bits of a part, a label, and the run.
+_BITS = re.compile(r"an example's (\d+) bits of (.+), sent once")
+_LABEL = "an example's label, in all epochs"
+_SENT = re.compile(r"an example in the run, sent (?:once|(\d+) times)")
+#: Relative difference of an account's epsilon from the one that follows from its charges.
+_SAME = 1e-9
+#: Files whose digests a dossier lists, if the run has them.
+_FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest", "sent.csv")
+
+
+@dataclass(frozen=True)
+class Account:
+    """A stated epsilon with its delta, and the releases from which it follows.
+
+    `of` says whom or what it is for. `missing` is the reason if `releases` is empty.
+    """
+
+    of: str
+    epsilon: float
+    delta: float
+    adaptive: bool
+    releases: list[dict[str, Any]]
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run, its accounts, and the SHA-256 digests of its files by their names."""
+
+    run: ReadRun
+    accounts: list[Account]
+    files: Mapping[str, str]
+    parties: Mapping[str, ReadRun]
+
+    @property
+    def vertical(self) -> bool:
+        """True if the run trained a split model."""
+        return is_vertical(self.run)
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read a run's folder and check it. Raises `RunFolderError` if it is damaged or was edited.
+
+    No other process may write there meanwhile.
+    """
+    with closing(RunFolder.reopen(path)) as folder:
+        run = read_run(path)
+        with intact(path):
+            _check_job(path)
+            if is_vertical(run):
+                parties = parties_of(run)
+                accounts = [a for n, party in parties.items() for a in _of_party(n, party, run)]
+            else:
+                parties, accounts = {}, _of_ledger(folder, run)
+            if not accounts and not parties:
+                raise RunFolderError(f"{path} holds no records: no client has sent anything yet")
+            places = [path, *(party.folder for party in parties.values())]
+            names = (place / name for place in places for name in _FILES)
+            files = {str(n.relative_to(path)): _digest(n) for n in names if n.is_file()}
+        return Evidence(run, accounts, files, parties)
+
+
+def _check_job(path: Path) -> None:
+    """Raise RunFolderError if the job differs from the copy that was saved when the run began."""
+    began = path / CHECKPOINT / JOB
+    if not began.is_file():
+        raise RunFolderError(f"{began} is missing, the job that the run began with")
+    if read_bytes(began, MOST_JOB_BYTES) != read_bytes(path / JOB, MOST_JOB_BYTES):
+        raise RunFolderError(
+            f"{path / JOB} was changed after the run began: it differs from {began}. Put it back"
+        )
+
+
+def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
+    """Return the account of a federated run's ledger, which must agree with the last record."""
+    checkpoint = Checkpoint.read(folder)
+    if checkpoint is None or not run.records:
+        return []
+    kept = Metrics.vouched(folder, checkpoint.metrics_bytes, checkpoint.metrics_digest)
+    if len(kept.records) != len(run.records):
+        raise RunFolderError(
+            f"{folder.path / METRICS} holds {len(run.records)} records, but the checkpoint covers "
+            f"{len(kept.records)}. Resume the run with: fedveil run --resume {folder.path}"
+        )
+    ledger, delta = Ledger.from_state(checkpoint.ledger), run.job["privacy"]["delta"]
+    figures = ledger.figures(delta)
+    for name, figure in figures.items():
+        stated = (run.last[f"epsilon_{name}"], run.last[f"delta_{name}"])
+        if not _same(stated[0], figure.epsilon) or stated[1] != figure.delta:
+            raise RunFolderError(
+                f"{folder.path / METRICS} does not state what the ledger adds up to: "
+                f"epsilon_{name} is {stated[0]} at delta {stated[1]}, and the ledger's is "
+                f"{figure.epsilon} at delta {figure.delta}"
+            )
+    figure = figures["run_every_round"]
+    rates = [run.job["clients"]["fraction"], run.job["training"].get("sampling_rate") or 1.0]
+    releases = releases_of(
+        ledger.charges_every_round(figure.delta), rates, adaptive=ledger.adaptive
+    )
+    whose = "one example of a client" if run.last["unit"] == "example" else "a client"
+    what = f"{whose} in every round"
+    return [Account(what, figure.epsilon, figure.delta, ledger.adaptive, releases)]
+
+
+def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
+    """Yield the accounts of a party of a vertical run: of an example, and of a label."""
+    lines = {line.what: line for line in party.accounts}
+    for what, line in lines.items():
+        sent = _SENT.fullmatch(what)
+        if sent is not None:
+            charges = _charges_of_example(lines, int(sent[1] or 1), run)
+            yield _followed(party, name, line, charges)
+        elif what == _LABEL:
+            yield _followed(party, name, line, [(PrivacyLoss(line.epsilon, per="example"), 1)])
+
+
+def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
+    """Return the charges of an example that a party sent `times` times, from its account."""
+    if any(what.endswith(UNPROTECTED) for what in lines):
+        return [(PrivacyLoss(math.inf, per="example"), 1)]
+    settings = run.job["privacy"]["embedding_dp"] or {}
+    if settings.get("reuse"):
+        times = 1
+    charges: list[Charge] = []
+    for what in lines:
+        if (bits := _BITS.fullmatch(what)) is not None:
+            charges += EmbeddingDP(settings.get("eps")).loss.charges(int(bits[1]) * times)
+    return [(loss.resolved(), count) for loss, count in charges]
+
+
+def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
+    """Return a party's account. Raises RunFolderError unless it follows from its charges."""
+    follows = cost(charges, line.delta)
+    if not _same(line.epsilon, follows):
+        raise RunFolderError(
+            f"{party.folder / ACCOUNTS} does not follow from the job: epsilon {line.epsilon} for "
+            f"{line.what}, where {follows} follows"
+        )
+    releases = releases_of(charges, [], adaptive=False)
+    return Account(f"{name}: {line.what}", line.epsilon, line.delta, False, releases)
+
+
+def _same(stated: float, found: float) -> bool:
+    return stated == found or math.isclose(stated, found, rel_tol=_SAME)
+
+
+def _digest(path: Path) -> str:
+    with opened(path, MOST_STREAMED_BYTES) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

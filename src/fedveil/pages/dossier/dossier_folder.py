@@ -1,0 +1,86 @@
+"""Writes a dossier: a page, a record, and a script that recomputes the record's epsilons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from fedveil.base.files import write_whole
+from fedveil.errors import RunFolderError
+from fedveil.pages.dossier.account import Evidence, read_evidence
+from fedveil.pages.dossier.registry import registry_record
+from fedveil.pages.dossier.statements import Statement, shown, statements, worst
+from fedveil.pages.page import Code, Fact, Page, Part, Points, Section
+from fedveil.pages.run_summary import TONES
+from fedveil.pages.table import Table
+from fedveil.privacy.guarantee_strength import Figure
+from fedveil.record.run_folder import explained, make_folder
+
+PAGE, RECORD, SCRIPT = "dossier.html", "record.json", "recompute.py"
+
+
+@dataclass(frozen=True)
+class Dossier:
+    """The evidence of a run, and the statements that follow from it."""
+
+    evidence: Evidence
+    statements: list[Statement]
+
+    @classmethod
+    def of(cls, run: Path) -> Dossier:
+        """Read and check a run's folder. Raises `RunFolderError` if it is damaged or was edited."""
+        evidence = read_evidence(run)
+        return cls(evidence, statements(evidence))
+
+    def write(self, folder: Path) -> Iterator[Path]:
+        """Write the dossier's files to `folder`, and yield their paths."""
+        if folder.exists() and not folder.is_dir():
+            raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
+        make_folder(folder)
+        record = registry_record(self.evidence, self.statements)
+        contents = {
+            PAGE: self.page().html(),
+            RECORD: json.dumps(record, indent=1, allow_nan=False) + "\n",
+            SCRIPT: (files(__package__) / SCRIPT).read_text("utf-8"),
+        }
+        for name, text in contents.items():
+            with explained(folder):
+                write_whole(folder / name, text.encode(errors="backslashreplace"))
+            yield folder / name
+
+    def page(self) -> Page:
+        """Return the dossier as a page."""
+        stated = [s for s in self.statements if s.lines]
+        empty = [f"{s.title}: {s.missing}." for s in self.statements if not s.lines]
+        sections = [Section(s.title, [Points(s.lines)]) for s in stated]
+        sections += [Section("Not stated", [Points(empty)])] if empty else []
+        sections += [Section("Recompute the epsilons", self._recompute())]
+        lead = (
+            "The answers to what NIST SP 800-226 asks of a claim of differential privacy, from the "
+            "records of this run. This page is evidence for a review, and no verdict."
+        )
+        return Page(f"Dossier of {self.evidence.run.name}", [lead, self._fact()], sections)
+
+    def _fact(self) -> Fact:
+        found = worst(self.evidence.accounts)
+        if found is None:
+            return Fact("Privacy guarantee", "nothing", "No party has an account.", TONES["none"])
+        figure = Figure(found.epsilon, found.delta)
+        return Fact("Privacy guarantee", str(figure), f"For {found.of}.", TONES[figure.promise])
+
+    def _recompute(self) -> list[Part]:
+        rows = [
+            [a.of, *shown(a), ", ".join(dict.fromkeys(r["law"] for r in a.releases)) or "none"]
+            for a in self.evidence.accounts
+        ]
+        digests = [[name, digest] for name, digest in self.evidence.files.items()]
+        return [
+            "The script composes the releases in the record with dp-accounting. It does not use "
+            "fedveil. It checks the composition. It cannot check that the run drew its noise.",
+            Code("pip install dp-accounting\npython recompute.py record.json"),
+            Table(["for", "epsilon", "delta", "laws"], rows),
+            Table(["file of the run", "SHA-256"], digests),
+        ]

@@ -1,0 +1,159 @@
+"""Recompute the epsilons of dossiers with dp-accounting, from their records alone.
+
+Usage: python recompute.py record.json...
+
+This script needs dp-accounting and numpy, and does not use fedveil. It composes the releases that a
+record lists and compares the result with the epsilon that the record states. It exits with code 1
+if a record states less than the result, and with code 2 if a record cannot be read.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+#: Largest relative difference of two accountants that agree.
+TOLERANCE = 2e-3
+#: More points than this are not composed.
+MOST_POINTS = 1 << 25
+
+
+def recomputed(account: dict[str, Any]) -> tuple[float, float]:
+    """Return the epsilon of an account at its delta, and the possible error of the grid.
+
+    Raises ValueError if the account cannot be composed here.
+    """
+    releases, delta = account["releases"], account["delta"]
+    epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
+    lost = math.fsum(d * n for _, d, n in epsilons)
+    added = math.fsum(e * n for e, _, n in epsilons) if lost <= delta else math.inf
+    if account["adaptive"] or delta == 0 or any(r["law"] == "none" for r in releases):
+        return added, 0.0
+    epsilon, error = composed(releases, delta, account["epsilon"])
+    return min(added, epsilon), error
+
+
+def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
+    """Return the epsilon at `delta` of all releases together, and the possible error of the grid.
+
+    `stated` decides how fine the grid is.
+    """
+    interval = grid(releases, number(stated))
+    square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
+    parts: list[tuple[Any, int]] = []
+    shifts = 0
+    if square:
+        parts.append((gaussian(1 / math.sqrt(square), interval), 1))
+    for release in releases:
+        if release["law"] == "sampled gaussian":
+            parts.append((sampled(release, interval), release["count"]))
+        elif release["law"] in ("stated", "table"):
+            part, exact = table(release, interval)
+            parts.append((part, release["count"]))
+            shifts += 0 if exact else release["count"]
+    whole = None
+    for part, count in parts:
+        repeated = part.self_compose(count) if count > 1 else part
+        whole = repeated if whole is None else whole.compose(repeated)
+    epsilon = whole.get_epsilon_for_delta(delta) if whole is not None else 0.0
+    return epsilon, shifts * interval
+
+
+def grid(releases: list[Any], stated: float) -> float:
+    """Return the width of the grid of losses: a release's own if there is only one kind of them."""
+    own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
+           for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
+    count = sum(r["count"] for r in releases if r["law"] != "gaussian")
+    own.discard(0.0)
+    if len(own) == 1 and all(r["law"] in ("stated", "table") for r in releases):
+        return float(own.pop())
+    finite = stated if math.isfinite(stated) else 1.0
+    return max(finite, 0.1) * 1e-4 / max(1, math.isqrt(count))
+
+
+def gaussian(ratio: float, interval: float) -> Any:
+    """Return the privacy loss of Gaussian noise of `ratio` times the sensitivity."""
+    return pld.from_gaussian_mechanism(ratio, value_discretization_interval=interval)
+
+
+def sampled(release: dict[str, Any], interval: float) -> Any:
+    """Return the privacy loss of Gaussian noise on the sum of a sampled batch.
+
+    One member is replaced.
+    """
+    return pld.from_gaussian_mechanism(
+        release["multiplier"],
+        sampling_prob=release["rate"],
+        value_discretization_interval=interval,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    )
+
+
+def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
+    """Return a distribution of losses on the grid, and True if none had to be rounded up."""
+    if release["law"] == "stated":
+        epsilon, delta = release["epsilon"], release["delta"]
+        right = 1 / (1 + math.exp(-epsilon))
+        losses, masses = [-epsilon, epsilon], [(1 - delta) * (1 - right), (1 - delta) * right]
+        infinite = delta
+    else:
+        masses, infinite = release["masses"], release["infinite"]
+        losses = [release["step"] * (release["low"] + k) for k in range(len(masses))]
+    if not losses or len(losses) * math.isqrt(release["count"]) > MOST_POINTS:
+        raise ValueError(f"{release['count']:,} releases of a table of {len(masses):,} losses")
+    places = [math.ceil(loss / interval - 1e-6) for loss in losses]
+    exact = all(
+        abs(p * interval - x) < 1e-6 * interval for p, x in zip(places, losses, strict=True)
+    )
+    probabilities = np.zeros(places[-1] - places[0] + 1)
+    np.add.at(probabilities, [place - places[0] for place in places], masses)
+    pmf = pld_pmf.DensePLDPmf(interval, places[0], probabilities, infinite, True)
+    return pld.PrivacyLossDistribution(pmf), exact
+
+
+def number(value: Any) -> float:
+    """Return a number of strict JSON, in which infinity is a text."""
+    return float(value)
+
+
+def verdict(stated: float, epsilon: float, error: float) -> str:
+    """Return a word for a stated epsilon beside the recomputed one."""
+    if stated == epsilon or abs(stated - epsilon) <= TOLERANCE * stated + error:
+        return "agrees"
+    return "STATES LESS" if stated < epsilon else "states more"
+
+
+def main(files: list[str]) -> int:
+    """Compare every account of every record. Return the exit code."""
+    wrong = False
+    for file in files:
+        try:
+            accounts = json.loads(Path(file).read_text("utf-8"))["accounts"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            print(f"{file} cannot be read: {error}", file=sys.stderr)
+            return 2
+        for account in accounts:
+            stated, what = number(account["epsilon"]), f"{file}: {account['of']}"
+            if account["missing"]:
+                print(f"{what}: not recomputed: {account['missing']}")
+                continue
+            try:
+                epsilon, error = recomputed(account)
+            except ValueError as why:
+                print(f"{what}: not recomputed: too large: {why}")
+                continue
+            word = verdict(stated, epsilon, error)
+            wrong |= word == "STATES LESS"
+            print(f"{what}: stated {stated:.6g}, recomputed {epsilon:.6g} at delta "
+                  f"{account['delta']:g}: {word}")  # fmt: skip
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["record.json"]))

@@ -1,0 +1,91 @@
+"""A run's releases as plain data, each with the law from which its epsilon can be recomputed.
+
+The laws are:
+
+    none                no promise: epsilon is infinite
+    stated              the worst mechanism of an (epsilon, delta) statement
+    gaussian            Gaussian noise of `ratio` times the sensitivity (one unit replaced)
+    sampled gaussian    noise of `multiplier` times the clip on a sum that takes each member with
+                        probability `rate`
+    table               a distribution of losses on a grid: the composition can be checked, not how
+                        the table follows from the mechanism
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedveil.privacy.compose import Charge
+from fedveil.privacy.loss import Gaussian
+from fedveil.privacy.loss_distribution import LossDistribution
+from fedveil.privacy.sampled_gaussian import SampledGaussian
+
+#: The noise multipliers in which a sampled Gaussian is searched, as ratios to twice the clip.
+_LEAST_RATIO, _MOST_RATIO = 0.05, 1e3
+_HALVINGS = 60
+#: Relative difference at which a table counts as that of a sampled Gaussian.
+_SAME = 1e-6
+
+
+def releases_of(
+    charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
+) -> list[dict[str, Any]]:
+    """Return each charge as plain data with its law.
+
+    `rates` are the sampling rates of the job, with which a sampled Gaussian is recognised. An
+    `adaptive` account adds epsilons, so its releases have no law besides their statement.
+    """
+    found = []
+    for loss, count in charges:
+        told = {"per": loss.per, "count": count, "epsilon": loss.epsilon, "delta": loss.delta}
+        release = None if adaptive else loss.release
+        if release is None:
+            found.append({**told, "law": "none" if math.isinf(loss.epsilon) else "stated"})
+        elif isinstance(release, Gaussian):
+            found.append({**told, "law": "gaussian", "ratio": release.ratio})
+        else:
+            found.append({**told, **_law_of(release.distribution(), rates)})
+    return found
+
+
+def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
+    for rate in rates:
+        ratio = _sampled_ratio(table, rate)
+        if ratio is not None:
+            return {"law": "sampled gaussian", "multiplier": 2 * ratio, "rate": rate}
+    return {
+        "law": "table",
+        "step": table.step,
+        "low": table.low,
+        "infinite": table.infinite,
+        "masses": table.masses.tolist(),
+    }
+
+
+def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
+    """Return the noise ratio at which a Gaussian sampled at `rate` has this table, or None.
+
+    The delta at a loss of 0 falls with the ratio, which bisection finds. The two curves must then
+    be equal at other losses, too.
+    """
+    if not 0 < rate < 1:
+        return None
+    low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
+    wanted = table.delta(0.0)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if SampledGaussian(math.exp(middle), rate).delta(0.0) > wanted:
+            low = middle
+        else:
+            high = middle
+    ratio = math.exp((low + high) / 2)
+    known = SampledGaussian(ratio, rate)
+    twin = known.distribution()
+    places = [share * table.largest for share in (0.01, 0.05, 0.2, 0.5)]
+    same = all(
+        math.isclose(table.delta(x), twin.delta(x), rel_tol=_SAME * 1e2, abs_tol=1e-12)
+        for x in places
+    )
+    return ratio if same else None

@@ -1,0 +1,240 @@
+"""What NIST SP 800-226 asks of a claim of differential privacy, answered from a run's folder.
+
+A statement that a run's folder cannot make is empty, and says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedveil.pages.dossier.account import Account, Evidence
+from fedveil.pages.finding_text import conclusion
+from fedveil.pages.guarantee_text import attackers, figure_of, meaning, returned
+from fedveil.privacy.audit import rounded_down
+from fedveil.privacy.finding import Finding
+from fedveil.privacy.guarantee_strength import Figure, promise
+from fedveil.privacy.loss import format_delta, format_epsilon
+from fedveil.record.account_lines import UNPROTECTED
+
+_REPLACE = (
+    "Two inputs are neighbours if {unit} is replaced by any other (replace-one, the relation of "
+    "bounded differential privacy)."
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a dossier: its key, its title, and its sentences.
+
+    `missing` is the reason if it has none.
+    """
+
+    key: str
+    title: str
+    lines: list[str] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def text(self) -> str:
+        """The sentences in one paragraph, or the reason why there are none."""
+        return " ".join(self.lines) if self.lines else f"Not stated: {self.missing}"
+
+
+def statements(evidence: Evidence) -> list[Statement]:
+    """Return all statements about a run, in the order in which SP 800-226 introduces them."""
+    found = _vertical(evidence) if evidence.vertical else _federated(evidence)
+    return [
+        Statement("epsilon", "Epsilon and delta", _epsilons(evidence.accounts),
+                  "no party has an account"),
+        *found,
+        Statement("composition", "Composition", _composition(evidence.accounts),
+                  "no releases are known"),
+        _bounds(evidence.run.findings),
+        _attacks(evidence.run.findings),
+        Statement("integrity", "The run's records", _integrity(evidence)),
+        *_unknown(),
+    ]  # fmt: skip
+
+
+def worst(accounts: list[Account]) -> Account | None:
+    """Return the account with the largest epsilon, or None if there is none."""
+    return max(accounts, key=lambda account: account.epsilon, default=None)
+
+
+def _epsilons(accounts: list[Account]) -> list[str]:
+    return [f"{Figure(a.epsilon, a.delta)} for {a.of}." for a in accounts]
+
+
+def _federated(evidence: Evidence) -> Iterator[Statement]:
+    run, last = evidence.run, evidence.run.last
+    unit = "one example of a client" if last["unit"] == "example" else "a client's whole data"
+    yield Statement("unit", "Unit and neighbouring relation",
+                    [f"The protected unit is {unit}.", _REPLACE.format(unit=unit)])  # fmt: skip
+    yield Statement("meaning", "What an attacker learns at most", [meaning(last)])
+    against = attackers(run.job)
+    trusted = "The server is trusted." if last["rests_on_server"] else (
+        "The server is not trusted with the data, but to follow the protocol where the "
+        "protection's own page says so.")  # fmt: skip
+    if last["promise_run_every_round"] == "none":
+        against = ""
+    holds = [f"The guarantee holds against {against}.", trusted] if against else []
+    none = "the protection is a class of the user's own, or guarantees nothing"
+    yield Statement("trust", "Trust model", holds, none)
+    name = run.job["protection"]["name"]
+    settings = {k: v for k, v in _settings(run.job["protection"]).items() if v is not None}
+    told = ", ".join(f"{key} {value}" for key, value in settings.items())
+    yield Statement("mechanism", "Mechanism", [f"{name}{f' ({told})' if told else ''}."])
+    yield Statement("not_covered", "What is not covered", list(_open(evidence)))
+    yield Statement("side_channels", "Side channels", list(_channels(last["in_clear"])))
+    yield _randomness(str(last["randomness"]))
+
+
+def _settings(switch: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a job's protection."""
+    from fedveil.protections.catalog import POSITIONS
+
+    position = POSITIONS.get(str(switch["name"]))
+    block = position.block if position is not None else "own"
+    return dict(switch.get(block or "") or {})
+
+
+def _vertical(evidence: Evidence) -> Iterator[Statement]:
+    job = evidence.run.job
+    yield Statement("unit", "Unit and neighbouring relation", [
+        "The protected unit is one example of a party: its values, or its label.",
+        _REPLACE.format(unit="one example"),
+    ])  # fmt: skip
+    found = worst(evidence.accounts)
+    says = [] if found is None else [
+        "In the account with the largest epsilon, the guarantee is "
+        f"{promise(found.epsilon, found.delta)}."]  # fmt: skip
+    yield Statement("meaning", "What an attacker learns at most", says, "no party has an account")
+    yield Statement("trust", "Trust model", [
+        "A party's guarantee holds against the other parties and everyone who reads what it sends. "
+        "A party trusts its own machine."])  # fmt: skip
+    privacy = {key: value for key, value in job["privacy"].items() if value not in (None, {}, [])}
+    told = ", ".join(f"{key} {value}" for key, value in privacy.items())
+    yield Statement("mechanism", "Mechanism", [f"{told}."] if told else [],
+                    "the parties' messages are sent without protection")  # fmt: skip
+    bare = [line.what for party in evidence.parties.values() for line in party.accounts
+            if line.what.endswith(UNPROTECTED)]  # fmt: skip
+    yield Statement("not_covered", "What is not covered", [
+        *(f"No finite epsilon covers {what}." for what in bare), returned(job),
+        "The ids that all parties have in common, the order of batches and the sizes of messages."
+    ])  # fmt: skip
+    yield Statement("side_channels", "Side channels", list(_channels(())))
+    yield _randomness("simulation randomness" if job["privacy"]["randomness"] == "seeded"
+                      else "system randomness")  # fmt: skip
+
+
+def _open(evidence: Evidence) -> Iterator[str]:
+    last = evidence.run.last
+    for what in last["in_clear"]:
+        yield f"Sent in the clear, with no finite epsilon: {what}."
+    if figure_of(last, "run_every_round").promise == "none":
+        yield "The reports: nothing is promised about what they or their sum reveal."
+    yield "Who took part in which round, and when: the server knows its clients."
+    yield "The choice of settings from private data, unless the ledger charged it."
+
+
+def _channels(in_clear: object) -> Iterator[str]:
+    yield "Noise is drawn from exact discrete distributions or rounded to a grid before it is sent."
+    yield "The length of a report does not depend on the data."
+    timed = any("time" in str(what) for what in in_clear) if isinstance(in_clear, list) else False
+    yield (
+        "The time at which a report is sent depends on the data, and no epsilon covers it."
+        if timed else
+        "Nobody measured the running time, memory and power of the clients' machines in this run."
+    )  # fmt: skip
+
+
+def _randomness(said: str) -> Statement:
+    lines = [f"{said[0].upper()}{said[1:]}."]
+    if said.startswith("simulation"):
+        lines.append("Anyone with the job can remove the noise: the guarantee holds for a "
+                     "deployment with system randomness, not for this run.")  # fmt: skip
+    return Statement("randomness", "Source of randomness", lines)
+
+
+def _composition(accounts: list[Account]) -> list[str]:
+    """Return a sentence for each account: the number of its releases, by law."""
+    found = []
+    for account in accounts:
+        laws = [f"{r['count']:,} of law {r['law']!r} per {r['per']}" for r in account.releases]
+        how = "the privacy curves are composed"
+        if account.adaptive:
+            how = "epsilons add up, since losses may depend on earlier rounds"
+        found.append(f"For {account.of}: {', '.join(laws) or 'no release'}; {how}.")
+    return found
+
+
+def _bounds(findings: object) -> Statement:
+    """Return the audit's lower bounds, with their assumption and the limit of what they detect."""
+    lines = []
+    for finding in _findings(findings):
+        for bound in finding.bounds:
+            claim = bound.claim(finding.epsilon)
+            limit = f"true epsilons up to {bound.unseen:.4g} would probably be missed"
+            if math.isinf(bound.unseen):
+                limit = "every true epsilon would probably be missed"
+            elif math.isnan(bound.unseen):
+                limit = "nobody worked out which true epsilons it would miss"
+            lines.append(
+                f"{bound.name}: {_lower(bound.value)} of {claim:.4g} claimed, from {bound.cases:,} "
+                f"cases, at 95% confidence. It assumes that the attacker saw "
+                f"{finding.saw or 'the report'}; {limit}. {finding.verdict.capitalize()}."
+            )
+    return Statement("audit", "Audit: lower bounds on epsilon", lines,
+                     "the run was not audited. `audit.canaries` audits it")  # fmt: skip
+
+
+def _lower(value: float) -> str:
+    return rounded_down(value, 4) if math.isfinite(value) else "unknown"
+
+
+def _attacks(findings: object) -> Statement:
+    lines = [
+        f"{finding.attack} at effort {finding.effort}: {conclusion(finding)}"
+        for finding in _findings(findings)
+    ]
+    return Statement("attacks", "Attacks tried", lines,
+                     "nobody attacked this run. A failed attack would prove nothing")  # fmt: skip
+
+
+def _findings(findings: object) -> list[Finding]:
+    return [f for f in findings if isinstance(f, Finding)] if isinstance(findings, list) else []
+
+
+def _integrity(evidence: Evidence) -> list[str]:
+    run = evidence.run
+    state = run.ended or "; ".join({p.ended or "not ended" for p in evidence.parties.values()})
+    lines = [f"The run's end: {state or 'still running, or killed'}."]
+    lines.append(
+        "The job equals its copy from the start of the run, and each party's account follows from "
+        "the job and its counts."
+        if evidence.vertical else
+        "The job equals its copy from the start of the run, the metrics equal the checkpoint's "
+        "digest, and the ledger adds up to the last record."
+    )  # fmt: skip
+    lines.append("Digests are no signatures: whoever can rewrite all files can forge a run. "
+                 "Findings of attacks have no digest.")  # fmt: skip
+    return lines
+
+
+def _unknown() -> Iterator[Statement]:
+    """Yield the statements that no run's folder can make."""
+    reason = "the run's folder does not hold it. Whoever deploys the model must add it"
+    for key, title in {
+        "purpose": "Intended use of the model",
+        "collection": "How the data were collected, and who may read them",
+        "retention": "How long the raw data are kept",
+    }.items():
+        yield Statement(key, title, [], reason)
+
+
+def shown(account: Account) -> tuple[str, str]:
+    """Return an account's epsilon and delta as text, rounded up."""
+    return format_epsilon(account.epsilon), format_delta(account.delta)

@@ -1,0 +1,260 @@
+"""The dossier of a run: its answers, its refusals, and a script that recomputes its epsilons."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedveil
+from doc_blocks import blocks, commands
+from fedveil.cli.exits import Exit
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.errors import RunFolderError
+from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.record.finding_lines import add_finding
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical import VerticalJob, train
+from folders import DOCS
+from page_parts import edit_last, small_job
+from vertical_parts import __name__ as vertical_module
+
+Command = Callable[..., tuple[int, str, str]]
+#: A protection with settings that no default has, further keys, and the laws of its releases.
+PROTECTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
+    "not_encrypt": ({}, {}, {"none"}),
+    "pw_encrypt": ({}, {}, {"none"}),
+    "dp_encrypt": ({"dp_encrypt": {"dp_eps": 1.7, "dp_delta": 1e-4}}, {}, {"gaussian"}),
+    "signds": ({"signds": {"sign_eps": 1.3}}, {}, {"stated"}),
+    "rr": ({"unary": {"eps": 0.7, "cells": 3}}, {}, {"table"}),
+    "oue": ({"unary": {"eps": 0.9, "cells": 5}}, {}, {"table"}),
+    "distributed_dp": (
+        {"distributed_dp": {"clip": 0.7}},
+        {"clients": {"number": 23, "fraction": 0.6, "sampling": "poisson"}},
+        {"sampled gaussian"},
+    ),
+    "central_gaussian": ({"central_gaussian": {"noise_multiplier": 1.4}}, {}, {"gaussian"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of every protection, and one of two parties."""
+    base = tmp_path_factory.mktemp("made")
+    found = {}
+    for name, (settings, more, _) in PROTECTIONS.items():
+        clients = {"number": 13, "fraction": 1.0}
+        blocks = {"model": "parts:few", "record": {"page": False}, "clients": clients, **more}
+        job = small_job(protection={"name": name, **settings}, **blocks)
+        run = fedveil.simulate(job, base / name)
+        found[name] = run.folder
+    block = {"name": "small", "epochs": 3, "batch_size": 9, "task": f"{vertical_module}:bottoms",
+             "privacy": {"embedding_dp": {"eps": 1.1}}}  # fmt: skip
+    found["vertical"] = train(VerticalJob.model_validate(block), base / "vertical").folder
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(runs: dict[str, Path]) -> dict[str, Path]:
+    """The record of every run's dossier."""
+    for folder in runs.values():
+        list(Dossier.of(folder).write(folder / "dossier"))
+    return {name: folder / "dossier" / RECORD for name, folder in runs.items()}
+
+
+@pytest.fixture
+def copy(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of a run, for a test to damage."""
+    return Path(shutil.copytree(runs["dp_encrypt"], tmp_path / "copy"))
+
+
+def recompute(*records: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script of the first record in a process that cannot import fedveil."""
+    script = records[0].with_name(SCRIPT)
+    code = (
+        "import runpy, sys; sys.modules['fedveil'] = None; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-c", code, script, *records], capture_output=True, text=True, env=bare
+    )
+
+
+def text_of(dossier: Dossier, key: str) -> str:
+    (found,) = (s.text for s in dossier.statements if s.key == key)
+    return found
+
+
+def test_the_script_recomputes_every_ledger(records: dict[str, Path]) -> None:
+    done = recompute(*records.values())
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    accounts = [a for r in records.values() for a in json.loads(r.read_text())["accounts"]]
+    assert len(lines) == len(accounts) >= len(records)
+    assert [line for line in lines if not line.endswith(": agrees")] == []
+    for name, (_, _, laws) in PROTECTIONS.items():
+        (account,) = json.loads(records[name].read_text())["accounts"]
+        assert {release["law"] for release in account["releases"]} == laws, name
+        last = json.loads((records[name].parents[1] / "metrics.jsonl").read_text().split("\n")[-2])
+        assert account["epsilon"] == last["epsilon_run_every_round"]
+
+
+@pytest.mark.parametrize("name", ["signds", "oue", "distributed_dp", "vertical"])
+def test_the_script_refutes_a_record_that_states_less(
+    name: str, records: dict[str, Path], tmp_path: Path
+) -> None:
+    record = json.loads(records[name].read_text())
+    for account in record["accounts"]:
+        account["epsilon"] *= 0.98
+    edited = tmp_path / RECORD
+    edited.write_text(json.dumps(record))
+    shutil.copy(records[name].with_name(SCRIPT), tmp_path)
+    done = recompute(edited)
+    assert done.returncode == 1
+    assert done.stdout.count("STATES LESS") == len(record["accounts"]) >= 1
+
+
+def test_the_script_names_a_record_that_it_cannot_read(
+    records: dict[str, Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"accounts": ')
+    done = recompute(records["rr"], broken)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{broken} cannot be read: ")
+
+
+def test_every_statement_is_made_or_says_why_not(runs: dict[str, Path]) -> None:
+    for name, folder in runs.items():
+        dossier = Dossier.of(folder)
+        assert all(
+            bool(s.lines) != bool(s.text.startswith("Not stated: ")) for s in dossier.statements
+        )
+        assert all(s.missing for s in dossier.statements if not s.lines), name
+        html = dossier.page().html()
+        assert all(escape(s.title) in html for s in dossier.statements)
+        assert "certified" not in html.lower()
+        assert "certif" not in json.dumps([s.lines for s in dossier.statements]).lower()
+
+
+def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
+    trusted, local = Dossier.of(runs["central_gaussian"]), Dossier.of(runs["rr"])
+    assert "The server is trusted." in text_of(trusted, "trust")
+    assert "The server is not trusted" in text_of(local, "trust")
+    assert "noise_multiplier 1.4" in text_of(trusted, "mechanism")
+    assert "replaced by any other" in text_of(local, "unit")
+    assert "Anyone with the job can remove the noise" in text_of(local, "randomness")
+    assert text_of(local, "audit").startswith("Not stated: the run was not audited")
+    none = Dossier.of(runs["not_encrypt"])
+    assert text_of(none, "trust").startswith("Not stated: ")
+    assert "nothing is promised" in text_of(none, "not_covered")
+    assert "bank: an example in the run" in text_of(Dossier.of(runs["vertical"]), "epsilon")
+
+
+def test_an_audit_is_told_with_its_assumption_and_limit(copy: Path) -> None:
+    bound = Measured("epsilon at least", 0.31, cases=77, unseen=1.25)
+    folder = RunFolder.reopen(copy)
+    add_finding(folder, Finding("audit", "quick", "dp_encrypt", [bound], epsilon=1.7, delta=1e-4,
+                                saw="the sums of all rounds"))  # fmt: skip
+    folder.close()
+    said = text_of(Dossier.of(copy), "audit")
+    assert "epsilon at least: 0.31 of 1.7 claimed, from 77 cases" in said
+    assert "the attacker saw the sums of all rounds" in said
+    assert "true epsilons up to 1.25 would probably be missed" in said
+
+
+def test_a_record_has_the_registrys_shape(records: dict[str, Path]) -> None:
+    record = json.loads(records["central_gaussian"].read_text())
+    assert [*record["deployment"]] == [
+        "product", "dp_flavor", "privacy_loss", "model", "accounting", "implementation", "resources"
+    ]  # fmt: skip
+    assert record["deployment"]["model"]["model_name"] == "Central"
+    parameters = record["deployment"]["privacy_loss"]["privacy_parameters"]
+    assert parameters == {key: record["accounts"][0][key] for key in ("epsilon", "delta")}
+    (release,) = record["accounts"][0]["releases"]
+    assert release["ratio"] == pytest.approx(1.4, rel=1e-9)
+    sampled = json.loads(records["distributed_dp"].read_text())["accounts"][0]["releases"]
+    assert {(release["rate"], release["count"]) for release in sampled} == {(0.6, 3)}
+    unprotected = json.loads(records["not_encrypt"].read_text())["deployment"]
+    assert unprotected["dp_flavor"]["name"] == "None"
+
+
+def test_an_edited_epsilon_is_refused(copy: Path) -> None:
+    edit_last(copy, epsilon_run_every_round=0.5)
+    with pytest.raises(RunFolderError, match="than its checkpoint says|its checkpoint vouches for"):
+        Dossier.of(copy)
+
+
+def test_an_edited_record_with_a_new_digest_is_refused(copy: Path) -> None:
+    edit_last(copy, epsilon_run_every_round=0.5)
+    metrics = (copy / "metrics.jsonl").read_bytes()
+    folder = RunFolder.reopen(copy)
+    kept = Checkpoint.read(folder)
+    assert kept is not None
+    digest = hashlib.sha256(metrics).hexdigest()
+    replace(kept, metrics_bytes=len(metrics), metrics_digest=digest).write(folder)
+    folder.close()
+    with pytest.raises(RunFolderError, match=r"epsilon_run_every_round is 0\.5 at delta"):
+        Dossier.of(copy)
+
+
+def test_an_edited_job_is_refused(copy: Path) -> None:
+    job = copy / "job.yaml"
+    job.write_text(job.read_text().replace("dp_eps: 1.7", "dp_eps: 0.2"))
+    with pytest.raises(RunFolderError, match="was changed after the run began"):
+        Dossier.of(copy)
+
+
+def test_a_damaged_checkpoint_is_refused(copy: Path) -> None:
+    path = copy / "checkpoint" / "latest"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(raw)
+    with pytest.raises(RunFolderError, match="damaged"):
+        Dossier.of(copy)
+
+
+def test_a_party_whose_account_does_not_follow_from_its_job_is_refused(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(runs["vertical"], tmp_path / "split"))
+    path = next(folder.glob("*/accounts.jsonl"))
+    *lines, last = path.read_text().splitlines()
+    edited = {**json.loads(last), "epsilon": 0.4}
+    path.write_text("\n".join([*lines, json.dumps(edited)]) + "\n")
+    with pytest.raises(RunFolderError, match=r"not follow from the job: epsilon 0\.4"):
+        Dossier.of(folder)
+
+
+def test_the_command_writes_three_files(command: Command, copy: Path) -> None:
+    code, out, err = command("dossier", copy, "--out", "told")
+    assert (code, err) == (Exit.DONE, "")
+    assert out.splitlines()[:3] == [f"wrote told/{name}" for name in (PAGE, RECORD, SCRIPT)]
+    code, out, err = command("dossier", copy.parent / "nowhere")
+    assert (code, out) == (Exit.FAILED, "")
+    assert "is not a run's folder: there is no such folder" in err
+
+
+def test_the_example_of_the_page_is_true(command: Command, tmp_path: Path) -> None:
+    page = list(blocks((DOCS / "dossier.md").read_text("utf-8"), "dossier"))
+    (typed,) = (b.text for b in page if b.language == "sh")
+    (shown,) = (b.text for b in page if b.language == "text")
+    *ours, script = commands(typed)
+    for words in ours:
+        quick = ["--set", "simulation.workers=0", "--set", "record.page=false"]
+        code, _, err = command(*words[1:], *quick * (words[1] == "run"))
+        assert code == 0, err
+    done = subprocess.run([sys.executable, *script[1:]], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, shown)
