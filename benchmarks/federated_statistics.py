@@ -1,7 +1,9 @@
 """Errors of statistics under each protection, beside the theory and beside central noise.
 
     python benchmarks/federated_statistics.py histogram sites median words     some ten minutes
-    PYTHONPATH=/tmp/opendp python benchmarks/federated_statistics.py opendp    with `pip install opendp` there
+    PYTHONPATH=/tmp/opendp python benchmarks/federated_statistics.py opendp
+
+The second command needs OpenDP: `pip install --target /tmp/opendp opendp`.
 
 histogram   1,000 cells from 1,000,000 clients under oue: time, and the error over the theoretical
 sites       ten sites of many rows under distributed_dp at epsilon 1, over central noise, and the
