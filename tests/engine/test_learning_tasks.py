@@ -86,8 +86,8 @@ def test_a_task_is_learnt_recorded_and_shown(tmp_path: Path, name: str) -> None:
     assert ending(read).quality.value.startswith(f"{word(figure)} {digits(figure, last[figure])}")
     assert next(plot.name for plot in curves.quality({"run": read})) == figure
     assert read.said(SEVERAL) == ("turn, words" if name == "inputs" else "")
-    (table,) = runs_page([read]).sections[0].parts
-    assert table.columns[3] == word(figure)
+    (ending_table,) = (s.parts[0] for s in runs_page([read]).sections if s.title == "At the end")
+    assert ending_table.columns[3] == word(figure)
 
 
 def test_workers_and_a_resumed_run_give_the_same_bytes(tmp_path: Path) -> None:

@@ -243,6 +243,17 @@ def ask(
 
     `question` is a question file, its path, or its keys. `data` replaces the data that it names: a
     path, columns by name, a DataFrame, an array, or a data set (`statistics.tables.as_table`).
+
+        >>> import fedveil
+        >>> answers = fedveil.ask(
+        ...     {
+        ...         "protection": "not_encrypt",
+        ...         "questions": {"old": {"ask": "count", "where": "age >= 65"}},
+        ...     },
+        ...     {"age": [70, 41, 66, 12]},
+        ... )
+        >>> answers["old"].value
+        2.0
     """
     file = opened(question)
     clients = load(file, data)
