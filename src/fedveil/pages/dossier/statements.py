@@ -1,4 +1,4 @@
-"""What NIST SP 800-226 asks of a claim of differential privacy, answered from a run's folder.
+"""Statements that NIST SP 800-226 asks of a claim of differential privacy, from a run's folder.
 
 A statement that a run's folder cannot make is empty, and says why.
 """
