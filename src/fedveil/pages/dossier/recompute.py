@@ -144,11 +144,11 @@ def main(files: list[str]) -> int:
                 print(f"{what}: not recomputed: {account['missing']}")
                 continue
             try:
-                epsilon, rounding = recomputed(account)
+                epsilon, doubt = recomputed(account)
             except ValueError as why:
                 print(f"{what}: not recomputed: too large: {why}")
                 continue
-            word = verdict(stated, epsilon, rounding)
+            word = verdict(stated, epsilon, doubt)
             wrong |= word == "STATES LESS"
             print(f"{what}: stated {stated:.6g}, recomputed {epsilon:.6g} at delta "
                   f"{account['delta']:g}: {word}")  # fmt: skip
