@@ -110,9 +110,9 @@ def invert(
     """Return the batch [examples, features] whose mean loss has this gradient, or None.
 
     The attacker knows the layer and the gradient, and the batch's size if `batch` is given;
-    otherwise it takes the gradient's rank. It searches from at most `starts` random starts. A batch
-    that it returns explains nearly all of which neurons each example leaves silent: most or all of
-    it is right.
+    otherwise it takes the gradient's rank. It searches from at most `starts` random starts. The
+    returned batch predicts almost exactly which neurons each example leaves silent, so most or all
+    of its examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -160,9 +160,9 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search from `number` starts for directions [rank, number] that are zero on many neurons.
+    """Return directions [rank, number] that are zero on many neurons, each from its own start.
 
-    `known`, [rank, directions], need not be found again.
+    `known`, [rank, directions], are found already. Many of the random starts avoid some of them.
     """
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)

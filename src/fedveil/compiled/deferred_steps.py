@@ -76,9 +76,10 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's rows of X, from position `x`, and of D, from position `dy`.
+    """Defer a batch's step: copy its inputs to the rows of X, and its gradients to those of D.
 
-    `xs` and `ys` are the distances between rows.
+    The inputs begin at position `x`, and rows are `xs` apart. The gradients begin at position `dy`,
+    and rows are `ys` apart.
     """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
@@ -93,13 +94,20 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add (x X') D, the contribution of the deferred steps, to the output y."""
+    """Add the contribution of the deferred steps, (x X') D, to the output y of the inputs x.
+
+    X and D are the stored inputs and output gradients of those steps. X' is X transposed.
+    """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add (dy D') X, the contribution of the deferred steps, to the input gradient dx."""
+    """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
+
+    dy is the output gradient. X and D are the stored inputs and output gradients of the deferred
+    steps. D' is D transposed.
+    """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
 

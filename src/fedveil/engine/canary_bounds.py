@@ -71,8 +71,9 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield a bound from guessing coins by the difference of two rounds, if their domains
-        differ.
+        """Yield a bound from the coins guessed by differences between rounds.
+
+        Yields nothing if the rounds have the same domain.
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
@@ -102,7 +103,11 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Compare each round with the one before and with the first, half the error each."""
+            """Return the bound from differences between the sums of two rounds.
+
+            Each round is compared with the previous one and with the first. Each of the two
+            comparisons may be wrong with probability `error` / 2, and the stronger one counts.
+            """
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
             before = lag.distance(1.0, rounds, error=error / 2)

@@ -49,7 +49,7 @@ class SumEvidence:
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
         """Record a round's aggregate.
 
-        `turn` is the factor, 1 or -1, of the canaries' directions in this round.
+        All canaries' directions were multiplied by `turn`, 1 or -1, in this round.
         """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
@@ -78,7 +78,7 @@ class SumEvidence:
     def _compare(self, released: Float64s, domain: Domain, turn: int) -> None:
         """Measure the difference between this round's released sum and the previous round's.
 
-        `turn` is the factor of the canaries' directions in this round.
+        All canaries' directions were multiplied by `turn`, 1 or -1, in this round.
         """
         before, d = self._protection.domain(self._round), self._dimension
         if domain.moves:

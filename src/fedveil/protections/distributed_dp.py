@@ -267,11 +267,11 @@ class DistributedDP(Clipped, SecureSum):
         return super().unfit_for_apps(settings)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of a sum with the fewest survivors that a round may have."""
+        """Return the largest privacy loss of a round: that with the fewest permitted survivors."""
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the loss of a sum over `reports` survivors."""
+        """Return the privacy loss of a sum over `reports` survivors."""
         shares, context = reports - self._dishonest, self.context
         loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example" or self._rate < 1:

@@ -119,7 +119,7 @@ class SecureSum(Protection):
 
     @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
-        """Return the key `cipher_time_window`, given in milliseconds, and its value in seconds."""
+        """Return the name "cipher_time_window" and this setting's value, converted to seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property

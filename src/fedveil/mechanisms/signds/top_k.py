@@ -151,8 +151,8 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
     """Return the key of a float: an integer that orders like floats, in reverse if flipped.
 
     `bits` are the float's bits as an integer. `magnitude` masks all of them but the sign. The key
-    of -0.0 comes just before that of 0.0. The search may end at either; later passes compare floats
-    and treat both as equal.
+    of -0.0 comes just before that of 0.0, although the floats are equal. This is harmless: keys
+    only serve to find the smallest member, and the later passes compare floats.
     """
     wide = np.int64(bits) ^ flip
     return wide ^ ((wide >> 63) & magnitude)
