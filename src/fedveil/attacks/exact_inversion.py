@@ -209,9 +209,10 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from all neurons on which it is zero, and count these.
+    """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if one of these neurons alone determines the direction: each neuron has one.
+    The count is halved if the direction is no longer determined without one of these neurons. Such
+    a direction exists for every neuron.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -243,10 +244,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose `rank` of the directions: the first independent ones, then every exchange that helps.
+    """Choose `rank` of the directions: begin with the first independent ones, then exchange some.
 
-    Exchanges are tried if most activations are explained already. They replace one of the two
-    directions whose examples explain their own activations worst.
+    If most activations are explained already, every other direction is tried in place of one of the
+    two whose examples explain their own activations worst. It is kept if it explains more.
     """
     rank = len(directions)
     chosen: list[int] = []

@@ -116,7 +116,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C. M is the factor stored at `met`, and B the factor stored at `added`."""
+    """Add (A M') B to C, where M and B are the factors stored at `met` and `added`."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -130,7 +130,10 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write D' X to the update `out`, block by block. Sets HELD to -1 if an entry is not finite."""
+    """Write the sum of a weight's deferred steps, D' X, to the update `out`, block by block.
+
+    Sets HELD to -1 if an entry is not finite.
+    """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

@@ -105,8 +105,8 @@ class Canvass:
         def by_lag(error: float) -> Measured:
             """Return the bound from differences between the sums of two rounds.
 
-            Each round is compared with the previous one and with the first. Each of the two
-            comparisons may be wrong with probability `error` / 2, and the stronger one counts.
+            Two successive rounds are compared with each other, and every round with the first. Each
+            of these two tests may be wrong with probability `error` / 2, and the stronger counts.
             """
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
@@ -136,9 +136,9 @@ class Canvass:
     ) -> Measured:
         """Return the bound on epsilon for a `distance` between neighbours, in standard deviations.
 
-        Its `unseen` is the largest true epsilon that would not have refuted `claim`: that of the
-        claimed distance, scaled by the ratio at which `distance` falls short of it, or lengthened
-        by `uncertain` if that is above 0.
+        Its `unseen` is the largest true epsilon that would probably not have refuted `claim`. With
+        c the distance of the claimed epsilon, it is the epsilon of the distance c² / distance, or
+        of c + uncertain if `uncertain` is above 0.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -24,12 +24,15 @@ _LEAST_MOVE = 1e-3
 class SumEvidence:
     """Evidence from the rounds' aggregates: a score for each coin, and the measured noise.
 
-    A score is larger if the coin is likelier 1. `scores` projects the sums onto each canary's
-    direction. `turned` does so for differences between rounds, if every round has its own domain.
-    `noise` measures what remains of a sum besides the canaries' updates, and `spare` the entries
-    that no update reaches. `lag` measures the difference of two released sums, and `echo`
-    that of a round and the first. `calm` measures the difference of two decoded sums, in which slow
-    learning cancels as well.
+    The larger a score is, the likelier is the canary's coin 1.
+
+    - `scores` projects the sums onto each canary's direction.
+    - `turned` does so for differences between rounds, if every round has its own domain.
+    - `noise` measures the part of a sum that is orthogonal to the canaries' directions.
+    - `spare` measures the entries of a sum that no update reaches.
+    - `lag` measures the difference between two successive sums, as released, in disjoint pairs.
+    - `calm` measures the same difference, decoded, in which slow learning cancels as well.
+    - `echo` measures the difference between a round's sum and the first round's, as released.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ class Measured:
 
     The other fields are for a lower bound on epsilon. It is compared with `epsilon` at `delta`, or
     with the finding's own if these are NaN. `unseen` is the true epsilon up to which this bound
-    would probably not have refuted the claim: infinite if it can refute none, NaN if nobody worked
-    it out.
+    would probably not have refuted the claim: infinite if it can refute none, NaN if it was not
+    computed.
 
         >>> from fedveil.privacy.finding import Measured
         >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)

@@ -191,7 +191,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
 
     `shift` is the norm c of a contribution in units of sigma. With m = shift, q = rate and h =
     epsilon / 2, the best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m: at that
-    point the loss is epsilon. A wrong digit of it changes delta only in the second order.
+    point the loss is epsilon. An error in that point changes delta only to second order.
     """
     epsilon = np.abs(epsilons)
     half = epsilon / 2

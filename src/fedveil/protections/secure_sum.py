@@ -107,7 +107,7 @@ class SecureSum(Protection):
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases that occur: one without masks, and consistency only with active security."""
+        """The phases of a round: just one without masks. Consistency requires active security."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)

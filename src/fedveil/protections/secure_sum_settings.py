@@ -111,7 +111,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many of a round's clients hold shares of one client's secrets, itself too."""
+        """Return how many clients, including itself, hold shares of one client's secrets."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)

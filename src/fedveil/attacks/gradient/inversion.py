@@ -166,7 +166,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     The attacker knows the job, the number of a client's examples, the mean training example and a
     few examples of the test set. It receives the reading of one client's report. If a report by
     itself reveals nothing, it receives the aggregate of the cohort. It then seeks the examples of
-    all its clients together, if these are few.
+    all clients in the cohort together if they are few enough, otherwise those of one client.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -20,7 +20,7 @@ class Evidence:
     """Reports of a part's outputs for some examples: their mean, [examples, *output], and number.
 
     `lie` is the probability with which a bit was flipped, or None if the outputs were sent in the
-    clear. Identical reports count as one.
+    clear. If all reports of an example are identical, they count as one report.
     """
 
     mean: torch.Tensor

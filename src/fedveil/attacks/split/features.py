@@ -91,7 +91,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 class Aim:
     """One part whose output is sent, and what its inversion needs.
 
-    That is the examples to find, the reports of them, and the inversion methods.
+    It has the examples to find, their reports, and the inversion methods.
     """
 
     target: SplitTarget
@@ -284,8 +284,9 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress of `before` inversions and of one that has done `done` of `of` steps.
+    """Report progress: `before` of `total` inversions are finished, and the current one, `what`,
+    has done `done` of `of` steps.
 
-    There are `total` inversions, each of which counts as a hundred steps.
+    Each inversion counts as a hundred steps.
     """
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -222,11 +222,11 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries of each example's gradients over the steps, all cuts side by side.
 
-    `sum` is their sum, in which noise that is drawn anew averages out. `change` is the mean in the
-    later half of the steps less the mean in the earlier half, in which noise that an example keeps
-    cancels. `came[s]` holds the examples of step s, and `looks[s]` their gradients, cut by cut.
-    Each cut's gradients are divided by their root mean square length in the step, so that all
-    epochs count alike.
+    `sum` is the sum of the gradients: noise that is drawn anew in each step averages out. `change`
+    is the mean over the later half of the steps minus the mean over the earlier half: noise that
+    an example keeps in all steps cancels. `came[s]` holds the examples of step s, and `looks[s]`
+    their gradients, cut by cut. Each cut's gradients are divided by their root mean square length
+    in the step, so that all epochs count alike.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

@@ -41,8 +41,8 @@ class TopSet:
     to it. -0.0 and 0.0 are equal. NaN and infinity are refused.
 
     Members have ranks 0, 1, ...: first those above the smallest value in the set, then those equal
-    to it, each in the order of their indices. So do the entries outside the set: first those below
-    that value, then those equal to it.
+    to it, each in the order of their indices. The entries outside the set have ranks too: first
+    those below that value, then those equal to it.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
