@@ -110,9 +110,9 @@ def invert(
     """Return the batch [examples, features] whose mean loss has this gradient, or None.
 
     The attacker knows the layer and the gradient, and the batch's size if `batch` is given;
-    otherwise it takes the gradient's rank. It searches from at most `starts` random starts. A batch
-    that it returns explains nearly all of which neurons each example leaves silent: most or all of
-    it is right.
+    otherwise it takes the gradient's rank. It searches from at most `starts` random starts. The
+    returned batch predicts almost exactly which neurons each example leaves silent, so most or all
+    of its examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -160,9 +160,9 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search from `number` starts for directions [rank, number] that are zero on many neurons.
+    """Return directions [rank, number] that are zero on many neurons, each from its own start.
 
-    `known`, [rank, directions], need not be found again.
+    `known`, [rank, directions], are found already. Many of the random starts avoid some of them.
     """
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
@@ -209,9 +209,10 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from all neurons on which it is zero, and count these.
+    """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if one of these neurons alone determines the direction: each neuron has one.
+    The count is halved if the direction is no longer determined without one of these neurons. Such
+    a direction exists for every neuron.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -243,10 +244,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose `rank` of the directions: the first independent ones, then every exchange that helps.
+    """Choose `rank` of the directions: begin with the first independent ones, then exchange some.
 
-    Exchanges are tried if most activations are explained already. They replace one of the two
-    directions whose examples explain their own activations worst.
+    If most activations are explained already, every other direction is tried in place of one of the
+    two whose examples explain their own activations worst. It is kept if it explains more.
     """
     rank = len(directions)
     chosen: list[int] = []

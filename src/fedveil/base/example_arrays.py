@@ -62,9 +62,10 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Return the parts in a common form: if one has examples of different lengths, so have all.
+    """Return the parts in one common form.
 
-    Raises ValueError if the parts have different inputs.
+    If the examples of any part differ in length, every part is converted to the form for examples
+    of different lengths. Raises ValueError if the parts have different inputs.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
@@ -117,9 +118,9 @@ def items(rows: Array) -> list[Array]:
 
 
 def values(rows: Array) -> Array:
-    """Return all numbers of examples with one input.
+    """Return all numbers in examples that have only one input.
 
-    Those of different lengths are concatenated.
+    Examples of different lengths are concatenated.
     """
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column

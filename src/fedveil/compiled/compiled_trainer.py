@@ -162,8 +162,8 @@ class CompiledTrainer:
     def compile(self, shape: Sequence[int]) -> bool:
         """Compile the code for examples of this shape. Returns False if the shape is not supported.
 
-        The first compilation on a machine takes about ten seconds. Training on one example of zeros
-        compiles everything that is needed.
+        Trains on one example of zeros, because functions are compiled when they are first called.
+        The first compilation on a machine takes about ten seconds.
         """
         model = self._compiled_for(tuple(shape))
         if model is not None:
@@ -283,8 +283,8 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 def _readable(x: torch.Tensor, tokens: int) -> bool:
     """Return True if the examples are float32, or token ids below `tokens` if that is not 0.
 
-    Numbers that are not finite, or so large that they overflow in a layer, are torch's: native code
-    leaves out products with 0, which is only the same for finite numbers.
+    Examples with numbers that are not finite, or so large that they overflow in a layer, are left
+    to torch: native code skips products with 0, which is correct only for finite numbers.
     """
     if not tokens:
         if x.dtype != torch.float32:

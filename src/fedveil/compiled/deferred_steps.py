@@ -76,9 +76,10 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's rows of X, from position `x`, and of D, from position `dy`.
+    """Defer a batch's step: copy its inputs to the rows of X, and its gradients to those of D.
 
-    `xs` and `ys` are the distances between rows.
+    The inputs begin at position `x`, and rows are `xs` apart. The gradients begin at position `dy`,
+    and rows are `ys` apart.
     """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
@@ -93,13 +94,20 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add (x X') D, the contribution of the deferred steps, to the output y."""
+    """Add the contribution of the deferred steps, (x X') D, to the output y of the inputs x.
+
+    X and D are the stored inputs and output gradients of those steps. X' is X transposed.
+    """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add (dy D') X, the contribution of the deferred steps, to the input gradient dx."""
+    """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
+
+    dy is the output gradient. X and D are the stored inputs and output gradients of the deferred
+    steps. D' is D transposed.
+    """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
 
@@ -108,7 +116,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C. M is the factor stored at `met`, and B the factor stored at `added`."""
+    """Add (A M') B to C, where M and B are the factors stored at `met` and `added`."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -122,7 +130,10 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write D' X to the update `out`, block by block. Sets HELD to -1 if an entry is not finite."""
+    """Write the sum of a weight's deferred steps, D' X, to the update `out`, block by block.
+
+    Sets HELD to -1 if an entry is not finite.
+    """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

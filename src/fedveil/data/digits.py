@@ -31,7 +31,8 @@ def read() -> Dataset:
 def _rows() -> Float64s:
     """Return the table of scikit-learn's `load_digits`: 64 pixels and the digit in each row.
 
-    The package is not imported if its file is where it was in all releases: that takes two seconds.
+    Reads the file from its usual place in the package, because importing scikit-learn takes two
+    seconds. Imports the package only if the file is not there.
     """
     found = find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():

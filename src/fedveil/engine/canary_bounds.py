@@ -71,8 +71,9 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield a bound from guessing coins by the difference of two rounds, if their domains
-        differ.
+        """Yield a bound from the coins guessed by differences between rounds.
+
+        Yields nothing if the rounds have the same domain.
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
@@ -102,7 +103,11 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Compare each round with the one before and with the first, half the error each."""
+            """Return the bound from differences between the sums of two rounds.
+
+            Two successive rounds are compared with each other, and every round with the first. Each
+            of these two tests may be wrong with probability `error` / 2, and the stronger counts.
+            """
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
             before = lag.distance(1.0, rounds, error=error / 2)
@@ -131,9 +136,9 @@ class Canvass:
     ) -> Measured:
         """Return the bound on epsilon for a `distance` between neighbours, in standard deviations.
 
-        Its `unseen` is the largest true epsilon that would not have refuted `claim`: that of the
-        claimed distance, scaled by the ratio at which `distance` falls short of it, or lengthened
-        by `uncertain` if that is above 0.
+        Its `unseen` is the largest true epsilon that would probably not have refuted `claim`. With
+        c the distance of the claimed epsilon, it is the epsilon of the distance c² / distance, or
+        of c + uncertain if `uncertain` is above 0.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -197,7 +197,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round. `turn` is the factor, 1 or -1, of all directions in it.
+        """End the round, in which all directions were multiplied by `turn`, 1 or -1.
 
         In a canary's direction, the other canaries' reports contain nothing but noise. If that
         noise is shared, it is in the canary's report too, so the mean of the others is subtracted

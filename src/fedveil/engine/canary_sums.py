@@ -24,12 +24,15 @@ _LEAST_MOVE = 1e-3
 class SumEvidence:
     """Evidence from the rounds' aggregates: a score for each coin, and the measured noise.
 
-    A score is larger if the coin is likelier 1. `scores` projects the sums onto each canary's
-    direction. `turned` does so for differences between rounds, if every round has its own domain.
-    `noise` measures what remains of a sum besides the canaries' updates, and `spare` the entries
-    that no update reaches. `lag` measures the difference of two released sums, and `echo`
-    that of a round and the first. `calm` measures the difference of two decoded sums, in which slow
-    learning cancels as well.
+    The larger a score is, the likelier is the canary's coin 1.
+
+    - `scores` projects the sums onto each canary's direction.
+    - `turned` does so for differences between rounds, if every round has its own domain.
+    - `noise` measures the part of a sum that is orthogonal to the canaries' directions.
+    - `spare` measures the entries of a sum that no update reaches.
+    - `lag` measures the difference between two successive sums, as released, in disjoint pairs.
+    - `calm` measures the same difference, decoded, in which slow learning cancels as well.
+    - `echo` measures the difference between a round's sum and the first round's, as released.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class SumEvidence:
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
         """Record a round's aggregate.
 
-        `turn` is the factor, 1 or -1, of the canaries' directions in this round.
+        All canaries' directions were multiplied by `turn`, 1 or -1, in this round.
         """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
@@ -78,7 +81,7 @@ class SumEvidence:
     def _compare(self, released: Float64s, domain: Domain, turn: int) -> None:
         """Measure the difference between this round's released sum and the previous round's.
 
-        `turn` is the factor of the canaries' directions in this round.
+        All canaries' directions were multiplied by `turn`, 1 or -1, in this round.
         """
         before, d = self._protection.domain(self._round), self._dimension
         if domain.moves:

@@ -40,7 +40,10 @@ def table() -> Iterator[Measured]:
 
 
 def measured(job: Job) -> list[Measured]:
-    """Return the measured runs that differ from this job at most in their noise, by epsilon."""
+    """Return the measured runs with the settings of this job, sorted by epsilon.
+
+    Only the amount of noise, and settings that do not affect accuracy, may differ.
+    """
     sought = _deciding(job)
     found = (row for row in table() if _deciding(Job.load(None, row.settings)) == sought)
     return sorted(found, key=lambda row: row.epsilon)

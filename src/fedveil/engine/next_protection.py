@@ -85,7 +85,7 @@ def _noise(candidate: Candidate, examples: int) -> float:
 
 
 def _times(candidate: Candidate, examples: int) -> str:
-    """Return the noise over the mean update, with two digits."""
+    """Return the norm of the noise divided by that of the mean update, with two digits or more."""
     noise = _noise(candidate, examples)
     return f"{noise:.1f}" if noise < 10 else f"{noise:,.0f}"
 
@@ -110,7 +110,11 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the number of clients in a round with which the noise is `MOST_NOISE` updates long."""
+    """Return the smallest number of clients per round at which the noise is small enough.
+
+    The norm of the noise is then at most `MOST_NOISE` times that of the mean update. `examples` is
+    the number of all clients' training examples.
+    """
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

@@ -31,8 +31,8 @@ class Measured:
 
     The other fields are for a lower bound on epsilon. It is compared with `epsilon` at `delta`, or
     with the finding's own if these are NaN. `unseen` is the true epsilon up to which this bound
-    would probably not have refuted the claim: infinite if it can refute none, NaN if nobody worked
-    it out.
+    would probably not have refuted the claim: infinite if it can refute none, NaN if it was not
+    computed.
 
         >>> from fedveil.privacy.finding import Measured
         >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)
@@ -134,15 +134,19 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return a phrase for each lower bound: the true epsilons that it would probably miss.
+        """Return a phrase for each lower bound, on the true epsilons that it would probably miss.
 
-        Bounds for which that was not computed, or whose claim is infinite, are left out.
+        Leaves out bounds for which these were not computed, or whose claim is infinite.
         """
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
-        """Return, in words, what all bounds together would miss; "" if nobody worked it out."""
+        """Return a phrase on the true epsilons that even the sharpest bound would miss.
+
+        It also says how many bounds could not have refuted their claims. Returns "" if no bound
+        has a known `unseen`.
+        """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
         if not known:
@@ -199,7 +203,10 @@ class Finding:
 
 
 def _unseen(bound: Measured, claim: float) -> str:
-    """Return a phrase: the bound, the true epsilons it would probably not detect, and the claim."""
+    """Return a phrase that names the bound, the true epsilons it would miss, and the claim.
+
+    A true epsilon is missed if it would probably not have raised the bound above the claim.
+    """
     missed = "every epsilon" if math.isinf(bound.unseen) else f"epsilons up to {bound.unseen:.4g}"
     return f"{bound.name} (misses {missed} where {claim:.4g} is claimed)"
 

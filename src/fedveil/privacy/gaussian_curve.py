@@ -45,9 +45,9 @@ def ratio_for(epsilon: float, delta: float, releases: int) -> float:
     """Return the least noise ratio at which `releases` releases cost (epsilon, delta) together.
 
     The ratio is the Gaussian noise's standard deviation over the sensitivity of one release.
-    Releases of ratio z cost together what one release of ratio z / √releases costs. The result is
-    rounded up by more than a ledger's epsilon is, so that the ledger of such a run never states
-    more than `epsilon`.
+    Releases of ratio z cost together what one release of ratio z / √releases costs. A ledger rounds
+    its epsilon up. The result is rounded up further, so that the ledger of a run with this ratio
+    never states more than `epsilon`.
     """
     return analytic_sigma(epsilon, delta, 1.0) * math.sqrt(releases) * _MARGIN
 

@@ -40,10 +40,11 @@ def median(
 ) -> Measured:
     """Return the median of `values` as a metric, with an interval between two of the values.
 
-    The interval goes from the k-th smallest value to the k-th largest. It contains the true median
-    unless fewer than k values lie on one side of that; for every distribution, the number on one
-    side is binomial (n, 1/2). The interval is NaN if there are too few values. `guess` is the value
-    that guessing would reach.
+    The interval goes from the k-th smallest of the n values to the k-th largest, with the greatest
+    k that `confidence` allows. It misses the true median only if fewer than k values are at most
+    the true median, or fewer than k are at least that. Either has a probability of at most
+    Pr[Binomial(n, 1/2) < k], for every distribution. The interval is NaN if there are too few
+    values. `guess` is the value that guessing would reach.
     """
     ordered = np.sort(np.asarray(values, np.float64))
     n = integer("values", len(ordered), 1)
@@ -86,7 +87,7 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the chance that scores which tell nothing rank all members as high as these.
+    """Return the probability that uninformative scores rank all members as high as these do.
 
     If k of n others score no less than the lowest of m members, this is C(m + k, m) / C(m + n, m).
     """

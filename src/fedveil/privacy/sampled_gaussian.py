@@ -113,12 +113,15 @@ def sampled_release(ratio: float, rate: float) -> Release:
 def sampled_loss(
     epsilon: float, delta: float, ratio: float, rate: float, per: Per = "example"
 ) -> PrivacyLoss:
-    """Return the loss for one example of a batch sampled at `rate`.
+    """Return the privacy loss for one example of a batch sampled at `rate`.
 
-    The noise is (epsilon, delta)-private for an example that is surely taken; `ratio` is that of
-    `SampledGaussian`. With q = rate, the loss states (ln(1 + q (e^epsilon - 1)), q delta). At that
-    epsilon the curve is q times a curve at e^epsilon, that of N(u) against a mixture of N(v) and
-    N(0). Neither v nor 0 lies further than 2c from u, where u and v are the two contributions.
+    Without sampling, the noise is (epsilon, delta)-private for the example. With q = rate, the loss
+    states (ln(1 + q (e^epsilon - 1)), q delta). `ratio` is that of `SampledGaussian`.
+
+    Why this holds: let u and v be the example's two possible contributions, of norm at most c, and
+    N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta that
+    N(u) has at `epsilon` against a mixture of N(v) and N(0). Both v and 0 are at most 2c from u, so
+    that delta is at most `delta`.
     """
     release = sampled_release(ratio, rate)
     if isinstance(release, Gaussian):
@@ -188,7 +191,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
 
     `shift` is the norm c of a contribution in units of sigma. With m = shift, q = rate and h =
     epsilon / 2, the best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m: at that
-    point the loss is epsilon. A wrong digit of it changes delta only in the second order.
+    point the loss is epsilon. An error in that point changes delta only to second order.
     """
     epsilon = np.abs(epsilons)
     half = epsilon / 2

@@ -123,7 +123,7 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Extract the clipped update from a client's own input, `clipped`, to the mechanism.
+        """Return the update in `clipped`, the clipped vector that a client gives to the mechanism.
 
         `told` is the message with the clip of the round.
         """

@@ -152,7 +152,7 @@ class DistributedDP(Clipped, SecureSum):
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
     everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier. This
-    holds for the fewest survivors that a sum may have, of whom a share 1 - assume_honest of the
+    assumes the fewest survivors that a sum may have, and that a share 1 - assume_honest of the
     cohort adds no noise. After the round, ratio follows from the actual number of survivors. The
     guarantee relies on secure aggregation; without `active_security`, it relies on a server that
     follows the protocol. The members of a sum are public, so no sampling amplifies the guarantee.
@@ -267,11 +267,11 @@ class DistributedDP(Clipped, SecureSum):
         return super().unfit_for_apps(settings)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of a sum with the fewest survivors that a round may have."""
+        """Return the largest privacy loss of a round: that with the fewest permitted survivors."""
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the loss of a sum over `reports` survivors."""
+        """Return the privacy loss of a sum over `reports` survivors."""
         shares, context = reports - self._dishonest, self.context
         loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example" or self._rate < 1:

@@ -107,7 +107,7 @@ class SecureSum(Protection):
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases that occur: one without masks, and consistency only with active security."""
+        """The phases of a round: just one without masks. Consistency requires active security."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
@@ -119,7 +119,7 @@ class SecureSum(Protection):
 
     @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
-        """Return the key `cipher_time_window`, given in milliseconds, and its value in seconds."""
+        """Return the name "cipher_time_window" and this setting's value, converted to seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property

@@ -111,15 +111,15 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many of a round's clients hold shares of one client's secrets, itself too."""
+        """Return how many clients, including itself, hold shares of one client's secrets."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
 
 
 def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation, `reconstruct_secrets_threshold` is below the number of clients that
-    share secrets, ceil(share_secrets_ratio * clients per round)."""
+    """Under secure aggregation, `reconstruct_secrets_threshold` must be below the number of clients
+    that share secrets, ceil(share_secrets_ratio * clients per round)."""
     if cohort.per_round is None:
         return None
     threshold = settings.threshold(cohort.per_round)
@@ -140,7 +140,7 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
 
 
 def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation, at most 2^20 clients share secrets in a round."""
+    """Under secure aggregation, at most 2^20 clients may share secrets in a round."""
     if cohort.per_round is None:
         return None
     sharing = settings.sharing_clients(cohort.per_round)
@@ -153,9 +153,9 @@ def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 
 
 def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation, `neighbours: k` is below the number of clients per round and at
-    least `reconstruct_secrets_threshold`, which counts within each neighbourhood. `active_security`
-    needs the complete graph."""
+    """Under secure aggregation, `neighbours: k` must be below the number of clients per round and
+    at least `reconstruct_secrets_threshold`, which counts within each neighbourhood.
+    `active_security` needs the complete graph."""
     if not isinstance(settings.neighbours, int):
         return None
     place = f"neighbours = {settings.neighbours}"

@@ -80,9 +80,9 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the leader's windows, whose ids are numbers from the text's beginning.
+        """Return the subset's windows and labels if `party` is the leader, otherwise no examples.
 
-        Others have none.
+        A window's id is its position, counted from the beginning of the subset's text.
         """
         if party != self.leader:
             return Columns(np.empty(0, np.int64))

@@ -16,10 +16,13 @@ class EmbeddingDPLayer(nn.Module):
     """Replaces its input by EmbeddingDP bits, 0 or 1, of the same shape and dtype.
 
     The layer protects in training and in evaluation alike. It remembers no report, so every pass of
-    an example costs `loss` again. gradient = "straight_through" uses the gradient of the bits as
-    the gradient of the input, so that the layers below learn. It is not the derivative, which is 0
-    almost everywhere. gradient = "none" gives the input no gradient, so the reader of the bits need
-    not return one. Without `entropy`, the layer uses secure randomness.
+    an example costs `loss` again. Without `entropy`, the layer uses secure randomness.
+
+    `gradient` controls the backward pass:
+
+    - "straight_through" passes the gradient of the bits on to the layers below, so that they learn.
+      The true derivative of the bits is 0 almost everywhere.
+    - "none" passes nothing on. The party that receives the bits then need not return a gradient.
 
         >>> import torch
         >>> from torch import nn

@@ -56,7 +56,8 @@ def bounds(effort: Effort) -> Bounds:
 class View:
     """An attacker's view: its reading of one report or of a cohort's aggregate, and its knowledge.
 
-    `clients` are the clients whose examples it seeks. `cohort` is the number of clients in it.
+    `clients` are the clients whose examples the attacker seeks. `cohort` is the number of clients
+    in the aggregate, or 1 for a report.
     """
 
     clients: Sequence[int]
@@ -126,9 +127,10 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """Return a view of the aggregate as the mean of all the clients' updates.
+        """Return a view of the aggregate as the mean of the `clients`' updates.
 
-        If there are too many clients, it counts as the update of one.
+        If the clients have more examples than the attack can seek at once, or unequally many, the
+        attack seeks only the first client's examples, as if the aggregate were its update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
@@ -164,7 +166,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     The attacker knows the job, the number of a client's examples, the mean training example and a
     few examples of the test set. It receives the reading of one client's report. If a report by
     itself reveals nothing, it receives the aggregate of the cohort. It then seeks the examples of
-    all its clients together, if these are few.
+    all clients in the cohort together if they are few enough, otherwise those of one client.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -20,7 +20,7 @@ class Evidence:
     """Reports of a part's outputs for some examples: their mean, [examples, *output], and number.
 
     `lie` is the probability with which a bit was flipped, or None if the outputs were sent in the
-    clear. Identical reports count as one.
+    clear. If all reports of an example are identical, they count as one report.
     """
 
     mean: torch.Tensor
@@ -49,10 +49,13 @@ class Evidence:
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:
         """Return how badly candidate outputs fit the reports of each example: [examples].
 
-        The misfit is -ln Pr[the reports | outputs], up to a constant. Numbers have a small Gaussian
-        error. For bits, the step at 0 becomes a slope of width `slope`, which gives a gradient:
-        each bit is drawn once along the slope, and sent in all reports, which flip it
-        independently. If `lie` is 1/2 the misfit is equal for all outputs.
+        The misfit is -ln Pr[the reports | outputs], up to a constant, under a model of the reports:
+
+        - Outputs sent in the clear have a small Gaussian error.
+        - An EmbeddingDP bit says whether its output is positive. The model smooths this step into
+          a slope of width `slope`, so that the misfit has a gradient: the bit is 1 with a
+          probability that rises from 0 to 1 along the slope. It is drawn once, and each report
+          flips it independently with probability `lie`. If `lie` is 1/2, all outputs fit equally.
         """
         if self.lie is None:
             error = (outputs - self.mean) / (_ERROR * self.spread)

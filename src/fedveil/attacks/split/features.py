@@ -44,12 +44,15 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Invert the output of every part that reads a column of numbers and at most words beside it.
+    """Invert the output of every part that reads one column of numbers, and otherwise only words.
 
-    The figures for images are the median MSE, PSNR and SSIM, on values from 0 to 1, beside those of
-    the mean public image. For other features they are the median over the features of the
-    correlation with the truth. For words they are how many are right, beside the most common public
-    word of each column.
+    The metrics depend on the features:
+
+    - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
+      the mean public image.
+    - Other numbers: the correlation with the truth, as the median over the features.
+    - Words: the share that is right. It is compared with the share that guessing the most common
+      public word of each column gets right.
     """
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
@@ -88,7 +91,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 class Aim:
     """One part whose output is sent, and what its inversion needs.
 
-    That is the examples to find, the reports of them, and the inversion methods.
+    It has the examples to find, their reports, and the inversion methods.
     """
 
     target: SplitTarget
@@ -154,7 +157,7 @@ class Aim:
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
         """Yield metrics of how near the found examples are to the truth.
 
-        `what` begins their names.
+        Their names begin with `what`.
         """
         if not self.images:
             yield from self._figures_of_table(what, found)
@@ -236,8 +239,8 @@ class Aim:
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
     """Return the median, over features, of the correlation of the found values with the truth.
 
-    Guessing has no correlation: a constant counts as 0. Features that are equal in all examples are
-    left out.
+    The chance level is 0. A constant found value counts as 0. Features that are equal in all
+    examples are left out.
     """
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
@@ -281,8 +284,9 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress of `before` inversions and of one that has done `done` of `of` steps.
+    """Report progress: `before` of `total` inversions are finished, and the current one, `what`,
+    has done `done` of `of` steps.
 
-    There are `total` inversions, each of which counts as a hundred steps.
+    Each inversion counts as a hundred steps.
     """
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -38,12 +38,12 @@ _WINDOW = 20
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Infer the labels at the first follower, from one first step and from many steps.
+    """Infer the labels at the first follower, from the first training step and from many steps.
 
-    The first step is played with several batches, in each of which the attacker knows one label of
-    every class, 10 at most. Over many steps it knows 10 labels, those of the examples that come
-    first; or it knows none, and the groups that it finds are matched to the classes so that most
-    are right.
+    The first step is simulated with several batches. In each of them the attacker knows one label
+    of every class, 10 at most. Over many steps there are two attackers. One knows 10 labels, those
+    of the examples that come first. The other knows none: the groups that it finds are matched to
+    the classes so that most are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -193,7 +193,11 @@ class _Follower:
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
-    """Return the share of labels inferred from a first step, over `batches` possible batches."""
+    """Return the share of labels that the follower infers from the run's first training step.
+
+    The first step is simulated with `batches` different random batches. The share is over all
+    their examples.
+    """
     size = follower.target.job.batch_size
     drawn = Seeded(0, "first step").generator()
     guesses, truth, judged, before = [], [], [], 0
@@ -218,11 +222,11 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries of each example's gradients over the steps, all cuts side by side.
 
-    `sum` is their sum, in which noise that is drawn anew averages out. `change` is the mean in the
-    later half of the steps less the mean in the earlier half, in which noise that an example keeps
-    cancels. `came[s]` holds the examples of step s, and `looks[s]` their gradients, cut by cut.
-    Each cut's gradients are divided by their root mean square length in the step, so that all
-    epochs count alike.
+    `sum` is the sum of the gradients: noise that is drawn anew in each step averages out. `change`
+    is the mean over the later half of the steps minus the mean over the earlier half: noise that
+    an example keeps in all steps cancels. `came[s]` holds the examples of step s, and `looks[s]`
+    their gradients, cut by cut. Each cut's gradients are divided by their root mean square length
+    in the step, so that all epochs count alike.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

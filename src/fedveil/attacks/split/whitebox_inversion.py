@@ -35,8 +35,9 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    The search is Adam on the prior's numbers, from the prior's own start, at a rate that falls to
-    0. If the evidence is empty it stays at the prior's most likely examples.
+    Adam optimizes the prior's parameters, which determine the examples. It begins at the prior's
+    own start, and its learning rate falls to 0. If the evidence is empty, the search stays at the
+    prior's most likely examples. `tell` is called after each of the `steps` steps.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():

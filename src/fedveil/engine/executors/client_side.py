@@ -125,9 +125,9 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Note that the last update of `updates`, that of `client`, is in a report.
+        """Record that a report contains `client`'s update, the last one that `updates` yielded.
 
-        `carried` is this update as the protection has clipped it, without noise.
+        `carried` is this update after the protection's clipping, without noise.
         """
 
 

@@ -45,14 +45,16 @@ class ProtectedStrategy(Strategy):
 
     Where `strategy` would send its training messages, this one sends them with an offer, adds up
     the reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply: the
-    global arrays plus the protection's aggregate update. Therefore every strategy works that
+    global arrays plus the protection's aggregate update. So `strategy` can be any strategy that
     averages the clients' arrays and continues from the average (FedAvg, FedAvgM, FedProx,
-    FedAdagrad, FedAdam, FedYogi). A reply that is no such report is refused and counted, and never
+    FedAdagrad, FedAdam, FedYogi). Any other reply of a client is refused and counted, and never
     averaged.
 
-    `takes_averages`: True if `strategy`, although it has its own aggregation, can take that one
-    reply. `wrapped`: True if a strategy that wraps this one, and starts its rounds, works without
-    any reply. Both are False by default.
+    `takes_averages`: set it to True if `strategy` overrides the aggregation and still works when it
+    receives that one averaged reply. The default is False.
+
+    `wrapped`: set it to True if another strategy wraps this one and starts the rounds. That outer
+    strategy receives no replies, and must work without them. The default is False.
 
     `run_config`: the server app's `context.run_config`, whose keys that begin with "fedveil." are
     settings. Keyword arguments give the other settings (`Options`, and the protection's own

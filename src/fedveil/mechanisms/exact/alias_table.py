@@ -208,10 +208,11 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Write to `out` every draw that its first 32 bits, a word of `words`, decide.
+    """Draw a symbol from each row in `rows`, with 32 random bits: the word at the same index.
 
-    Lists the indices of the other draws in `undecided`, and returns their number. `bits` of a word
-    choose a column.
+    Writes the symbols to `out`. A few draws need more than 32 bits: writes their indices to
+    `undecided`, and returns their number. The top `bits` bits of a word choose the column of the
+    alias table, and the lower bits are compared with the column's threshold.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -233,9 +234,10 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return a mask of the words that equal the upper digits of their column's threshold.
+    """Return a mask of the words that tie with the upper digits of their column's threshold.
 
-    `entries` is the table of one row. `bits` of a word choose its column.
+    `entries` is the table of one row. The top `bits` bits of a word choose its column, and the
+    lower bits are compared.
     """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
@@ -251,7 +253,10 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Like `_pick`, for one row. Returns True if any draw is undecided, which is rare."""
+    """Draw symbols from one row, as `_pick` does from several.
+
+    Returns True if any draw is undecided, which is rare.
+    """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

@@ -39,20 +39,22 @@ _NEGLIGIBLE_BITS = 32
 class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    s² = cell_variance · 4^place_bits, a whole number. The distribution has no additive error: what
-    the first bits of a draw do not decide is decided by further bits and by interval arithmetic
-    over whole numbers, as wide as it takes.
+    The parameter s² is cell_variance · 4^place_bits, a whole number. The distribution has no
+    additive error: if the first bits of a draw do not decide it, further bits and interval
+    arithmetic over whole numbers do, as wide as it takes.
 
-    A magnitude is `cell · 2^place_bits + place`:
+    A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
+    its `place_bits` low bits, the place: |x| = cell · 2^place_bits + place.
 
-    1. One word gives a sign and the first 63 bits of a uniform real U. The cell is the least y
-       with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
-    2. A second, shorter word gives a uniform place, and decides whether the draw is kept, with
-       probability exp(-place · (2^(place_bits + 1) · cell + place) / 2s²).
-    3. A zero with a minus sign is not kept, as zero has two names. What is not kept is drawn
-       again from the start: less than one draw in a thousand for large s.
+    1. One random word gives the sign and the first 63 bits of a uniform real U. The cell is the
+       least y with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
+    2. A second, shorter word gives a uniform place. It also decides whether the draw is kept, with
+       probability exp(-place · (2^(place_bits + 1) · cell + place) / 2s²). Without place bits,
+       this step is left out.
+    3. Minus zero is rejected, because zero would otherwise be drawn twice as often.
 
-    The weights of 1 and 2 multiply to exp(-x² / 2s²). With no place bits there is no second word.
+    The weights of steps 1 and 2 multiply to exp(-x² / 2s²). A rejected draw starts again at step 1.
+    For large s, less than one draw in a thousand is rejected.
     """
 
     def __init__(self, cell_variance: int, place_bits: int = 0) -> None:

@@ -41,8 +41,8 @@ class TopSet:
     to it. -0.0 and 0.0 are equal. NaN and infinity are refused.
 
     Members have ranks 0, 1, ...: first those above the smallest value in the set, then those equal
-    to it, each in the order of their indices. So do the entries outside the set: first those below
-    that value, then those equal to it.
+    to it, each in the order of their indices. The entries outside the set have ranks too: first
+    those below that value, then those equal to it.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
@@ -151,8 +151,8 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
     """Return the key of a float: an integer that orders like floats, in reverse if flipped.
 
     `bits` are the float's bits as an integer. `magnitude` masks all of them but the sign. The key
-    of -0.0 comes just before that of 0.0. The search may end at either; later passes compare floats
-    and treat both as equal.
+    of -0.0 comes just before that of 0.0, although the floats are equal. This is harmless: keys
+    only serve to find the smallest member, and the later passes compare floats.
     """
     wide = np.int64(bits) ^ flip
     return wide ^ ((wide >> 63) & magnitude)

@@ -69,9 +69,10 @@ class Tables(ByLabel):
         return known if self.leader in owners else [*known, self.leader]
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return two parts for each owner, and the top.
+        """Return the split model: two parts for each owner, and the top.
 
-        An owner's modules need its table's header.
+        Only the parts of the parties in `here` have modules, because an owner's modules can be
+        built only from the header of its own table. None means that all parties are here.
         """
         owners = {
             owner: _Chosen(self._settings, owner, self.leader).features

@@ -143,7 +143,11 @@ def _threads() -> ThreadPoolExecutor:
 
 @cache
 def _group() -> Any:
-    """Load the library, and delete the temporary copy of itself that it makes for loading."""
+    """Import rbcl, the library of ristretto255, and return its module.
+
+    On import, rbcl writes its copy of libsodium to a temporary file and loads it from there. This
+    function deletes that file.
+    """
     try:
         import rbcl
     except ImportError:
