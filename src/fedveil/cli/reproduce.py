@@ -32,7 +32,9 @@ def reproduce(
     ] = None,
     everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> object:
-    """Repeat an experiment from the source papers and compare the results. Needs a checkout."""
+    """Repeat an experiment from the papers that fedveil implements and compare the results. Needs
+    a checkout.
+    """
     if name is None or everything:
         from fedveil.studies.catalog import table
 
