@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated protections. Default: not_encrypt, all with a finite epsilon, and the "
-        "job's own."
+        help="Comma-separated protections. Default: not_encrypt, all with a finite epsilon, and "
+        "the job's own."
     ),
 ]
 _Epsilons = Annotated[
