@@ -29,7 +29,7 @@ def budget(
         typer.Option(
             min=1,
             help="The number of the model's parameters. Default: fedveil builds the model and "
-            "counts them, which needs the extra torch.",
+            "counts them, which needs the optional dependency `torch`.",
         ),
     ] = None,
     trial: Annotated[

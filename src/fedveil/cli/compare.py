@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
 _Listed = Annotated[
     str | None,
-    typer.Option(help="Comma-separated protections. Default: all that can state a promise."),
+    typer.Option(
+        help="Comma-separated protections. Default: not_encrypt, all with a finite epsilon, and "
+        "the job's own."
+    ),
 ]
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated epsilons. For each of them, every protection is set so that the "
-        "whole run costs it. Default: 2,8. With 'own', each protection keeps its own settings."
+        help="Comma-separated epsilons. For each of them, every protection is configured to spend "
+        "at most that epsilon over the whole run. Default: 2,8. With 'own', each protection keeps "
+        "its own settings."
     ),
 ]
 _Sweep = Annotated[
@@ -48,9 +52,7 @@ _Target = Annotated[
 ]
 _Attack = Annotated[
     str | None,
-    typer.Option(
-        help="Attack each protection's run with the first seed. The only value is 'membership'."
-    ),
+    typer.Option(help="Attack the runs that have the first seed. The only value is 'membership'."),
 ]
 _Seeds = Annotated[
     int | None, typer.Option(min=1, help="Number of seeds, starting at the job's own. Default: 3.")

@@ -20,7 +20,7 @@ def reproduce(
         Scale,
         typer.Option(
             help="small: takes minutes. medium: takes about half an hour; not every experiment has "
-            "this scale. full: as large as in the source paper. --list shows each duration."
+            "this scale. full: as large as in the paper. --list shows each duration."
         ),
     ] = "full",
     out: Annotated[
@@ -32,7 +32,7 @@ def reproduce(
     ] = None,
     everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> object:
-    """Repeat an experiment from the source papers and compare the results. Needs a checkout."""
+    """Repeat a published experiment and compare the results. Needs a checkout."""
     if name is None or everything:
         from fedveil.studies.catalog import table
 

@@ -10,7 +10,8 @@ from fedveil.cli.vertical.machines import certificates, follower, leader
 from fedveil.cli.vertical.one_process import evaluate, keys, parts, predict, run, show
 
 app = typer.Typer(
-    help="Split learning between parties that hold different features of the same examples.",
+    help="Split learning across parties that hold different features of the same examples.\n\n"
+    "The party with the labels is the leader. All other parties are followers.",
     no_args_is_help=True,
 )
 for command in (

@@ -28,7 +28,7 @@ def generate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Continue a text with a language model (task: pangu), protected as in training."""
+    """Continue a text with a PanGu language model (task: pangu), protected as in training."""
     from fedveil.language import generation
 
     # A character may span several tokens.

@@ -115,7 +115,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Show who owns each part of the model, its parameters and its training memory."""
+    """List the model's parts: owner, number of parameters, and memory needed for training."""
     settings = load(job, overrides)
     from fedveil.vertical.job_split import make_task
     from fedveil.vertical.part_memory import memory_of, sizable, sized, told
