@@ -212,7 +212,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     >>> from fedveil.attacks.target import Target
     >>> target = Target.of(Job.load(None, ["model=logistic", "clients.number=30"]))
     >>> finding = attack(target, "quick", Watch())
-    >>> round(finding.figure("cosine after 1 report").value, 6)  # an unprotected report is the update
+    >>> cosine = finding.figure("cosine after 1 report").value
+    >>> round(cosine, 6)  # an unprotected report is the update
     1.0
     """
     trials = by_effort(effort, 10, 50, 250)

@@ -1,4 +1,4 @@
-"""Makes the statements that NIST SP 800-226 asks of a claim of differential privacy, from a run's folder.
+"""Makes the statements that NIST SP 800-226 asks of a privacy claim, from a run's folder.
 
 A statement that a run's folder cannot make is empty, and says why.
 """
@@ -142,8 +142,8 @@ def _open(evidence: Evidence) -> Iterator[str]:
 
 def _channels(in_clear: object) -> Iterator[str]:
     yield (
-        "Noise of a built-in protection is drawn from an exact discrete distribution or rounded to a "
-        "grid before it is sent."
+        "Noise of a built-in protection is drawn from an exact discrete distribution or rounded to "
+        "a grid before it is sent."
     )
     yield "The length of a built-in protection's report does not depend on the data."
     timed = any("time" in str(what) for what in in_clear) if isinstance(in_clear, list) else False
