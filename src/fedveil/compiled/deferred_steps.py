@@ -96,7 +96,8 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
     """Add the contribution of the deferred steps, (x X') D, to the output y of the inputs x.
 
-    X and D are the stored inputs and output gradients of those steps. X' is X transposed.
+    X has the stored inputs of those steps, and D their output gradients times -learning rate. X' is
+    X transposed.
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
@@ -105,8 +106,8 @@ def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: in
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
     """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
 
-    dy is the output gradient. X and D are the stored inputs and output gradients of the deferred
-    steps. D' is D transposed.
+    dy is the output gradient. X has the stored inputs of those steps, and D their output gradients
+    times -learning rate. D' is D transposed.
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 

@@ -30,8 +30,8 @@ from fedveil.protections.base import Protection
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
     """Yield report lines on a run's privacy cost by accounts that differ from the ledger's.
 
-    `rounds` is the number of rounds that were run. The accounts are those that the module's
-    docstring lists. Yields nothing if none of them applies.
+    One line, for example, is for a client that is added or removed instead of replaced. `rounds` is
+    the run's number of rounds. Yields nothing if no other account applies.
     """
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)

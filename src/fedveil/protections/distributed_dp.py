@@ -151,9 +151,9 @@ class DistributedDP(Clipped, SecureSum):
     its update sends its share of noise around zero. Clients count equally.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier. This
-    assumes the fewest survivors that a sum may have, and that a share 1 - assume_honest of the
-    cohort adds no noise. After the round, ratio follows from the actual number of survivors. The
+    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier: that
+    of the fewest survivors that a sum may have, if a share 1 - assume_honest of the cohort adds no
+    noise. After the round, ratio follows from the actual number of survivors. The
     guarantee relies on secure aggregation; without `active_security`, it relies on a server that
     follows the protocol. The members of a sum are public, so no sampling amplifies the guarantee.
 
