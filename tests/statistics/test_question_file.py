@@ -80,10 +80,11 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
     [
         (AGES, {"age": ["41", "many"]}, r"data, row 2: age = 'many' is not a finite number"),
         (AGES, {"years": [3.0]}, r"data has no column 'age'; its columns are years"),
+        (AGES, {"age;sex": ["3;f"]}, "data is separated by semicolons"),
         (AGES, {"age": []}, "data has no rows"),
         (AGES, {}, "data has no columns"),
         (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),
-        (AGES, "text", "text is not a regular file|no such file|cannot be read|text"),
+        (AGES, "text", "text cannot be read: No such file or directory"),
     ],
 )
 def test_unusable_data_is_one_sentence(question: Any, data: Any, said: str) -> None:

@@ -16,6 +16,7 @@ from fedveil.base.array_types import Array, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import csv_file, parquet_file
+from fedveil.tasks.tables.table_file import refuse_semicolons
 from fedveil.tasks.tables.table_piece import Piece
 
 Words: TypeAlias = npt.NDArray[np.str_]
@@ -59,6 +60,7 @@ class Table(ABC):
 
     def _known(self, column: str) -> None:
         if column not in self.columns:
+            refuse_semicolons(self.name, self.columns)
             listed = ", ".join(plain(name) for name in self.columns[:_SHOWN])
             more = ", ..." if len(self.columns) > _SHOWN else ""
             raise DataInvalid(

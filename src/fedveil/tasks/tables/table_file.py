@@ -91,7 +91,7 @@ def check_known(path: str, wanted: Collection[str], columns: Collection[str], ke
     known = set(columns)
     for name in wanted:
         if name not in known:
-            _refuse_semicolons(path, columns)
+            refuse_semicolons(path, columns)
             first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
             more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
             raise DataInvalid(
@@ -100,7 +100,8 @@ def check_known(path: str, wanted: Collection[str], columns: Collection[str], ke
             )
 
 
-def _refuse_semicolons(path: str, columns: Collection[str]) -> None:
+def refuse_semicolons(path: str, columns: Collection[str]) -> None:
+    """Raise DataInvalid if the file's only column is a header separated by semicolons."""
     if len(columns) > 1 or not any(";" in column for column in columns):
         return
     raise DataInvalid(
