@@ -12,6 +12,7 @@ import pytest
 import fedveil
 import vertical_parts
 from browser import needs_browser, show
+from fedveil.errors import RunFolderError
 from fedveil.pages.page import Fact, Page, Picture, Points, Section, Table
 from fedveil.pages.plot import Plot
 from fedveil.pages.read_run import read_run
@@ -248,6 +249,13 @@ def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:
     keep_page(opened, said.append)
     opened.close()
     assert said == [f"no report.html: {folder} is damaged: the key protection is missing"]
+
+
+def test_a_record_that_was_cut_off_is_named(folder: Path) -> None:
+    raw = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(raw[:200])
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged: it was cut off in its"):
+        read_run(folder)
 
 
 def test_a_resumed_run_has_the_page_of_all_its_rounds(folder: Path) -> None:

@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Any
 
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.errors import RunFolderError
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
@@ -125,7 +126,10 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
     records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS, resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
     with intact(path / FINDINGS, path / ACCOUNTS):
-        return ReadRun(path, job, records, read_findings(path), events, read_accounts(path))
+        found = ReadRun(path, job, records, read_findings(path), events, read_accounts(path))
+    if federated and not records and (found.ended or "").startswith("finished after "):
+        raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")
+    return found
 
 
 def _whole_lines(path: Path) -> str:
