@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 # four minutes): make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 WITHOUT_TORCH := tests/mechanisms tests/privacy tests/secagg tests/settings \
-  $(addprefix --ignore tests/mechanisms/,test_embedding_dp.py test_label_dp.py)
+  $(addprefix --ignore tests/mechanisms/,test_embedding_dp.py test_label_dp.py test_tensor_kinds.py)
 BIN := $(VENV)/bin
 # Ends with a sentence if PYTHON is missing or too old or new for `requires-python`.
 CHECK = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
