@@ -1,15 +1,19 @@
-"""Clients are trained by one of torch's threads each, and who asked has all of them again."""
+"""How many threads train clients: torch's, which are restored, and the simulator's own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedveil
+from fedveil.engine.assembly import ModelShape, load_data, make_client_sides, make_partition
+from fedveil.engine.executors.client_side import ClientsData
 from fedveil.learning.trainer import LoopTrainer
 
 
@@ -48,3 +52,20 @@ def test_in_the_calling_process(
 def test_on_threads(tmp_path: Path) -> None:
     fedveil.simulate(job(workers=2), tmp_path / "run")
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("parameters", "threads"), [(19_999, 1), (20_001, 3)])
+def test_clients_of_a_small_native_model_share_one_thread(
+    parameters: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 6})
+    settings = fedveil.Job(
+        model="logistic", data={"name": "digits", "split": "iid"}, clients={"number": 7},
+        protection={"name": "not_encrypt"},
+    )  # fmt: skip
+    data = load_data(settings)
+    split = make_partition(settings, data)
+    held = ClientsData(data.train.x, data.train.y, split.indices, split.offsets, None)
+    model = np.zeros(parameters, np.float32)
+    sides = make_client_sides(settings, ModelShape.of(data), held, model, lambda text: None)
+    assert len(sides) == threads

@@ -47,6 +47,10 @@ from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
 
+#: With fewer parameters, a client spends most of its time in Python, where threads only wait for
+#: each other: `auto` then takes one.
+_LEAST_FOR_THREADS = 20_000
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -375,6 +379,8 @@ def make_client_sides(
     starting("compiling the training code, which is cached for later runs")
     served = first.compile(data.x.shape[1:])
     count, always = worker_count(job), job.training.lr_schedule == "constant"
+    if job.simulation.workers == "auto" and len(model) < _LEAST_FOR_THREADS:
+        count = min(count, 1)
     if not (served and count and always) or job.keeps_state:
         return []
     trainers = [first, *(first.beside() for _ in range(count - 1))]

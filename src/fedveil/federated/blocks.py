@@ -180,7 +180,9 @@ class SimulationSettings(Block):
     """Simulation of clients and server on one machine."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
-        "auto", description="worker processes; auto: one per core; 0: train in the calling process"
+        "auto",
+        description="worker processes or threads; auto: one per core, for a small native model one; "
+        "0: train in the calling process",
     )
     dropouts: dict[str, Share] = Field(
         default_factory=dict,
