@@ -181,8 +181,8 @@ class SimulationSettings(Block):
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto",
-        description="worker processes or threads; auto: one per core, for a small native model one; "
-        "0: train in the calling process",
+        description="worker processes or threads; auto: one per core, but one for a small native "
+        "model; 0: train in the calling process",
     )
     dropouts: dict[str, Share] = Field(
         default_factory=dict,
