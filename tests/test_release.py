@@ -1,4 +1,4 @@
-"""What a release consists of: its version, its exact requirements, and what the sdist holds."""
+"""A release: its version, its exact requirements, and the content of the sdist."""
 
 from __future__ import annotations
 

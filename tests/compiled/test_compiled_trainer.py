@@ -254,7 +254,7 @@ def test_an_infinity_that_loses_a_pooling_is_torchs() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", WEIGHTED])
 def test_saturated_scores_move_nothing_as_in_torch(loss: str, optimizer: str) -> None:
-    """Of a batch of 7, whose seventh is no float: what rounding leaves would be a whole step."""
+    """A batch of 7 has the share 1/7, which no float holds: a tiny rest would be a whole step."""
     model = nn.Linear(6, 3)
     with torch.no_grad():
         model.weight.zero_()

@@ -8,11 +8,9 @@ the batch, settings away from their defaults, an evaluation every second round.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from fedveil.learning.weight_layout import Layout
 from fedveil.record.run_folder import EVENTS
 from fedveil.settings.allowed import dotted, keys
 from folders import ROOT
+from key_case import Case
 
 BASE = {
     "name": "unequal",
@@ -77,17 +76,6 @@ SILENT = {"simulation.dropouts": {"share": 0.2}, "clients.number": 20}
 SHARDS, STEP = {"data.split": "shards"}, {"training.lr_schedule": "step", "training.lr_rounds": 1}
 ADAM, MOMENTUM = {"server.optimizer": "adam"}, {"server.optimizer": "momentum"}
 STOPPING = {"stopping.metric": "accuracy", "rounds": 6, "evaluation.every": 1}
-
-
-class Case(NamedTuple):
-    """A value that a key is changed to, in a job with these settings on top of the base.
-
-    `refused`: what the refusal says, for a key whose other value cannot be used here.
-    """
-
-    value: Any
-    under: Mapping[str, Any] = MappingProxyType({})
-    refused: str | None = None
 
 
 CASES: dict[str, Case] = {

@@ -18,7 +18,7 @@ CANARIES, DIMENSION, MOVED, SIGMA = 4, 6000, 2.5, 0.3
 def test_what_is_measured_at_some_entries_is_the_noise_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of single reports, of two rounds, of a round and the first, and of two canaries."""
+    """Measure single reports, two rounds, a round and the first, and two canaries."""
     monkeypatch.setattr(canary_evidence, "_KEPT", 8 * CANARIES * 700)
     directions = Directions(0, CANARIES, DIMENSION)
     included = np.array([True, False, False, True])

@@ -1,4 +1,4 @@
-"""How many threads train clients: torch's, which are restored, and the simulator's own."""
+"""Threads that train clients: torch's are restored, and the simulator's are counted."""
 
 from __future__ import annotations
 

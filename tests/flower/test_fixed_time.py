@@ -87,7 +87,7 @@ def test_what_is_not_ready_is_withheld(never: threading.Event) -> None:
 def test_the_time_of_a_training_begins_when_the_client_is_asked(
     slept: list[float], never: threading.Event
 ) -> None:
-    """What a client has used up before it trains is not given to the training again."""
+    """Time that a client used before training is taken off the training's."""
     began = monotonic()
     with FixedTime(20.0) as time:
         slept.append(19.0)

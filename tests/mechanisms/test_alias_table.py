@@ -13,7 +13,7 @@ LAW, EXACT, ROW, SYMBOL = np.array([[0.5, 0.2, 0.2, 0.1]]), [5, 2, 2, 1], 4, -3
 
 
 class Begins(Seeded):
-    """Begins with these words, and goes on with a seed's."""
+    """Yields these words first, then those of a seed."""
 
     def __init__(self, words: np.ndarray, seed: int) -> None:
         super().__init__(seed)

@@ -1,4 +1,4 @@
-"""What is drawn lies where its values say, on axes that say so."""
+"""A chart draws each value at its place on labelled axes."""
 
 from __future__ import annotations
 

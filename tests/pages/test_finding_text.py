@@ -1,4 +1,4 @@
-"""What an attack found, in words: what an attacker could do, compared with chance."""
+"""A finding in words: an attacker's success, compared with chance."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from fedveil.record.run_folder import EVENTS
 from fedveil.settings.allowed import dotted, keys
 from fedveil.vertical import VerticalJob, train
 from folders import ROOT
+from key_case import Case
 from vertical_parts import Joint
 
 BASE = {
@@ -70,17 +70,6 @@ def curved(seed: int) -> nn.Module:
 def joint(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return Joint(16, 8)
-
-
-class Case(NamedTuple):
-    """A value that a key is changed to, in a job with these settings on top of the base.
-
-    `refused`: what the refusal says, for a key whose other value cannot be used here.
-    """
-
-    value: Any
-    under: Mapping[str, Any] = MappingProxyType({})
-    refused: str | None = None
 
 
 CASES: dict[str, Case] = {

@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil import __version__
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_text
 from fedveil.errors import DeploymentError, MissingExtra
+from fedveil.flower.job.app_project import app_pyproject
 from fedveil.record.run_folder import make_folder
 from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION
 from fedveil.statistics.clients import load
@@ -51,7 +51,9 @@ def write_app(folder: Path, file: QuestionFile) -> list[Path]:
     name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
     name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")
     texts = {
-        "pyproject.toml": _PYPROJECT.format(name=name, version=__version__),
+        "pyproject.toml": app_pyproject(
+            name, "question", "flower", "The answer's folder; empty: a new one under runs/"
+        ),
         "server_app.py": _APP.format(side="server", what="asks, and keeps the answers"),
         "client_app.py": _APP.format(side="client", what="answers from a client's own rows"),
         QUESTION: file.to_yaml(),
@@ -105,30 +107,6 @@ def client_app(folder: str | Path) -> ClientApp:
 
     return make_app(Path(folder))
 
-
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "A fedveil question on Flower."
-license = {{ text = "as its owner decides" }}
-dependencies = ["flwr>=1.41,<1.42", "fedveil[flower]=={version}"]
-
-[tool.flwr.app]
-publisher = "fedveil"
-
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-
-[tool.flwr.app.config]
-# The answer's folder; empty: a new one under runs/ where the SuperLink was started.
-folder = ""
-"""
 
 _APP = '''\
 """The {side}'s side of the question: {what}."""

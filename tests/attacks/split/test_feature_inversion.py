@@ -245,7 +245,7 @@ def test_a_job_without_information_gives_nothing_away() -> None:
 def test_the_epsilon_beside_the_figures_is_that_of_the_most_exposed_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the bank's and the shop's outputs, whatever the methods find in them."""
+    """Attack the outputs of the bank and of the shop, whatever the methods find in them."""
     parts = {"left": {"privacy": {"embedding_dp": {"eps": 0.25}}}, "right": {}, "top": {}}
     own = VerticalJob(
         task="vertical_parts:bottoms", privacy={"embedding_dp": {"eps": 1.5}}, parts=parts

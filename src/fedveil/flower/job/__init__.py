@@ -1,6 +1,7 @@
 """A fedveil job on Flower: Flower carries the messages, starts the clients and authenticates them.
 
     deploy.py           writes the Flower app of a job
+    app_project.py      the project file of that app
     app_folder.py       the contents of that app's folder beside its code
     signing_key_file.py a client's long-lived signing key
     flower_engine.py    the server: the job's rounds, in a run folder (grid_executor.py,

@@ -6,7 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-from fedveil import __version__
 from fedveil.base import own_code
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes, read_text
@@ -14,6 +13,7 @@ from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER, check_deployable
+from fedveil.flower.job.app_project import app_pyproject
 from fedveil.record.run_folder import make_folder
 
 #: Flower's limit on an app's name.
@@ -43,7 +43,9 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     """
     name = _app_name(job.name)
     files = {
-        "pyproject.toml": _PYPROJECT.format(name=name, version=__version__),
+        "pyproject.toml": app_pyproject(
+            name, "job", "torch,flower", "The server's run folder; empty: runs/NAME-DIGEST"
+        ),
         "server_app.py": _SERVER,
         "client_app.py": _CLIENT,
         JOB: job.to_yaml(),
@@ -108,30 +110,6 @@ def _own_modules(names: list[str]) -> dict[str, str]:
             files[inside.as_posix()] = read_text(source, MOST_DATA_BYTES)
     return files
 
-
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "A fedveil job on Flower."
-license = {{ text = "as its owner decides" }}
-dependencies = ["flwr>=1.41,<1.42", "fedveil[torch,flower]=={version}"]
-
-[tool.flwr.app]
-publisher = "fedveil"
-
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-
-[tool.flwr.app.config]
-# The server's run folder; empty: runs/NAME-DIGEST where the SuperLink was started.
-folder = ""
-"""
 
 _SERVER = '''\
 """The server's side of the job: rounds, records, ledger and checkpoints in its run folder."""
