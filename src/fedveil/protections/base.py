@@ -97,7 +97,9 @@ def origin_of(sent: Update, dimension: int) -> bytes:
 
     It is empty if the weights, the first `dimension` entries, are all that it sends.
     """
-    return b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent)).digest()
+    return (
+        b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
+    )
 
 
 @dataclass(frozen=True)
