@@ -6,6 +6,7 @@ runs examples/flower/loopback.py.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -91,6 +92,30 @@ def test_a_superlink_killed_three_times_costs_the_round_in_hand_each_time(
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
     theirs = (simulated.folder / "model.safetensors").read_bytes()
     assert (folder / "model.safetensors").read_bytes() == theirs
+
+
+def test_a_question_is_asked_and_deployed(federation: Loopback, tmp_path: Path):
+    """`fedveil ask --on`, then `fedveil deploy` and `flwr run`: both over the same SuperNodes."""
+    people = [f"{site},{21 + (7 * i) % 60}" for i in range(37) for site in "abc"[: 1 + i % 3]]
+    (tmp_path / "people.csv").write_text("\n".join(["site,age", *people]) + "\n")
+    question = tmp_path / "question.yaml"
+    question.write_text(
+        f"{{name: poll, data: {tmp_path / 'people.csv'}, client: site, rows: 50, clients: 3,\n"
+        "protection: pw_encrypt, questions: {old: {ask: count, where: age >= 65}}}\n"
+    )
+    asking = federation.ask(question, tmp_path / "app", tmp_path / "answer")
+    assert asking.wait(LIMIT_S) == 0
+    old = sum(int(person[2:]) >= 65 for person in people)
+    assert answer_in(tmp_path / "answer") == pytest.approx(old, abs=0.01)
+    deployed = tmp_path / "deployed"
+    federation.call("fedveil", "deploy", str(deployed), str(question), "--set", "name=again")
+    assert federation.run(deployed, tmp_path / "again").wait(LIMIT_S) == 0
+    assert answer_in(tmp_path / "again") == pytest.approx(old, abs=0.01)
+
+
+def answer_in(folder: Path) -> float:
+    found = json.loads((folder / "answers.json").read_text())
+    return float(found["answers"]["old"]["estimates"][0]["value"])
 
 
 def test_a_report_that_comes_after_the_deadline_is_charged_and_not_used(
