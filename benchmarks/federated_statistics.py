@@ -1,6 +1,6 @@
 """Errors of statistics under each protection, beside the theory and beside central noise.
 
-    python benchmarks/federated_statistics.py histogram sites median words local     some ten minutes
+    python benchmarks/federated_statistics.py histogram sites median words local    ten minutes
     PYTHONPATH=/tmp/opendp python benchmarks/federated_statistics.py opendp
 
 The second command needs OpenDP: `pip install --target /tmp/opendp opendp`.

@@ -143,6 +143,22 @@ def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
         serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
 
 
+def test_a_server_cannot_lie_about_the_number_of_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each client's share of the noise would be that of one among thousands."""
+    app, own = tmp_path / "app", tmp_path / "own.yaml"
+    write_app(app, deployable(file_of("distributed_dp", epsilon=2.0, clients=5000)))
+    for stated, said in ((SITES, "clients is 5000, and 5 in the own"), (None, "does not state")):
+        own.write_text(file_of("distributed_dp", epsilon=2.0, clients=stated).to_yaml())
+        grid = SiteGrid(app, tmp_path)
+        for held in grid.contexts.values():
+            held.node_config["question"] = str(own)
+        with pytest.raises(RunStopped, match="0 of 5000 clients were connected"):
+            serve(app, grid, context(0, {"folder": str(tmp_path / f"answer-{stated}")}, {}))
+        assert said in caplog.text
+
+
 def test_unusable_rows_are_reported_as_zero_under_a_guarantee(tmp_path: Path) -> None:
     file = file_of("dp_encrypt", epsilon=500.0)
     app = tmp_path / "app"

@@ -137,6 +137,16 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
 
 
+def test_backticks_enclose_a_column_whose_name_is_no_word() -> None:
+    table = ArrayTable("t", {"home town": ["x", "y"], "0": [1.0, 1.0], "_quoted_0": [7.0, 8.0]})
+    condition = Filter("`home town` == 'x' and `0` == 1 and _quoted_7 != 3")
+    assert condition.columns == ["0", "_quoted_7", "home town"]
+    assert Filter("`home town` == 'x' and `0` < 2").mask(table).tolist() == [True, False]
+    for wrong in ("`` == 1", "`a == 1", "`a` `b` == 1"):
+        with pytest.raises(JobError, match="is not a condition"):
+            Filter(wrong)
+
+
 def test_tables_of_every_kind_have_the_same_answer(tmp_path: Path) -> None:
     columns = people()
     names = ["age", "sex", "income", "town"]
