@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.cli.ask import _print
 from fedveil.errors import DeploymentError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
+from fedveil.statistics.answer_folder import saved
 from fedveil.statistics.flower_app import client_app, deployable, write_app
 from fedveil.statistics.flower_server import serve
 from fedveil.statistics.question import QuestionFile
@@ -63,8 +64,10 @@ def test_sites_answer_from_their_own_tables(protection: str, tmp_path: Path) -> 
     answers, _ = over_flower(file_of(protection), tmp_path)
     values = [answers["old"].value, *(e.value for e in answers["ages"].estimates)]
     assert values == pytest.approx([OLD, 3, 6], abs=0.01)
-    saved = json.loads((tmp_path / "answer" / "answers.json").read_text())
-    assert saved["reports"] == SITES
+    found = saved(tmp_path / "answer")
+    assert found["reports"] == SITES
+    assert found["privacy"][0]["epsilon"] == float("inf")
+    _print({**found, "page": "none"})
     assert (tmp_path / "answer" / "answers.html").is_file()
 
 

@@ -49,7 +49,7 @@ def test_a_variance_of_groups_is_near_the_truth(protection: str) -> None:
 def test_a_correlation_whose_variances_drown_in_noise_states_nothing() -> None:
     """Clipped at 1, it would otherwise have an interval of no width."""
     shape, present = correlation()
-    sums = Sums(np.array([0.0, 0.0, -985.0, -985.0, 60.0, 1000.0]), np.full(6, 25.0), 1000, 1000)
+    sums = Sums(np.array([0.0, 0.0, -985.0, -985.0, 60.0, 1000.0]), np.full(6, 100.0), 1000, 1000)
     found = ratio(sums, shape, present, {}, 1.96)
     assert (found.low, found.high) == (-1, 1)
     small = Sums(sums.values, np.full(6, 1e-4), 1000, 1000)

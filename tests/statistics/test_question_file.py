@@ -54,6 +54,23 @@ BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.
             "protection.dp_encrypt.dp_eps follows from epsilon",
         ),
         ({"fidelity": "aggregate"}, "fidelity = 'aggregate' is for rr and oue"),
+        ({"rows": 3}, "rows = 3 needs client"),
+        ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
+        ({"questions": {"a": {**MEAN, "range": [-1e300, 1e300]}}}, "is too narrow or too wide"),
+        ({"questions": {"a": {**MEAN, "range": [0.0, 1e-320]}}}, "is too narrow or too wide"),
+        (
+            {"questions": {"a": {**MEAN, "ask": "quantiles", "at": [0.5, 0.5]}}},
+            "questions.a.at = [0.5, 0.5] has an entry twice",
+        ),
+        (
+            {"questions": {"w": {"ask": "heavy_hitters", "column": "w", "alphabet": "a\0"}}},
+            "has the character 0, which ends words",
+        ),
+        (
+            {"questions": {"a": {**COUNT, "weight": 1e9}}},
+            "weight = 1000000000.0 is outside [0.001, 1000]",
+        ),
+        ({"protection": "oue", "epsilon": 1e-9}, "epsilon = 1e-09 is outside [0.001, 700]"),
     ],
 )
 def test_a_wrong_key_is_one_sentence(keys: dict[str, Any], said: str) -> None:
@@ -87,6 +104,7 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
         (AGES, {}, "data has no columns"),
         (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),
         (AGES, "text", "text cannot be read: No such file or directory"),
+        (AGES, [[1.0, 2.0], [3.0]], "data is no table: a file, columns by name or rows"),
     ],
 )
 def test_unusable_data_is_one_sentence(question: Any, data: Any, said: str) -> None:

@@ -109,7 +109,8 @@ def _print(answers: Mapping[str, Any]) -> None:
 
     for found in answers_of(answers):
         say(f"{found.name} ({found.ask})")
-        console().print(table(found).terminal())
+        shown = table(found)
+        console().print(shown.terminal() if shown.rows else f"  {shown.caption}")
         for note in found.notes:
             say(f"  {note}")
     for line in answers["privacy"]:

@@ -217,7 +217,8 @@ class Asking:
             scale = 1.0 if self.file.local else ball.scale
             values = total if self.file.local else ball.back(total[where], reports)
             values, variance = values * factor, noise[where] * (scale * factor) ** 2
-            self._influence[part.question] = carriage.influence() * scale * factor
+            most, own = self._influence.get(part.question, 0.0), carriage.influence()
+            self._influence[part.question] = max(most, own * scale * factor)
             sums = Sums(values, variance, reports, self._clients, rows)
             found.setdefault(part.question, []).append(sums)
         for name, sums_of in found.items():

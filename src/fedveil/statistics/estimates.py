@@ -182,13 +182,14 @@ def correlation() -> Statistic:
     """Return Pearson's correlation, from (x, y, x² - 1, y² - 1, xy, 1)."""
 
     def spreads(s: Float64s) -> float:
+        """Return the product of both deviations."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
-        return float(x * y) if x > 0 and y > 0 else 0.0
+        return math.sqrt(x * y) if x > 0 and y > 0 else 0.0
 
     def value(s: Float64s) -> float:
         product = s[4] / s[5] - s[0] * s[1] / s[5] ** 2
-        return float(product / math.sqrt(spreads(s))) if spreads(s) else 0.0
+        return float(product / spreads(s)) if spreads(s) else 0.0
 
     def spread(s: Float64s) -> float:
         return float((1 - min(1.0, value(s) ** 2)) ** 2)

@@ -9,11 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.base.untrusted import MOST_DATA_BYTES, read_text
 from fedveil.errors import DeploymentError, MissingExtra
 from fedveil.flower.job.app_folder import ROSTER, read_roster
 from fedveil.flower.job.app_project import EMPTY_ROSTER, app_pyproject, write_files
-from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION
+from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION, saved
 from fedveil.statistics.clients import load
 from fedveil.statistics.question import QuestionFile
 
@@ -83,8 +82,7 @@ def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any
     )
     if ended.returncode or not (answers / ANSWERS).is_file():
         raise DeploymentError(f"flwr run {folder} ended without an answer; its output says why")
-    found: dict[str, Any] = json.loads(read_text(answers / ANSWERS, MOST_DATA_BYTES))
-    return {**found, "folder": str(answers), "page": str(answers / PAGE)}
+    return {**saved(answers), "folder": str(answers), "page": str(answers / PAGE)}
 
 
 def server_app(folder: str | Path) -> ServerApp:

@@ -155,7 +155,8 @@ class PrefixTree:
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
         deviation = np.sqrt(variance)
-        for i in np.flatnonzero(ended)[_frequent(counts[ended], deviation[ended])]:
+        # A frequent word's count has more noise than that of a word that nobody has.
+        for i in np.flatnonzero(ended)[_frequent(counts[ended], float(deviation.min()))]:
             word = candidates[i].removesuffix(END)
             self.found.append(Found(word, float(counts[i]), float(variance[i]), self._done - 1))
         # A prefix that is dropped is lost, and one that is kept costs little under rr and oue.
@@ -165,16 +166,15 @@ class PrefixTree:
         self.prefixes = [candidates[i] for i in best]
 
 
-def _frequent(counts: Float64s, deviation: Float64s) -> Bools:
-    """Return True for the counts that are told from noise.
+def _frequent(counts: Float64s, deviation: float) -> Bools:
+    """Return True for the counts that are told from the noise of a word that nobody has.
 
     Benjamini and Hochberg's rule: of the counts that it chooses, a share of FALSE_WORDS is expected
     to be noise. Without noise, every positive count is chosen.
     """
-    exact = deviation <= 0
-    if exact.all():
+    if deviation == 0:
         return np.asarray(counts > 0, np.bool_)
-    chance = special().ndtr(-counts / np.maximum(deviation, 1e-300))
+    chance = special().ndtr(-counts / deviation)
     limits = FALSE_WORDS * np.arange(1, len(chance) + 1) / len(chance)
     passed = np.flatnonzero(np.sort(chance) <= limits)
     most = np.sort(chance)[passed[-1]] if len(passed) else -1.0

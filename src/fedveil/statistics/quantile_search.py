@@ -67,12 +67,18 @@ class Search:
             high += 1
         places = [0, *asked, len(self.edges) - 1]
         ends = float(self.edges[places[low]]), float(self.edges[places[-1 - high]])
+        first, last = min(ends), max(ends)
         rising = np.array([-self.q, *_rising(totals / precisions, precisions), 1 - self.q])
         value = float(np.interp(0.0, *_strict(rising, self.edges[places])))
-        value = min(max(value, min(ends)), max(ends))
-        spread, part = (max(ends) - min(ends)) / (2 * z), float(noises.sum() / precisions.sum())
-        deviations = spread * math.sqrt(part), spread * math.sqrt(max(0.0, 1 - part))
-        return Estimate({**label, "quantile": f"{self.q:g}"}, value, *sorted(ends), *deviations)
+        spread, part = (last - first) / (2 * z), float(noises.sum() / precisions.sum())
+        return Estimate(
+            label={**label, "quantile": f"{self.q:g}"},
+            value=min(max(value, first), last),
+            low=first,
+            high=last,
+            noise=spread * math.sqrt(part),
+            sampling=spread * math.sqrt(max(0.0, 1 - part)),
+        )
 
 
 def _rising(values: Float64s, weights: Float64s) -> list[float]:

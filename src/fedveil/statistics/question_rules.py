@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from fedveil.settings.allowed import shown
-from fedveil.statistics.prefixes import too_many
+from fedveil.statistics.prefixes import END, too_many
 from fedveil.statistics.question_settings import QuestionSettings
 
 #: Keys that a kind of question reads, besides ask, where and weight.
@@ -23,6 +23,8 @@ READ = {
     "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories", *_GROUPED),
 }
 _ALWAYS = ("ask", "where", "weight")
+#: The least width of a range, as a part of its ends.
+_NARROW = 1e-9
 #: Keys without which a question that reads them means nothing.
 NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
@@ -72,8 +74,11 @@ def _ranges(place: str, question: QuestionSettings) -> Iterator[str]:
         ends = getattr(question, key)
         if ends and (len(ends) != 2 or ends[0] >= ends[1]):
             yield f"{place}.{key} = {shown(ends)} is not a lowest and a highest value"
+        elif ends and not _NARROW * max(1e-100, *map(abs, ends)) < ends[1] - ends[0] < 1e100:
+            yield f"{place}.{key} = {shown(ends)} is too narrow or too wide for 64-bit numbers"
     if any(not 0 < share < 1 for share in question.at):
         yield f"{place}.at = {shown(question.at)} has a share outside (0, 1)"
+    yield from _distinct(f"{place}.at", question.at)
     if question.cells & (question.cells - 1):
         yield f"{place}.cells = {question.cells} is not a power of two"
 
@@ -89,6 +94,8 @@ def _words(place: str, question: QuestionSettings) -> Iterator[str]:
         )
     if len(set(question.alphabet)) < len(question.alphabet):
         yield f"{place}.alphabet = {shown(question.alphabet)} has a letter twice"
+    if END in question.alphabet:
+        yield f"{place}.alphabet = {shown(question.alphabet)} has the character 0, which ends words"
 
 
 def _distinct(key: str, words: Sequence[object]) -> Iterator[str]:

@@ -60,7 +60,8 @@ class QuestionSettings(Block):
     most: int = Field(20, ge=1, le=1000, description="number of words that heavy_hitters returns")
     weight: float = Field(
         1.0,
-        gt=0,
+        ge=1e-3,
+        le=1e3,
         description="share of the noise budget, relative to the other questions; under rr and oue "
         "the share of the clients",
     )

@@ -90,7 +90,7 @@ class Schedule:
         self.searches = {
             name: [
                 (group, Search(edges_of(question, levels(question)), q))
-                for group in question.groups or [None]
+                for group in (question.groups if question.by is not None else [None])
                 for q in question.at
             ]
             for name, question in file.questions.items()
