@@ -61,6 +61,13 @@ def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:
         DataAccount(path, "client").figure(DELTA)
 
 
+def test_losses_of_several_kinds_with_an_epsilon_each_are_added(tmp_path: Path) -> None:
+    account = DataAccount(tmp_path / "account", "client")
+    account.charge([(gaussian(), 1)], None, DELTA, "a")
+    account.charge([(PrivacyLoss(0.5), 3)], None, DELTA, "b")
+    assert account.figure(DELTA).epsilon == pytest.approx(0.9 + 1.5)
+
+
 def test_a_training_with_sampling_and_questions_add_up_in_either_order(tmp_path: Path) -> None:
     sampled = PrivacyLoss.of_release(SampledGaussian(0.8, 0.05), "example")
     charges = [("training", sampled, 40), ("question", gaussian(), 2), ("rr", PrivacyLoss(0.2), 1)]

@@ -55,6 +55,7 @@ BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.
         ),
         ({"fidelity": "aggregate"}, "fidelity = 'aggregate' is for rr and oue"),
         ({"rows": 3}, "rows = 3 needs client"),
+        ({"name": "../../x"}, "name = '../../x' is not"),
         ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [-1e300, 1e300]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [0.0, 1e-320]}}}, "is too narrow or too wide"),

@@ -33,8 +33,8 @@ class DataAccount:
     Whoever asks may choose the next question in view of earlier answers. Losses that are all alike
     are composed. So are Gaussian losses: as one whose squared inverse ratio is the sum of theirs,
     also if they were chosen adaptively within a fixed limit (Smith and Thakurta, 2022). Other
-    losses are added, or composed by a Rényi filter (`privacy.renyi_filter`), whichever costs less.
-    If both state a delta, each gets half of it.
+    losses are added. If a loss states no epsilon of its own, as one amplified by sampling, all are
+    composed by a Rényi filter (`privacy.renyi_filter`).
     """
 
     def __init__(self, path: Path, unit: str) -> None:
@@ -95,12 +95,10 @@ def _figure(ledgers: Sequence[Ledger], delta: float) -> Figure:
     composed, added = ledgers
     if composed.kinds <= 1 or _gaussian(composed):
         return composed.figures(delta)["run_most_drawn"]
-    pure = added.epsilon("run", 0.0)
-    share = delta if math.isfinite(pure) else delta / 2
-    epsilon = filtered_epsilon(composed.charges_every_round(delta), share)
-    if pure <= epsilon:
-        return Figure(pure, 0.0)
-    return Figure(min(epsilon, added.epsilon("run", share)), delta)
+    figure = added.figures(delta)["run_most_drawn"]
+    if math.isfinite(figure.epsilon):
+        return figure
+    return Figure(filtered_epsilon(composed.charges_every_round(delta), delta), delta)
 
 
 def _gaussian(ledger: Ledger) -> bool:

@@ -13,6 +13,7 @@ from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.settings import allowed
 from fedveil.settings.checked_job import CheckedJob
+from fedveil.settings.settings import RunName
 from fedveil.statistics.filters import Filter
 from fedveil.statistics.question_rules import problems_of
 from fedveil.statistics.question_settings import QuestionSettings
@@ -36,7 +37,7 @@ _COMPUTED = {
 class QuestionFile(CheckedJob):
     """Questions about the rows of clients, asked together: they share one epsilon."""
 
-    name: str = Field("question", description="name of the answer's folder")
+    name: RunName = Field("question", description="name of the answer's folder")
     data: str = Field(
         "",
         description="a CSV or Parquet file, a data set of fedveil, or package.module:function, "
