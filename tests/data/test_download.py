@@ -330,7 +330,7 @@ def test_offline_says_what_was_tried_and_where_the_files_can_go(tmp_path, mirror
     text = str(caught.value)
     assert text.count("127.0.0.1 cannot be reached") == 2
     assert f"{IMAGES}.gz" in text
-    assert f"place the four files in $FEDVEIL_DATA/tiny or in {tmp_path}" in text
+    assert f"place the files in $FEDVEIL_DATA/tiny or in {tmp_path}" in text
 
 
 @pytest.mark.parametrize("url", ["http://example.invalid/", "ftp://example.invalid/"])
