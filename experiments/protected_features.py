@@ -43,6 +43,14 @@ _WHO = {
     PUBLIC: "the block and public images", KNOWN: "the block", ARCHITECTURE: "its architecture",
 }  # fmt: skip
 _SHOWN = 8
+_FIVE = "five classes of the other half of its training images"
+#: The images of each data set, and those that the block was trained on.
+_IMAGES = {
+    "cifar10": ("CIFAR-10", _FIVE),
+    "cifar10_jpeg": ("CIFAR-10 from JPEG files, which have lost detail", _FIVE),
+    "mnist": ("MNIST", "scikit-learn's digits"),
+    "digits": ("scikit-learn's digits", "the other half of their training set"),
+}
 _LABELS = 10
 #: As in the paper.
 _EPOCHS = 200
@@ -124,8 +132,6 @@ def settings_of(scale: Scale, data: str) -> Settings:
     """Return a scale's settings.
 
     `full`: the paper's network and epochs, on the images available here.
-
-    CIFAR-10 is not available.
     """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
@@ -140,8 +146,15 @@ def kept_bit(eps: float) -> float:
 
 
 def _data() -> str:
+    from experiments.image_cut import JPEG
+    from fedveil.data import cifar10, image_folder
+    from fedveil.data.data_folders import find
     from fedveil.data.datasets import load
 
+    if cifar10.here():
+        return "cifar10"
+    if all(find(cifar10.FOLDER, part) for part in (image_folder.TRAIN, image_folder.TEST)):
+        return JPEG
     try:
         load("mnist")
     except DataUnavailable:
@@ -176,9 +189,8 @@ def _said(name: str) -> str:
 def _ran(settings: Settings) -> str:
     from experiments.image_cut import RESNET_18, TASKS
 
-    where = "MNIST" if settings.task.startswith("mnist") else "scikit-learn's digits"
-    public = "scikit-learn's digits" if where == "MNIST" else "the other half of their training set"
     images = TASKS[settings.task]
+    where, public = _IMAGES[images.data]
     network = "ResNet-18" if images.network == RESNET_18 else "a slim one of the same layout"
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     fewer = "" if settings.epochs >= _EPOCHS else f" where the paper has {_EPOCHS}"
@@ -189,10 +201,11 @@ def _ran(settings: Settings) -> str:
         f"cross to the leader, who trains the rest for {epochs} of at most "
         f"{images.most_train:,} images{fewer}. Reconstructions are of the first images, from one "
         f"report of each, at effort {settings.effort}; SSIM is the median. The paper's attacker "
-        f"has the block; whether it has public images is not said. The verdicts are about the best "
-        f"attacker here, who has both. The paper's epsilon is half of `eps` here: its 2, 1 and 0.5 "
-        f"stand beside 4, 2 and 1. The picture has the images in its first row, then what the best "
-        f"attacker made of each, in the order of the table."
+        f"has the block; whether it has public images is not said. The verdicts are about both, "
+        f"and the last one about the best attacker, who has the images too. The paper's epsilon "
+        f"is half of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1. The picture has the "
+        f"images in its first row, then what the best attacker made of each, in the order of the "
+        f"table."
     )
 
 
@@ -200,20 +213,17 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
     """Judge the paper's claims about accuracy, about SSIM, and about the meaning of its epsilon."""
     paper = {_ours(of): value for of, value in PAPER_SSIM.items()}
     both = [name for name in figures if name in paper]
-    ours = [figures[name].ssim[PUBLIC] for name in both]
-    falls = all(later < before for before, later in pairwise(ours))
-    plain = figures[NONE]
-    blind = (
-        "without protection the attacker reconstructs no more than the mean image"
-        if plain.ssim[PUBLIC] <= plain.guess
-        else ""
-    )
-    yield Verdict.of(
-        falls, f"SSIM falls from no protection over one bit to eps {_smallest(both)}",
-        _list([paper[name] for name in both]), _list(ours), held_to="lower at every step",
-        same="the more bits are false, the less is left of an image",
-        other="the median of these few images does not fall at every step", nothing=blind,
-    )  # fmt: skip
+    blind = {who: _blind(figures[NONE], who) for who in (PUBLIC, KNOWN)}
+    for who, silent in blind.items():
+        ours = [figures[name].ssim[who] for name in both]
+        falls = all(later < before for before, later in pairwise(ours))
+        yield Verdict.of(
+            falls, f"an attacker with {_WHO[who]}: SSIM falls from no protection over one bit to "
+            f"eps {_smallest(both)}",
+            _list([paper[name] for name in both]), _list(ours), held_to="lower at every step",
+            same="the more bits are false, the less is left of an image",
+            other="the median of these few images does not fall at every step", nothing=silent,
+        )  # fmt: skip
     eps, printed = PAPER_KEPT
     here = kept_bit(eps)
     yield Verdict.of(
@@ -232,8 +242,18 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
         f"{least.ssim[PUBLIC]:.3f}, the mean image {least.guess:.3f}",
         held_to="above the mean image",
         same=f"from {most.ssim[PUBLIC]:.3f} without protection it has fallen, and not to nothing",
-        other="nothing is left of the image but what all images have", nothing=blind,
+        other="nothing is left of the image but what all images have", nothing=blind[PUBLIC],
     )  # fmt: skip
+
+
+def _blind(plain: Figure, who: str) -> str:
+    """Return a sentence if the attacker reconstructs nothing even without protection."""
+    if plain.ssim[who] > plain.guess:
+        return ""
+    return (
+        f"without protection the attacker reaches {plain.ssim[who]:.3f}, no more than the mean "
+        f"image's {plain.guess:.3f}"
+    )
 
 
 def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:

@@ -135,7 +135,7 @@ def test_an_attack_that_guesses_without_protection_measures_nothing() -> None:
 
 def test_images_that_cannot_tell_two_accuracies_apart_say_nothing() -> None:
     def similar(bit: float, images: int) -> str:
-        ssim = {protected_features.PUBLIC: 0.5}
+        ssim = dict.fromkeys((protected_features.PUBLIC, protected_features.KNOWN), 0.5)
         reached = np.linspace(bit, 0.3, 6)
         figures = {
             name: protected_features.Figure(float(a), images, ssim, 0.2, {})
