@@ -63,8 +63,8 @@ def test_jpeg_and_grey_files_are_images_too(images):
 
 
 def test_a_job_reads_its_folder(images):
-    keys = ["data.name=image_folder", f"data.folder={images}", "clients.number=2"]
-    job = Job.load(None, keys)
+    data = {"name": "image_folder", "folder": str(images)}
+    job = Job.read({"data": data, "clients": {"number": 2}}, [])
     data = load_data(job)
     assert data.example_shape == (3, HEIGHT, WIDTH)
     assert make_partition(job, data).sizes.tolist() == [3, 3]
