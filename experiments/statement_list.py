@@ -31,8 +31,8 @@ _HEAD = """# The sources' statements
 One line for each testable statement of the sources, with a status:
 {legend}.
 A statement that an experiment judges has its status from the verdicts on that experiment's page.
-It is S if all of them agree and the run has the source's size, or needs none. It is D if one of
-them differs, and P if one says nothing or the run is smaller.
+If the run has the source's size, or the statement holds at any size, it is S if all of them agree
+and D if one differs. It is P if a verdict says nothing or the run is smaller.
 
 **{tally}.**
 """
@@ -59,17 +59,22 @@ class Judged:
             raise ValueError(f"{page} is not the page of an experiment")
         return cls(answers, scale[1], command[1])
 
-    def status(self, verdicts: list[str], *, any_size: bool) -> str:
-        """Return the status of a statement that the verdicts with these beginnings judge."""
-        found = set()
+    def of_measures(self, verdicts: list[str]) -> list[str]:
+        """Return the answers of all verdicts whose measure has one of these beginnings."""
+        found = []
         for begins in verdicts:
             mine = [answer for what, answer in self.answers.items() if what.startswith(begins)]
             if not mine:
                 raise ValueError(f"no verdict begins with {begins!r}: {', '.join(self.answers)}")
-            found |= {*mine}
-        if "differs" in found:
-            return "D"
-        return "S" if found == {"agrees"} and (any_size or self.scale == "full") else "P"
+            found += mine
+        return found
+
+    def status(self, verdicts: list[str], *, any_size: bool) -> str:
+        """Return the status of a statement that the verdicts with these beginnings judge."""
+        found = {*self.of_measures(verdicts)}
+        if "says nothing" in found or not (any_size or self.scale == "full"):
+            return "P"
+        return "D" if "differs" in found else "S"
 
 
 def statements() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -86,7 +91,11 @@ def rows() -> Iterator[tuple[str, ...]]:
         if "page" in statement:
             judged = Judged.of(PAGES / f"{statement['page']}.md")
             status = judged.status(statement["verdicts"], any_size=statement.get("any_size", False))
-            shown = f"[{statement['page']}]({statement['page']}.md), scale {judged.scale}"
+            count = Counter(judged.of_measures(statement["verdicts"]))
+            answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
+            shown = (
+                f"[{statement['page']}]({statement['page']}.md), scale {judged.scale}: {answers}"
+            )
             command = judged.command
         else:
             status, shown = statement["status"], statement.get("shown", "")

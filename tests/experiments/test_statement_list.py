@@ -55,10 +55,11 @@ def test_a_status_follows_the_verdicts(tmp_path: Path) -> None:
     assert found.command == "fedveil reproduce x --scale full"
     assert found.status(["m0"], any_size=False) == "S"
     assert found.status(["m0", "m1"], any_size=True) == "P"
-    assert found.status(["m"], any_size=True) == "D"
-    small = judged(tmp_path, "agrees", scale="small")
-    assert small.status(["m0"], any_size=False) == "P"
-    assert small.status(["m0"], any_size=True) == "S"
+    assert found.status(["m"], any_size=True) == "P"
+    assert found.status(["m0", "m2"], any_size=False) == "D"
+    small = judged(tmp_path, "agrees", "differs", scale="small")
+    assert [small.status(["m0"], any_size=any_size) for any_size in (False, True)] == ["P", "S"]
+    assert [small.status(["m1"], any_size=any_size) for any_size in (False, True)] == ["P", "D"]
 
 
 def test_a_statement_whose_verdict_is_gone_is_an_error(tmp_path: Path) -> None:
