@@ -7,7 +7,8 @@ import pytest
 
 from data_files import GENUINE, refused, write
 from fedveil.data import datasets, shakespeare
-from fedveil.engine.assembly import load_data, make_partition
+from fedveil.engine import trainer_choice
+from fedveil.engine.assembly import ModelShape, load_data, make_partition
 from fedveil.errors import DataUnavailable
 from fedveil.federated.job import Job
 
@@ -37,6 +38,9 @@ def test_a_job_has_a_client_for_each_speaker(play):
     job = Job.load(None, keys)
     assert job.clients.number is None
     assert make_partition(job, load_data(job)).sizes.tolist() == [6, 6]
+    told, found = trainer_choice._shape(job), ModelShape.of(load_data(job))
+    assert (told.example_shape, told.classes) == (found.example_shape, found.classes)
+    assert told.whole_examples is found.whole_examples is True
     with refused("shakespeare has tokens, which only task = next_token can learn"):
         datasets.load("shakespeare")
     with refused("digits has classes, which only task = classification can learn"):
