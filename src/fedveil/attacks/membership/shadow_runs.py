@@ -65,7 +65,7 @@ class Pool:
         dataset = replace(target.dataset, train=train, owners=owners)
         data = target.job.model_dump()
         data["seed"] = seed
-        if target.job.data.split == "by_client":
+        if target.job.data.by_owner:
             data["clients"]["number"] = None
         elif target.job.clients.number is not None:
             data["clients"]["number"] = min(target.job.clients.number, len(rows))
