@@ -13,7 +13,7 @@ from fedveil.cli.ask import _print
 from fedveil.errors import DeploymentError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
 from fedveil.statistics.answer_folder import saved
-from fedveil.statistics.flower_app import client_app, deployable, write_app
+from fedveil.statistics.flower_app import client_app, deployable, run_app, write_app
 from fedveil.statistics.flower_server import serve
 from fedveil.statistics.question import QuestionFile
 from flower_parts import LocalGrid, context
@@ -119,6 +119,15 @@ def test_active_security_rests_on_the_clients_own_rosters(
     with pytest.raises(Exception, match="own log says why"):
         serve(app, grid, context(0, {"folder": str(tmp_path / "again")}, {}))
     assert "names no file with them: add roster=" in caplog.text
+
+
+def test_an_empty_roster_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active = {"name": "pw_encrypt", "pw_encrypt": {"active_security": True}}
+    monkeypatch.setattr("shutil.which", lambda name: "/nowhere/flwr")
+    with pytest.raises(DeploymentError, match=r"roster\.yaml names no keys"):
+        run_app(file_of(active), tmp_path / "app", None)  # type: ignore[arg-type]
 
 
 def test_a_client_does_not_trust_the_server_s_roster(tmp_path: Path) -> None:
