@@ -72,7 +72,7 @@ name = "{name}"
 version = "1.0.0"
 description = "A fedveil {what} on Flower."
 license = {{ text = "as its owner decides" }}
-dependencies = ["flwr>=1.41,<1.42", "fedveil[{extras}]=={version}"]
+dependencies = ["flwr>=1.41,<1.43", "fedveil[{extras}]=={version}"]
 
 [tool.flwr.app]
 publisher = "fedveil"
