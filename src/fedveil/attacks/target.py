@@ -191,14 +191,19 @@ class Target:
             return part.seen(train.x, device), None
         return part.seen_apart(train.x, train.usable, device)
 
-    def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
-        """Return the updates of clients trained from these weights with the job's own trainer."""
+    def updates(
+        self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
+    ) -> list[Float32s]:
+        """Return the updates of clients trained with the job's own trainer.
+
+        They start from `weights` or, if these are None, from the target's own.
+        """
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
         trainer = make_trainer(self.job, self.model, self.dataset.example_shape)
         training = LocalTraining(trainer, data, training_entropy(self.job))
-        training.open(round, self.weights)
+        training.open(round, self.weights if weights is None else weights)
         found = []
         for answer in training.updates(list(clients)):
             if not isinstance(answer, Trained) or not np.isfinite(answer.update).all():

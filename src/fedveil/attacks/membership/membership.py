@@ -17,7 +17,13 @@ import numpy as np
 from torch import nn
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
-from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss
+from fedveil.attacks.membership.answer_scores import (
+    calibrated_loss,
+    lira,
+    loss,
+    online_lira,
+    rmia,
+)
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores
@@ -36,6 +42,8 @@ METHODS: dict[str, Method] = {
     "calibrated loss": calibrated_loss,
     "shadow models": shadow_attack,
     "LiRA": lira,
+    "online LiRA": online_lira,
+    "RMIA": rmia,
 }
 _OWN_THRESHOLD = {"shadow models": 0.0}
 
@@ -115,14 +123,18 @@ class Case:
         return found
 
     def on_reports(self, most: int) -> list[Measured]:
-        """Return the metrics of the attacks on one round's reports, of at most `most` clients."""
+        """Return the metrics of the attacks on one round's reports, of at most `most` clients.
+
+        If the reports say nothing, their sum is attacked.
+        """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)
         attacked = play_round(self.target, *split(self.members), most, self.entropy)
         rehearsed = play_round(self.other, *split(self.references.held[0]), most, self.entropy)
-        scorers = {"report's gradient": scores.along}
+        what = "sum" if attacked.summed else "report"
+        scorers = {f"{what}'s gradient": scores.along}
         if all(reading.scaled for reading in attacked.readings):
-            scorers["report's loss"] = scores.moved
+            scorers[f"{what}'s loss"] = scores.moved
         found = []
         for name, scorer in scorers.items():
             limit = best_threshold(*rehearsed.scores(scorer, x, y))

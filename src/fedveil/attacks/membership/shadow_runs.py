@@ -99,19 +99,22 @@ def play_round(
     `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that
     nobody trains on. Each client is asked about different strangers: as many as it has examples, if
     there are enough. If the protection needs more than `most` clients for a round, there are more.
+    If reports say nothing, their mean is read instead.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))
     cohort = sorted(
         map(int, entropy.stream("cohort").permutation(target.partition.clients)[:count])
     )
-    readings = target.seen(target.updates(cohort)).readings
+    view = target.seen(target.updates(cohort))
     held = [rows[target.rows(client)] for client in cohort]
     dealt = np.array_split(
         strangers[entropy.stream("strangers").permutation(len(strangers))], count
     )
     asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
-    return Round(readings, held, asked)
+    if view.masked:
+        return Round([view.mean], [np.concatenate(held)], [np.concatenate(asked)], summed=True)
+    return Round(view.readings, held, asked)
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:
