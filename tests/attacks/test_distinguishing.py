@@ -39,7 +39,7 @@ ENTROPY = Seeded(3, "distinguishing")
 #: Small enough that a few hundred trials could show more.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp_encrypt": {"dp_eps": 1.6, "dp_delta": DELTA},
-    "signds": {"sign_k": 0.25, "sign_eps": 1.0, "sign_mag_eps": 1.0, "sign_dim_out": 2},
+    "signds": {"sign_k": 0.25, "sign_eps": 1.0, "sign_dim_out": 2},
     "rr": {"eps": 0.05, "cells": 3},
     "oue": {"eps": 0.1, "cells": 3, "report": "bits"},
 }

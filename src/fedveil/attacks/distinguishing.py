@@ -40,7 +40,7 @@ from fedveil.protections.reading import Reading
 _CERTAIN = 1e9
 #: Beyond every protection's clip, and almost nothing.
 _HUGE, _TINY = 1e6, 1e-6
-_TRIED = 8
+_TRIED = 50
 
 
 class Pair(NamedTuple):

@@ -215,6 +215,13 @@ class Target:
         layout.write(torch.from_numpy(self.weights))
         return found
 
+    @property
+    def trains_natively(self) -> bool:
+        """Return True if a simulation trains this job's clients in threads of native code."""
+        if self.job.training.lr_schedule != "constant":
+            return False
+        return make_trainer(self.job, self.model, self.dataset.example_shape).native
+
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
         """Return the server's view of a round whose clients have these updates.
 

@@ -100,6 +100,11 @@ FEDERATED = (
         "Tell whether an example was in the training data.",
         trains=True,
     ),
+    Attack(
+        "clients",
+        "membership.client_membership",
+        "Tell whether a client took part, from the reports or from their sums.",
+    ),
     Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
     Attack(
         "distinguish",

@@ -51,7 +51,8 @@ def online_lira(answers: Answers, references: References) -> Float64s:
 
     Source: Carlini et al. 2022, algorithm 1 (online LiRA). The margin is taken as normal over
     models trained with the example, and as normal over models trained without it. As the source
-    advises, an example has its own deviations only if there are enough references.
+    advises, an example has its own deviations only if there are enough references. Unlike in the
+    source, they are moderated by those of all examples (`References.normals`).
     """
     member, other = (
         _log_density(answers.margin, *references.normals(lambda given: given.margin, member))

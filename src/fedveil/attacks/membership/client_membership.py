@@ -118,7 +118,7 @@ def _half(pool: Pool, entropy: Entropy) -> Bools:
     return mask
 
 
-def found(
+def measured(
     target: Target, effort: Effort, step: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Measured], int]:
     """Return the metrics of the attack, and the number of rounds of each game.
@@ -148,13 +148,13 @@ def found(
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Tell clients that take part in a job's rounds from clients that do not."""
-    measured, rounds = found(
+    found, rounds = measured(
         target, effort, lambda done, total: watch.step(done, total, f"game {done} of {total}")
     )
     return target.finding(
         "clients",
         effort,
-        measured,
+        found,
         rounds=rounds,
         saw=f"{rounds} rounds, as the server sees them, and the examples of every client that it "
         "asks about",

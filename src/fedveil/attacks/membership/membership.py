@@ -1,4 +1,4 @@
-"""Membership attacks on a job or a run: on its final model, and on single clients' reports.
+"""Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
 The attacker knows the whole job, and has examples of which it asks whether they were trained on.
 Its reference models are the same job run on random halves of these examples, under the same
@@ -11,12 +11,14 @@ test examples are not, and the references are trained on halves of both together
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.membership import client_membership
 from fedveil.attacks.membership.answer_scores import (
     calibrated_loss,
     lira,
@@ -33,6 +35,7 @@ from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools
 from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 
@@ -51,10 +54,15 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Run all membership attacks, on the trained model and on the reports of one round."""
     target.needs_classes("membership")
-    count = by_effort(effort, 4, 16, 64)
+    count = by_effort(effort, 4, 32, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
     reporters = by_effort(effort, 8, 32, 100)
-    found = [*case.on_model(), *case.on_reports(reporters)]
+    on_round, summed = case.on_round(reporters)
+    found = [*case.on_model(), *on_round]
+    if summed:
+        watch.step(count + 1, count + 2, "who is in the sums of several rounds")
+        with suppress(AttackImpossible):  # too few clients, or a claim about one example
+            found += client_membership.measured(target, effort)[0]
     watch.step(count + 2, count + 2, "reports")
     who = "its training and its test examples" if target.trained else "its training examples"
     return target.finding(
@@ -122,10 +130,10 @@ class Case:
             found += figures(name, scores[self.members], scores[~self.members], limit)
         return found
 
-    def on_reports(self, most: int) -> list[Measured]:
+    def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Return the metrics of the attacks on one round's reports, of at most `most` clients.
 
-        If the reports say nothing, their sum is attacked.
+        If the reports say nothing, their sum is attacked, and the second result is True.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)
@@ -139,4 +147,4 @@ class Case:
         for name, scorer in scorers.items():
             limit = best_threshold(*rehearsed.scores(scorer, x, y))
             found += figures(name, *attacked.scores(scorer, x, y), limit)
-        return found
+        return found, attacked.summed

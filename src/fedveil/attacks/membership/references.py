@@ -19,6 +19,9 @@ from fedveil.errors import InvalidValue
 
 #: From 16 references on, each example has its own deviation. `threshold` sets one of them aside.
 _OWN_SPREAD = 15
+#: The shared variance then counts as much as this number of the example's own models: a deviation
+#: that is small by chance would make an example look certain.
+_SHARED = 16
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ class References:
         """Return the mean and standard deviation of a quantity for each example.
 
         They are taken over the models trained on the example if `member`, otherwise over the
-        others. With few references, all examples share the deviation that `outside` describes.
+        others. With few references, all examples share the deviation that `outside` describes. With
+        16 or more, an example's variance is a mean of its own and the shared one, weighted by their
+        degrees of freedom (Smyth 2004, "moderated" variances).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -69,24 +74,24 @@ class References:
             raise InvalidValue(
                 f"no reference model was trained on example {first}: at least one must be"
             )
-        means, shared, own = self._moments(of, given)
-        usable = (own > 0) & (len(self.answers) >= _OWN_SPREAD)
-        return means, np.where(usable, own, shared)
+        means, shared, squares = self._moments(of, given)
+        freedom = given.sum(axis=0) - 1 if len(self.answers) >= _OWN_SPREAD else 0
+        squares = squares if len(self.answers) >= _OWN_SPREAD else 0.0
+        return means, np.sqrt((_SHARED * shared**2 + squares) / (_SHARED + freedom))
 
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return means over the `given` models, their shared deviation, and each example's own.
+        """Return means over the `given` models, their shared deviation, and sums of squares.
 
-        An example's own deviation is 0 if fewer than two models determine it.
+        These are each example's squared differences from its mean.
         """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
         means: Float64s = np.where(given, values, 0).sum(axis=0) / counts
-        squares = np.where(given, (values - means) ** 2, 0).sum(axis=0)
-        own: Float64s = np.sqrt(squares / np.maximum(counts - 1, 1))
+        squares: Float64s = np.where(given, (values - means) ** 2, 0).sum(axis=0)
         total, freedom = float(squares.sum()), int((counts - 1).sum())
-        return means, float(np.sqrt(total / freedom)) if total else 1.0, own
+        return means, float(np.sqrt(total / freedom)) if total else 1.0, squares
 
 
 #: Scores a model's answers with the help of references. A larger score: likelier a member.

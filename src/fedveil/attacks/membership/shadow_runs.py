@@ -78,10 +78,10 @@ class Pool:
 def rehearse(target: Target) -> nn.Module:
     """Run the target's job in this process, under its protection, and return the final model.
 
-    The run's record is deleted.
+    Clients that train in native code use all cores. The run's record is deleted.
     """
     data = target.job.model_dump()
-    data["simulation"]["workers"] = 0
+    data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
     for block in ("evaluation", "checkpoint"):
         data[block]["every"] = target.job.rounds
