@@ -71,8 +71,8 @@ POSITIONS = {
 }
 BY_CLIENT = (
     "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50", "distributed_dp, target_epsilon 500",
-    "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8", "dp_encrypt, dp_eps 500",
-    "dp_encrypt, dp_eps 50", "signds, sign_eps 100", "rr, eps 9.6", "oue, eps 9.6",
+    "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8",
+    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100", "rr, eps 9.6", "oue, eps 9.6",
 )  # fmt: skip
 SHOWN = (
     "accuracy on members", "accuracy on others", "loss balanced accuracy",
@@ -188,7 +188,10 @@ def clients(effort: Effort, only: str) -> None:
             cells = [text.removeprefix(figure) for text, figure in zip(found, shown, strict=True)]
             rounds = min(target.job.rounds, 5 if effort == "quick" else 20)
             taken = f"{time.monotonic() - began:.0f}"
-            print(f"| {count}, {name} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
+            print(
+                f"| {count}, {name} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |",
+                flush=True,
+            )
 
 
 PARTS = {

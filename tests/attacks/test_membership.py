@@ -12,13 +12,7 @@ from scipy import stats
 from torch import nn
 
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.membership.answer_scores import (
-    calibrated_loss,
-    lira,
-    loss,
-    online_lira,
-    rmia,
-)
+from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss, online_lira, rmia
 from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold

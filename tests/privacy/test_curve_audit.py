@@ -73,7 +73,9 @@ def test_a_true_claim_is_refuted_as_rarely_as_stated(family: Family, share: floa
 def test_half_the_noise_is_found() -> None:
     right = round(right_gaussian(1.7 / 2) * 2000)
     family = gaussian(1.7)
-    assert curve_bound(right, 2000, family, delta=DELTA, confidence=0.999) > compose(family(1), DELTA)
+    assert curve_bound(right, 2000, family, delta=DELTA, confidence=0.999) > compose(
+        family(1), DELTA
+    )
     honest = round(right_gaussian(1.7) * 2000)
     assert curve_bound(honest, 2000, family, delta=DELTA, confidence=0.999) > 0
 

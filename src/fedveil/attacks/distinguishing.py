@@ -4,10 +4,10 @@ The attacker knows everything but which of two updates the client has: the model
 both updates. It sees the client's report of one round, or of every round of a run. If reports
 reveal nothing, it sees the sums that they are in, with all others' updates known. It guesses by the
 likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
-gives two lower bounds on epsilon for what it saw. That of `privacy.audit` holds for every mechanism.
-That of `privacy.curve_audit` is nearer to the claim, and assumes that the reports have the privacy
-curve of the protection at some value of the parameter that decides its cost. A bound above the
-ledger's epsilon refutes the ledger.
+gives two lower bounds on epsilon for what it saw. The one of `privacy.audit` holds for every
+mechanism. The one of `privacy.curve_audit` is nearer to the claim, and assumes that the reports
+have the privacy curve of the protection at some value of the parameter that decides its cost. A
+bound above the ledger's epsilon refutes the ledger.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools, Float32s, Float64s
-from fedveil.engine.assembly import report_entropy
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.entropy import Entropy, Seeded
@@ -54,9 +53,9 @@ class Game:
         Owners of examples stay whole. There are at most `most` candidates of each kind.
         """
         pool = Pool.training(target.dataset)
-        there = _half(pool, entropy.stream("there"))
+        there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
         present, absent = (
-            pool.target(target, rows, target.job.seed) for rows in (split(there)[0], split(~there)[0])
+            pool.target(target, rows, seed) for rows in (split(there)[0], split(~there)[0])
         )
         count = min(most, present.partition.clients, absent.partition.clients)
         if count < 2:
@@ -93,9 +92,7 @@ class Game:
             state = view.state or state
         return evidence.scores[: len(self.members)], evidence.scores[len(self.members) :]
 
-    def _candidates(
-        self, round: int, weights: Float32s, clip: float, entropy: Entropy
-    ) -> Float64s:
+    def _candidates(self, round: int, weights: Float32s, clip: float, entropy: Entropy) -> Float64s:
         """Return the candidates' updates, members first, trained with the attacker's randomness."""
         rows = []
         for name, one, asked in (
@@ -111,11 +108,9 @@ class Game:
 
 def _half(pool: Pool, entropy: Entropy) -> Bools:
     """Return a mask of a random half of the examples. An owner's examples stay together."""
-    if pool.owners is None:
-        return halves(len(pool), 2, entropy)[0]
-    owners, codes = np.unique(pool.owners, return_inverse=True)
-    mask: Bools = halves(len(owners), 2, entropy)[0][codes]
-    return mask
+    owners = np.arange(len(pool)) if pool.owners is None else pool.owners
+    names = np.unique(owners)
+    return np.asarray(np.isin(owners, names[halves(len(names), 2, entropy)[0]]), np.bool_)
 
 
 def measured(

@@ -19,13 +19,7 @@ from torch import nn
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.membership import client_membership
-from fedveil.attacks.membership.answer_scores import (
-    calibrated_loss,
-    lira,
-    loss,
-    online_lira,
-    rmia,
-)
+from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss, online_lira, rmia
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores

@@ -75,9 +75,10 @@ class References:
                 f"no reference model was trained on example {first}: at least one must be"
             )
         means, shared, squares = self._moments(of, given)
-        freedom = given.sum(axis=0) - 1 if len(self.answers) >= _OWN_SPREAD else 0
-        squares = squares if len(self.answers) >= _OWN_SPREAD else 0.0
-        return means, np.sqrt((_SHARED * shared**2 + squares) / (_SHARED + freedom))
+        if len(self.answers) < _OWN_SPREAD:
+            return means, np.full_like(means, shared)
+        freedom = _SHARED + given.sum(axis=0) - 1
+        return means, np.sqrt((_SHARED * shared**2 + squares) / freedom)
 
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
