@@ -282,11 +282,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 def real_pair(target: Target) -> Pair:
     """Return the updates of the job's first two clients, to be told apart as one client's."""
-    if target.job.privacy.unit == "example":
-        raise AttackImpossible(
-            "it tells whole updates of clients apart, and under privacy.unit = example the ledger "
-            "is about one example: attack the job with privacy.unit = client"
-        )
+    target.needs_client_unit("tells whole updates of clients apart")
     if target.partition.clients < 2:
         raise AttackImpossible("the job has one client: there is no other to take it for")
     a, b = target.updates([0, 1])

@@ -108,6 +108,14 @@ class Target:
                 f"array: this job's {what}"
             )
 
+    def needs_client_unit(self, what: str) -> None:
+        """Raise an error if the ledger is about one example. `what` says what the attack does."""
+        if self.job.privacy.unit == "example":
+            raise AttackImpossible(
+                f"it {what}, and under privacy.unit = example the ledger is about one example: "
+                "attack the job with privacy.unit = client"
+            )
+
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
         """Load a finished run from its folder: its final model, and its job.

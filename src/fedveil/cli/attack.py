@@ -105,6 +105,11 @@ FEDERATED = (
         "membership.client_membership",
         "Tell whether a client took part, from the reports or from their sums.",
     ),
+    Attack(
+        "classes",
+        "class_shares",
+        "Count a client's labels, and tell whether most are of one class.",
+    ),
     Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
     Attack(
         "distinguish",

@@ -121,11 +121,7 @@ def measured(
     The threshold is the best for a first game, which the attacker plays by itself. `step` is called
     after each game with the number of games played and of all.
     """
-    if target.job.privacy.unit == "example":
-        raise AttackImpossible(
-            "it asks whether a client took part, and under privacy.unit = example the ledger is "
-            "about one example: attack the job with privacy.unit = client"
-        )
+    target.needs_client_unit("asks whether a client took part")
     rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))
     most, cases = by_effort(effort, (8, 40), (16, 160), (32, 640))
     entropy = Seeded(target.job.seed, "attack", "clients")
