@@ -72,7 +72,8 @@ POSITIONS = {
 BY_CLIENT = (
     "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50", "distributed_dp, target_epsilon 500",
     "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8",
-    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100", "rr, eps 9.6", "oue, eps 9.6",
+    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100", "rr, eps 9.6",
+    "oue, eps 9.6",
 )  # fmt: skip
 SHOWN = (
     "accuracy on members", "accuracy on others", "loss balanced accuracy",

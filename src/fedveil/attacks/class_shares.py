@@ -1,4 +1,4 @@
-"""What a client's report says about its classes: how many of each, and whether one prevails.
+"""Inference of a client's classes from its report: how many of each, and whether one prevails.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
 (`gradient.label_counts`). Property inference asks whether more than half of the examples are of one
