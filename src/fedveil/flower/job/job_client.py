@@ -40,7 +40,7 @@ from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, 
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update, origin_of
 from fedveil.protections.catalog import find
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.differences import differences
@@ -245,19 +245,20 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
         roster=_own_roster(job, member),
         identity=None if member.identity is None else read_identity(member.identity),
     )
-    protection = make_protection(job, dimension, deployed)
+    protection = make_protection(job, job.training.report_length(dimension), deployed)
 
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
-    def half(examples: int, model: Update) -> ClientRound:
+    def half(examples: int, sent: Update) -> ClientRound:
         mine = protection.client_round(
             ClientContext(
                 client=member.client,
                 round=round,
-                model=model,
+                model=sent[: protection.dimension],
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
                 answered=AnsweredFile(answered_file),
+                origin=origin_of(sent, protection.dimension),
             )
         )
         if kept is not None and not opening:
