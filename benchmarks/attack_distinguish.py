@@ -1,6 +1,6 @@
 """Lower bounds on the epsilon of one report at known claims, for every mechanism: docs/attacks.md.
 
-    python benchmarks/attack_distinguish.py [--trials 10000] [--only dp_encrypt]
+    python benchmarks/attack_distinguish.py [--trials 10000] [--only dp_encrypt] [--claim 2]
 
 Each mechanism protects twelve parameters at claims of 1, 2, 4 and 8 at delta = 1e-5. The two
 updates are far apart. `distributed_dp` and `pw_encrypt` with central noise are attacked in the sum
@@ -72,13 +72,15 @@ def main() -> None:
     """Print a line for each mechanism and claim."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=10_000, help="reports on each update")
+    parser.add_argument("--claim", type=float, choices=CLAIMS, help="only this claim")
     parser.add_argument("--only", default="", help="mechanisms whose name starts with this")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", FedveilWarning)
     print("| mechanism | claim | right guesses | at least | at least, by its curve | seconds |")
     print("|---|---|---|---|---|---|")
+    claims = CLAIMS if arguments.claim is None else (arguments.claim,)
     for label in MECHANISMS:
-        for claim in CLAIMS if label.startswith(arguments.only) else ():
+        for claim in claims if label.startswith(arguments.only) else ():
             began = time.monotonic()
             found = tried(label, claim, arguments.trials)
             print(
