@@ -1,15 +1,18 @@
 """Lower bounds on the epsilon of one report at known claims, for every mechanism: docs/attacks.md.
 
     python benchmarks/attack_distinguish.py [--trials 10000] [--only dp_encrypt] [--claim 2]
+    python benchmarks/attack_distinguish.py --one-run 1.89
 
 Each mechanism protects twelve parameters at claims of 1, 2, 4 and 8 at delta = 1e-5. The two
 updates are far apart. `distributed_dp` and `pw_encrypt` with central noise are attacked in the sum
-of two clients. A line takes 15 to 60 seconds of one core.
+of two clients. A line takes 15 to 60 seconds of one core. `--one-run` computes what an audit inside
+one run can expect of this claim without assuming Gaussian noise, by the number of its canaries.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 import warnings
 from typing import Any
@@ -20,6 +23,8 @@ from fedveil.attacks.distinguishing import Distinguished, distinguished, far_apa
 from fedveil.engine.target_epsilon import at_cost, whole_run
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilWarning
+from fedveil.privacy import Figure
+from fedveil.privacy.one_run_audit import distance_of_epsilon, expected_share, lower_bound
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import POSITIONS
 
@@ -68,13 +73,34 @@ def tried(label: str, claim: float, trials: int) -> Distinguished:
     return found
 
 
+def one_run(epsilon: float) -> None:
+    """Print the expected lower bound of one run with Gaussian noise, by the number of canaries.
+
+    Each canary is as easy to recognise as the claim allows, and reveals nothing about others. The
+    number of guesses is the best of m, m / 2, m / 4 and so on.
+    """
+    distance = distance_of_epsilon(Figure(epsilon, DELTA))
+    for canaries in (100, 1000, 10_000, 100_000, 1_000_000):
+        found, guesses = [], canaries
+        while guesses >= 8:
+            right = math.floor(guesses * expected_share(distance, guesses / canaries))
+            found.append((lower_bound(canaries, guesses, right, delta=DELTA), guesses, right))
+            guesses //= 2
+        bound, guesses, right = max(found)
+        print(f"{canaries:>9,} canaries: {right:,} of {guesses:,} guesses right: {bound:.3f}")
+
+
 def main() -> None:
     """Print a line for each mechanism and claim."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=10_000, help="reports on each update")
     parser.add_argument("--claim", type=float, choices=CLAIMS, help="only this claim")
     parser.add_argument("--only", default="", help="mechanisms whose name starts with this")
+    parser.add_argument("--one-run", type=float, help="a run's claim")
     arguments = parser.parse_args()
+    if arguments.one_run is not None:
+        one_run(arguments.one_run)
+        return
     warnings.simplefilter("ignore", FedveilWarning)
     print("| mechanism | claim | right guesses | at least | at least, by its curve | seconds |")
     print("|---|---|---|---|---|---|")
