@@ -80,7 +80,8 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
     """Return the rows of `count` random examples, of which at most half have the label `wanted`."""
     rows = entropy.permutation(len(labels))
     mine = labels[rows] == wanted
-    return rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
+    kept: Int64s = rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
+    return kept
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
     """Return how well clients of mostly one class are told from others."""
     most, shadows, cases = by_effort(effort, (3, 8, 10), (10, 16, 20), (30, 32, 40))
     classes = Classes.of(target, most)
-    known, asked = [], []
+    known: list[list[Float64s]] = []
+    asked: list[list[Float64s]] = []
     for i, wanted in enumerate(classes.wanted):
         watch.step(i + 1, len(classes.wanted) + 1, f"class {wanted}")
         taught, found = classes.scores(wanted, shadows, cases)
@@ -161,8 +163,9 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
         centre, spread = np.mean(taught), float(np.std(np.concatenate(taught))) or 1.0
         known.append([(side - centre) / spread for side in taught])
         asked.append([(side - centre) / spread for side in found])
-    sides = [[np.concatenate(side) for side in zip(*part, strict=True)] for part in (known, asked)]
-    return figures("property", *sides[1], best_threshold(*sides[0]))
+    has, lacks = (np.concatenate(side) for side in zip(*asked, strict=True))
+    limit = best_threshold(*(np.concatenate(side) for side in zip(*known, strict=True)))
+    return figures("property", has, lacks, limit)
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
