@@ -85,6 +85,13 @@ def run(
         Path | None,
         typer.Option(help="Resume the run in this folder. Add --set rounds=N to extend it."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to train the clients: `ray`, the address of a Ray cluster, or `here`. The "
+            "same as --set simulation.on=..."
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train a model and write the results to a run folder."""
@@ -97,9 +104,11 @@ def run(
                  "--set rounds=N"]
             )  # fmt: skip
         rounds = job_of_run(resume, overrides).rounds
-        train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
+        train = partial(fedveil.resume, resume, rounds=rounds if overrides else None, on=on)
     else:
         refuse_taken(out)
+        if on is not None:
+            overrides = [*(overrides or []), f"simulation.on={on}"]
         settings = load(job, overrides, default=DEFAULT_JOB, runs=True)
         rounds = settings.rounds
         train = partial(fedveil.simulate, settings, out)
