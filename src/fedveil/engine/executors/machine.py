@@ -37,7 +37,7 @@ class MachineSetup:
     """Everything that a machine needs to begin.
 
     `own` and `sources` are the user's own code (`own_code.packed`, `packed_sources`). `batch` is
-    for `machine_check`. `token` is the content of the file PROOF in the run's folder `run`, if
+    for `machine_check`. `proof` is the content of the file PROOF in the run's folder `run`, if
     clients keep state there.
     """
 
@@ -48,7 +48,7 @@ class MachineSetup:
     own: bytes
     sources: bytes
     batch: ClientsData
-    token: str | None = None
+    proof: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ class Machine:
     def facts(self) -> Facts | FedveilError:
         """Return what this machine's reports depend on."""
         setup = self._setup
-        if setup.token is not None:
+        if setup.proof is not None:
             found = None
             with suppress(OSError):
                 found = (setup.run / PROOF).read_text("utf-8")
-            if found != setup.token:
+            if found != setup.proof:
                 return StatesUnreachable(self._name, str(setup.run))
         try:
             return facts(setup.job, setup.shape, setup.batch, setup.dimension)

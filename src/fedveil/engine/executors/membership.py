@@ -44,7 +44,7 @@ class Membership:
     """Starts a machine at each place of the cluster, and checks it.
 
     `facts` are those of this machine, with which every other one must agree. `starting` is called
-    with each step, and `event` logs a line. Gives up if there is no machine for `wait_s` seconds.
+    with each step, and `event` logs a line. Gives up if there is no machine for WAIT_S seconds.
     """
 
     def __init__(
@@ -55,10 +55,9 @@ class Membership:
         *,
         event: Callable[[str], None],
         starting: Callable[[str], None],
-        wait_s: float = WAIT_S,
     ) -> None:
         self._cluster, self._facts = cluster, facts
-        self._event, self._starting, self._wait_s = event, starting, wait_s
+        self._event, self._starting = event, starting
         self._setup = cluster.share(setup)
         #: The machines that have been checked.
         self.ready: list[Member] = []
@@ -82,10 +81,10 @@ class Membership:
                 first = now
             if self.ready and (not self._joining or now - first > OTHERS_S):
                 break
-            if not self.ready and now - began > self._wait_s:
+            if not self.ready and now - began > WAIT_S:
                 raise ClusterUnavailable(
                     f"{self._cluster.name} had no machine for this job within "
-                    f"{self._wait_s:.0f} s: {self._missing()}"
+                    f"{WAIT_S:.0f} s: {self._missing()}"
                 )
             self._starting(f"waiting for {self._cluster.name}: {self._missing()}")
         if not self._started:

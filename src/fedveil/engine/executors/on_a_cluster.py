@@ -15,7 +15,7 @@ from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.machine import PROOF, MachineSetup
 from fedveil.engine.executors.machine_check import facts
 from fedveil.engine.executors.many_machines import ManyMachines
-from fedveil.engine.executors.membership import WAIT_S, Membership
+from fedveil.engine.executors.membership import Membership
 from fedveil.engine.executors.own_sources import packed_sources
 from fedveil.engine.executors.ray_cluster import RayCluster
 from fedveil.errors import ClusterUnavailable
@@ -33,13 +33,11 @@ def start_on_a_cluster(
     *,
     starting: Callable[[str], None],
     event: Callable[[str], None],
-    connect: Callable[[Job], Cluster] | None = None,
-    wait_s: float = WAIT_S,
 ) -> Executor:
     """Return the machines of the cluster `simulation.on`, each with the examples of its clients.
 
     `batch` holds a few examples, which every machine trains to the same bytes before the first
-    round. `folder` is the run's. `connect` replaces the connection to Ray.
+    round. `folder` is the run's.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least
     if least > 1 and len(make_protection(job, dimension).flow) > 1:
@@ -57,11 +55,11 @@ def start_on_a_cluster(
         own=_packed(job),
         sources=packed_sources(job.own_names),
         batch=batch,
-        token=_leave_token(folder) if job.keeps_state else None,
+        proof=_leave_proof(folder) if job.keeps_state else None,
     )
     mine = facts(job, shape, batch, dimension)
-    cluster = connect(job) if connect is not None else _ray_cluster(job)
-    members = Membership(cluster, setup, mine, event=event, starting=starting, wait_s=wait_s)
+    cluster = _ray_cluster(job)
+    members = Membership(cluster, setup, mine, event=event, starting=starting)
     try:
         members.gather()
         starting("sending the machines their clients' examples")
@@ -87,8 +85,8 @@ def _packed(job: Job) -> bytes:
         ) from error
 
 
-def _leave_token(folder: Path) -> str:
+def _leave_proof(folder: Path) -> str:
     """Write a new text into the run's folder, by which a machine knows that it reads this one."""
-    token = os.urandom(16).hex()
-    write_whole(folder / PROOF, token.encode(), 0o600)
-    return token
+    proof = os.urandom(16).hex()
+    write_whole(folder / PROOF, proof.encode(), 0o600)
+    return proof

@@ -33,7 +33,8 @@ def placed(
 
     The longest group is placed first. It stays at its `home`, where its examples are, unless that
     machine would take longer than the ideal time by more than the share `slack`. Then it goes to
-    the machine that is free first. `seconds` is a client's expected time on one core, and `cores` the machines' cores.
+    the machine that is free first. `seconds` is a client's expected time on one core, and `cores`
+    the machines' cores.
     """
     names = list(cores)
     length = {group: sum(map(seconds, group)) for group in work}

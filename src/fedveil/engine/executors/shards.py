@@ -75,7 +75,9 @@ class Shards:
     def add(self, piece: Piece) -> None:
         """Add the clients of `piece`."""
         bounds = piece.offsets.tolist()
-        for client, start, stop in zip(piece.clients.tolist(), bounds, bounds[1:], strict=True):
+        for client, start, stop in zip(
+            piece.clients.tolist(), bounds[:-1], bounds[1:], strict=True
+        ):
             self._of[client] = piece, slice(start, stop)
 
     def drop(self, clients: Iterable[ClientId]) -> None:
