@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.engine.executors.machine import MachineSetup
-
 
 class MachineLost(Exception):
     """A machine was lost, or cannot be reached. Nothing of the call's result is known."""
@@ -57,10 +55,10 @@ class Cluster(ABC):
         """Return the places that can hold a machine now, started or not."""
 
     @abstractmethod
-    def start(self, place: Place, setup: MachineSetup, name: str) -> Remote:
+    def start(self, place: Place, setup: Any, name: str) -> Remote:
         """Start a machine. Its first call waits until the machine's resources are free.
 
-        `setup` comes from `share`. `name` is the machine's name in messages.
+        `setup` is a `PackedSetup` from `share`. `name` is the machine's name in messages.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +37,8 @@ PROOF = "clients/machines"
 class MachineSetup:
     """Everything that a machine needs to begin.
 
-    `own` and `sources` are the user's own code (`own_code.packed`, `packed_sources`). `batch` is
-    for `machine_check`. `proof` is the content of the file PROOF in the run's folder `run`, if
+    `own` are the objects of the calling script (`own_code.packed`). `batch` is for `machine_check`.
+    `proof` is the content of the file PROOF in the run's folder `run`, if
     clients keep state there.
     """
 
@@ -46,9 +47,28 @@ class MachineSetup:
     dimension: int
     run: Path
     own: bytes
-    sources: bytes
     batch: ClientsData
     proof: str | None = None
+
+    def packed(self, sources: bytes) -> PackedSetup:
+        """Return this setup as bytes. `sources` are the user's own modules (`packed_sources`)."""
+        return PackedSetup(sources, self.own, pickle.dumps(self))
+
+
+@dataclass(frozen=True)
+class PackedSetup:
+    """A setup that can be read once the user's own code is there, which its job may need."""
+
+    sources: bytes
+    own: bytes
+    setup: bytes
+
+    def unpacked(self, folder: Path) -> MachineSetup:
+        """Return the setup. Writes the user's own modules into `folder`."""
+        unpack_sources(self.sources, folder)
+        own_code.unpack(self.own)
+        setup: MachineSetup = pickle.loads(self.setup)  # noqa: S301 - from the head of the run
+        return setup
 
 
 @dataclass(frozen=True)
@@ -103,17 +123,15 @@ class Machine:
     `name` is the machine's name in messages, and `cores` the number of cores that it may use.
     """
 
-    def __init__(self, setup: MachineSetup, name: str, cores: int) -> None:
-        self._setup, self._name, self._cores = setup, name, cores
+    def __init__(self, packed: PackedSetup, name: str, cores: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fedveil-") if packed.sources else None
+        self._setup = packed.unpacked(Path(self._folder.name if self._folder else "."))
+        self._name, self._cores = name, cores
         self._shards = Shards()
         self._executor: Executor | None = None
         self._round = 0
         #: The requests of this round, unless their reports were added up here.
         self._done: list[Request] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="fedveil-") if setup.sources else None
-        if self._folder is not None:
-            unpack_sources(setup.sources, Path(self._folder.name))
-        own_code.unpack(setup.own)
 
     def facts(self) -> Facts | FedveilError:
         """Return what this machine's reports depend on."""

@@ -60,6 +60,8 @@ class ManyMachines(Executor):
         self._homes: dict[ClientId, Member] = {}
         self._everyone = [c for c in range(len(data.offsets) - 1) if data.examples(c)]
         self._fixed = False
+        #: True if some clients' machine was lost.
+        self._homeless = True
         #: Seconds that each client took last, and the seconds and examples of all of them.
         self._took: dict[ClientId, float] = {}
         self._seconds, self._examples = 0.0, 0
@@ -73,7 +75,7 @@ class ManyMachines(Executor):
         self._deal()
 
     def open(self, context: RoundContext) -> None:
-        if self._members.changed() or any(not home.alive for home in self._homes.values()):
+        if self._members.changed() or self._homeless:
             self._deal()
         self._context = replace(context, model=_NO_MODEL)
         self._model = self._cluster.share(context.model)
@@ -155,6 +157,7 @@ class ManyMachines(Executor):
     ) -> Sequence[ClientId]:
         """Give up a machine. Returns those of its `clients` that can be asked again elsewhere."""
         self._members.lose(machine)
+        self._homeless = True
         number = self._context.round
         said = f"round {number}: machine {machine.name} was lost ({lost})"
         if self._requests and not self._repeatable:
@@ -237,6 +240,7 @@ class ManyMachines(Executor):
             except _Undelivered as undelivered:
                 self._members.lose(undelivered.machine)
                 continue
+            self._homeless = False
             return
 
     def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import MachineSetup
+from fedveil.engine.executors.machine import PackedSetup
 from fedveil.engine.executors.machine_check import Facts
 from fedveil.errors import ClusterUnavailable, RunStopped
 
@@ -50,7 +50,7 @@ class Membership:
     def __init__(
         self,
         cluster: Cluster,
-        setup: MachineSetup,
+        setup: PackedSetup,
         facts: Facts,
         *,
         event: Callable[[str], None],

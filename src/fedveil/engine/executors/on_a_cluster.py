@@ -53,13 +53,13 @@ def start_on_a_cluster(
         dimension=dimension,
         run=folder.resolve(),
         own=_packed(job),
-        sources=packed_sources(job.own_names),
         batch=batch,
         proof=_leave_proof(folder) if job.keeps_state else None,
     )
     mine = facts(job, shape, batch, dimension)
     cluster = _ray_cluster(job)
-    members = Membership(cluster, setup, mine, event=event, starting=starting)
+    packed = setup.packed(packed_sources(job.own_names))
+    members = Membership(cluster, packed, mine, event=event, starting=starting)
     try:
         members.gather()
         starting("sending the machines their clients' examples")

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedveil.base.own_code import described
 from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import Machine, MachineSetup
+from fedveil.engine.executors.machine import Machine
 from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 
 #: The value of `simulation.on` for the cluster that Ray finds by itself.
@@ -60,7 +60,7 @@ class RayCluster(Cluster):
             found += [Place(f"{node['NodeID']}/{i}", name, cores) for i in range(number)]
         return found
 
-    def start(self, place: Place, setup: MachineSetup, name: str) -> Remote:
+    def start(self, place: Place, setup: Any, name: str) -> Remote:
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
