@@ -35,7 +35,7 @@ class Left:
     """What a run left: its bytes, its records without times and machines, its log."""
 
     model: bytes
-    checkpoint: bytes
+    ledger: object
     records: list[str]
     events: str
     machines: list[dict[str, list[float]]]
@@ -56,10 +56,9 @@ def run(
     records = [dict(record) for record in made.metrics]
     machines = [record.pop(MACHINES, {}) for record in records]
     retrained = sum(record.pop(RETRAINED, 0) for record in records)
-    (checkpoint,) = (folder / "checkpoint").glob("latest*")
     return Left(
         (folder / "model.safetensors").read_bytes(),
-        checkpoint.read_bytes(),
+        made.ledger.to_state(),
         timeless(records),
         (folder / "events.log").read_text("utf-8"),
         machines,
@@ -88,10 +87,27 @@ def test_machines_that_are_lost_change_no_byte(
         left = run(tmp_path / str(number), monkeypatch, cluster, **settings)
         assert left.model == alone.model
         assert left.records == alone.records
+        assert left.ledger == alone.ledger
         assert sum(of[0] for of in left.machines[-1].values()) == 4
         lost = re.findall(r"round \d: machine m\d was lost .*: its (\d) clients train", left.events)
         assert sum(map(int, lost)) == left.retrained
         assert (left.retrained > 0) == (number > 0)
+
+
+def test_a_run_is_resumed_on_a_cluster_and_back_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint does not know where clients were trained."""
+    settings = {"model": "parts:plain", "rounds": 4}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    run(tmp_path / "moved", monkeypatch, **{**settings, "rounds": 1})
+    monkeypatch.setattr(on_a_cluster, "_ray_cluster", lambda job: ThreadCluster(1, 2))
+    there = fedveil.resume(tmp_path / "moved", rounds=3, on="10.0.0.1:6379")
+    assert there.job.simulation.on == "10.0.0.1:6379"
+    assert MACHINES in there.metrics[-1]
+    back = fedveil.resume(tmp_path / "moved", rounds=4, on="here")
+    assert MACHINES not in back.metrics[-1]
+    assert (tmp_path / "moved/model.safetensors").read_bytes() == alone.model
 
 
 def test_clients_drop_out_if_nobody_can_repeat_their_randomness(
