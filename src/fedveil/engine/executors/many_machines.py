@@ -116,17 +116,17 @@ class ManyMachines(Executor):
     def _answers(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf | None
     ) -> Iterator[Answer]:
-        began = time.perf_counter()
+        began, fold = time.perf_counter(), server is not None
         calls: dict[Call, tuple[Member, Sequence[ClientId]]] = {}
-        self._send(calls, phase, messages, list(messages), fold=server is not None)
+        self._send(calls, phase, messages, list(messages), fold=fold)
         while calls:
             for call in self._cluster.wait(list(calls)):
                 machine, clients = calls.pop(call)
                 try:
                     played = call.result()
                 except MachineLost as lost:
-                    again = self._lost(machine, lost, clients)
-                    self._send(calls, phase, messages, again, fold=server is not None)
+                    again = self._lost(machine, lost, clients, fold=fold)
+                    self._send(calls, phase, messages, again, fold=fold)
                     continue
                 if isinstance(played, Exception):
                     raise played
@@ -153,14 +153,14 @@ class ManyMachines(Executor):
             yield answer
 
     def _lost(
-        self, machine: Member, lost: MachineLost, clients: Sequence[ClientId]
+        self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
     ) -> Sequence[ClientId]:
         """Give up a machine. Returns those of its `clients` that can be asked again elsewhere."""
         self._members.lose(machine)
         self._homeless = True
         number = self._context.round
         said = f"round {number}: machine {machine.name} was lost ({lost})"
-        if self._requests and not self._repeatable:
+        if not fold and not self._repeatable:
             self._event(f"{said}: its {len(clients):,} clients drop out of the round")
             return ()
         self._event(f"{said}: its {len(clients):,} clients train again on other machines")
