@@ -15,6 +15,7 @@ import pytest
 from test_simulation import job, timeless
 
 import fedveil
+from fedveil.base.message import encode
 from fedveil.engine.executors import membership, on_a_cluster
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.own_sources import packed_sources, unpack_sources
@@ -35,7 +36,7 @@ class Left:
     """What a run left: its bytes, its records without times and machines, its log."""
 
     model: bytes
-    ledger: object
+    ledger: bytes
     records: list[str]
     events: str
     machines: list[dict[str, list[float]]]
@@ -58,7 +59,7 @@ def run(
     retrained = sum(record.pop(RETRAINED, 0) for record in records)
     return Left(
         (folder / "model.safetensors").read_bytes(),
-        made.ledger.to_state(),
+        encode(made.ledger.to_state()),
         timeless(records),
         (folder / "events.log").read_text("utf-8"),
         machines,
@@ -156,7 +157,7 @@ def test_a_machine_that_cannot_read_the_states_is_refused(
     leave = on_a_cluster._leave_proof
     monkeypatch.setattr(on_a_cluster, "_leave_proof", other_folder)
     settings = {"model": "parts:plain", "training": {"algorithm": "feddyn", "dynamic": 0.1}}
-    with pytest.raises(StatesUnreachable, match=r"^machine m0 cannot read .*shared") as caught:
+    with pytest.raises(StatesUnreachable, match=r"^machine m0 cannot read .* machines share") as caught:
         run(tmp_path / "run", monkeypatch, ThreadCluster(1, 1), **settings)
     assert str(tmp_path / "run") in str(caught.value)
 

@@ -21,6 +21,7 @@ import pytest
 from test_simulation import job, timeless
 
 import fedveil
+from fedveil.base.message import encode
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import ClusterUnavailable
 from fedveil.protections.catalog import POSITIONS
@@ -51,14 +52,14 @@ def cluster() -> Iterator[Cluster]:
     os.environ |= {} if path is None else {"PYTHONPATH": path}
 
 
-def left(run: fedveil.Run) -> tuple[bytes, list[str], object]:
+def left(run: fedveil.Run) -> tuple[bytes, list[str], bytes]:
     """Return what a run left, without times and machines."""
     records = [
         {key: value for key, value in record.items() if key not in (MACHINES, RETRAINED)}
         for record in run.metrics
     ]
     model = (run.folder / "model.safetensors").read_bytes()
-    return model, timeless(records), run.ledger.to_state()
+    return model, timeless(records), encode(run.ledger.to_state())
 
 
 def on(place: str, folder: Path, **settings: Any) -> fedveil.Run:
