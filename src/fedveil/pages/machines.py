@@ -11,7 +11,7 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """What a machine did in several rounds: trained clients, seconds of work, seconds in all."""
+    """A machine's trained clients in several rounds, its seconds of work, and those in all."""
 
     clients: int = 0
     busy_s: float = 0.0

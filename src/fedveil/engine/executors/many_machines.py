@@ -31,7 +31,7 @@ _NO_MODEL = np.empty(0, np.float32)
 
 @dataclass
 class _Used:
-    """What a machine did in a round."""
+    """A machine's clients and seconds of work in a round."""
 
     clients: int = 0
     busy_s: float = 0.0
