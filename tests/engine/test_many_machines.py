@@ -157,7 +157,9 @@ def test_a_machine_that_cannot_read_the_states_is_refused(
     leave = on_a_cluster._leave_proof
     monkeypatch.setattr(on_a_cluster, "_leave_proof", other_folder)
     settings = {"model": "parts:plain", "training": {"algorithm": "feddyn", "dynamic": 0.1}}
-    with pytest.raises(StatesUnreachable, match=r"^machine m0 cannot read .* machines share") as caught:
+    with pytest.raises(
+        StatesUnreachable, match=r"^machine m0 cannot read .* machines share"
+    ) as caught:
         run(tmp_path / "run", monkeypatch, ThreadCluster(1, 1), **settings)
     assert str(tmp_path / "run") in str(caught.value)
 

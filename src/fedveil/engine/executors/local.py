@@ -36,7 +36,7 @@ def start_locally(
     script for workers (`own_code.packed`). `cores` is the number of cores to use (default: all).
     `starting` is called with each step's name, and `event` logs a line.
     """
-    model = np.empty(dimension, np.float32)
+    model = np.empty(job.training.sent_length(dimension), np.float32)
     sides = make_client_sides(job, shape, data, model, starting, cores)
     if sides:
         return Threads(sides)
@@ -49,7 +49,7 @@ def start_locally(
     if workers == 0:
         return InProcess(make_client_side(job, shape, data, model, folder))
     arrays = data.as_arrays(job.clients.number or 0) if isinstance(data, Shards) else data
-    pool = WorkerPool(workers, dimension, arrays)
+    pool = WorkerPool(workers, len(model), arrays)
     try:
         starting(f"starting {workers} worker processes")
         pool.start(
