@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # read when Ray is imported
     if options.on:
         print(json.dumps(ours(options)))
         return

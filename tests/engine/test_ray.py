@@ -28,6 +28,7 @@ from fedveil.protections.catalog import POSITIONS
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
 from ray.cluster_utils import Cluster  # noqa: E402 - after the check that it is there
 
 FEW = {"reconstruct_secrets_threshold": 3}
