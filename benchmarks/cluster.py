@@ -29,6 +29,7 @@ OVERHEAD, SMALL_S = 1.05, 0.060
 FLOORS = {"pfl": 5.0, "flwr": 16.0}
 LARGE, SMALL = 1000, 10
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests/support"))
 
 
 def loopback_bytes() -> int:
@@ -106,14 +107,14 @@ def against_threads(options: argparse.Namespace) -> bool:
     """Time the cluster of k nodes against k threads, in turns."""
     from ray.cluster_utils import Cluster
 
+    from ray_nodes import node
+
     met = True
     for nodes in options.nodes:
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
+        cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
         try:
             for _ in range(nodes - 1):
-                cluster.add_node(num_cpus=1)
+                cluster.add_node(**node(1))
             for clients in (LARGE, SMALL):
                 best = dict.fromkeys(("here", cluster.address), float("inf"))
                 for _ in range(options.repeats):
@@ -143,10 +144,8 @@ def against_peers(options: argparse.Namespace) -> bool:
         return True
     met, best = True, dict[str, float]()
     for _ in range(options.repeats):
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
-        cluster.add_node(num_cpus=1)
+        cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
+        cluster.add_node(**node(1))
         try:
             result = measured(options, cluster.address, 1, 100)
             best["fedveil"] = min(best.get("fedveil", float("inf")), result["best"])
@@ -178,7 +177,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # read when Ray is imported
     if options.on:
         print(json.dumps(ours(options)))
         return

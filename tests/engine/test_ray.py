@@ -25,15 +25,14 @@ from fedveil.base.message import encode
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import ClusterUnavailable
 from fedveil.protections.catalog import POSITIONS
+from ray_nodes import node
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
 from ray.cluster_utils import Cluster  # noqa: E402 - after the check that it is there
 
 FEW = {"reconstruct_secrets_threshold": 3}
 PROTECTIONS = {"pw_encrypt": FEW, "distributed_dp": FEW}
-STORE = {"object_store_memory": 80 << 20}
 SLOW = {"model": "parts:plain", "rounds": 5, "clients": {"number": 8, "fraction": 1.0}}
 
 
@@ -42,10 +41,8 @@ def cluster() -> Iterator[Cluster]:
     """Start a cluster of a node with one core and a node with two."""
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **STORE}
-    )
-    made.add_node(num_cpus=2, **STORE)
+    made = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
+    made.add_node(**node(2))
     os.environ["RAY_ADDRESS"] = made.address
     yield made
     del os.environ["RAY_ADDRESS"]
@@ -127,14 +124,14 @@ def test_a_killed_process_changes_no_byte(
 def test_a_removed_node_and_a_late_one_change_no_byte(cluster: Cluster, tmp_path: Path) -> None:
     settings = {**SLOW, "model": "parts:slow_plain", "rounds": 12}
     alone = left(on("here", tmp_path / "here", **settings))
-    node = cluster.add_node(num_cpus=1, **STORE)
+    removed = cluster.add_node(**node(1))
     late: list[object] = []
 
     def progress(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            threading.Timer(0.3, cluster.remove_node, [node, False]).start()
+            threading.Timer(0.3, cluster.remove_node, [removed, False]).start()
         if record["round"] == 3:
-            late.append(cluster.add_node(num_cpus=1, **STORE))
+            late.append(cluster.add_node(**node(1)))
 
     run = on("ray", tmp_path / "ray", progress=progress, **settings)
     cluster.remove_node(late[0])
