@@ -138,6 +138,7 @@ def against_peers(options: argparse.Namespace) -> bool:
     """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns."""
     from ray.cluster_utils import Cluster
 
+    from ray_nodes import node
     from simulator import measure
 
     if not options.peers:
