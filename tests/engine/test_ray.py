@@ -174,5 +174,5 @@ def test_ctrl_c_ends_the_machines(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_no_cluster_at_the_address_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ClusterUnavailable, match=r"no Ray cluster was found at 127\.0\.0\.1:9"):
+    with pytest.raises(ClusterUnavailable, match=r"no Ray cluster answers at 127\.0\.0\.1:9"):
         on("127.0.0.1:9", tmp_path / "run", **SLOW)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedveil.base.own_code import described
+from fedveil.base.untrusted import read_text
 from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
 from fedveil.engine.executors.machine import Machine
 from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 
 #: The value of `simulation.on` for the cluster that Ray finds by itself.
 FOUND = ("ray", "auto")
+#: Seconds to wait for a cluster's first sign, and the most bytes of a file with its address.
+_ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
 
 
 class RayCluster(Cluster):
@@ -31,15 +38,16 @@ class RayCluster(Cluster):
             self._connect(address)
 
     def _connect(self, address: str) -> None:
-        where = "auto" if address in FOUND else address
+        where = _running() if address in FOUND else address
         try:
+            if where is None:
+                raise ConnectionError("there is none")
+            _knock(where)  # Ray itself would wait for minutes
             self._ray.init(
                 address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="fedveil"
             )
         except Exception as error:  # Ray raises errors of many kinds here
-            said = f"no Ray cluster was found at {address}"
-            if address in FOUND:
-                said = "no running Ray cluster was found on this machine"
+            said = f"no Ray cluster answers at {where or 'this machine'}"
             raise ClusterUnavailable(
                 f"simulation.on = {address}: {said} ({described(error)[:200]}). Start one with "
                 f"`ray start --head`, or check the address"
@@ -138,3 +146,21 @@ def _ray() -> Any:
     except ImportError:
         raise MissingExtra("ray", "ray", "simulation.on") from None
     return ray
+
+
+def _running() -> str | None:
+    """Return the address in RAY_ADDRESS, or that of the cluster that `ray start` has started."""
+    known = os.environ.get("RAY_ADDRESS", "")
+    if ":" in known:
+        return known
+    file = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray/ray_current_cluster"
+    try:
+        return read_text(file, _LONGEST_ADDRESS).strip() or None
+    except OSError:
+        return None
+
+
+def _knock(address: str) -> None:
+    """Raise an error unless something listens at `address`."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host, int(port)), _ANSWER_S).close()
