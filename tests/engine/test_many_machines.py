@@ -23,7 +23,7 @@ from fedveil.engine.executors.placement import groups, placed
 from fedveil.engine.executors.shards import Shards, pieces
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.entropy import Seeded
-from fedveil.errors import ClusterUnavailable, MachineDiffers, StatesUnreachable
+from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
 from thread_cluster import ThreadCluster
 
 FEW = {"reconstruct_secrets_threshold": 3}
@@ -234,6 +234,16 @@ def test_a_cluster_without_a_usable_machine_is_given_up(
     with pytest.raises(ClusterUnavailable, match="all its machines were lost"):
         run(tmp_path / "lost", monkeypatch, always, model="parts:plain")
     assert always.started == ["m0"] * 3
+
+
+def test_ray_that_is_not_installed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        MissingExtra, match=r"^simulation\.on needs .* 'fedveil\[ray\]' installs it"
+    ):
+        fedveil.simulate(job(model="parts:plain", simulation={"on": "ray"}), tmp_path / "run")
 
 
 def test_each_machine_holds_its_own_clients_examples_only() -> None:
