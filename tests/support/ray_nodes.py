@@ -18,7 +18,9 @@ _PORTS = (
 #: A node's shared memory for objects.
 _STORE_BYTES = 80 << 20
 
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # read when Ray is imported
+# Ray's nodes read these. By default their workers give way to every other process.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def node(cores: int, **more: Any) -> dict[str, Any]:
