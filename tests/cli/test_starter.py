@@ -31,6 +31,8 @@ def written(command: Command, name: str) -> None:
     code, out, err = command("init", "mine", "--template", name)
     assert code == 0, err
     assert out.endswith(f"next: cd mine && {TEMPLATES[name].run}\n")
+    wrote = {line.removeprefix("wrote ") for line in out.splitlines()[:-1]}
+    assert wrote == {str(file) for file in Path("mine").iterdir()}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

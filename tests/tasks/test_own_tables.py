@@ -141,6 +141,9 @@ def test_spaces_blank_lines_a_mark_and_more_rows_than_are_read_at_once() -> None
     np.testing.assert_array_equal(table.numbers("x"), np.arange(count) + 0.5)
     assert table.place(0) == "long.csv, line 2"
     assert table.place(count - 1) == f"long.csv, line {count + 2}"
+    some = table.rows(np.arange(count) % 3 == 2)
+    assert (some.ids[3], some.numbers("x")[3], len(some)) == ("P11", 11.5, count // 3)
+    assert some.place(3) == table.place(11) == "long.csv, line 13"
 
 
 def test_lines_are_counted_through_cells_of_several_lines() -> None:
