@@ -48,7 +48,7 @@ ELSEWHERE = {
 }  # fmt: skip
 OF_FILE: dict[str, Case] = {
     "name": Case("other"),
-    "client": Case(None),
+    "client": Case(None, {"rows": 1}),
     "unit": Case("row", {"protection": "distributed_dp", "masks": False}),
     "rows": Case(3),
     "where": Case("income < 30000"),
