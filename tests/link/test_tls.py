@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedveil.cli.exits import Exit
 from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
 from fedveil.link import tls
 from fedveil.link.certificate_chain import names_in
@@ -78,6 +79,7 @@ def test_the_command_hands_on_how_long_certificates_are_valid(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     made = ("vertical", "certificates", "keys", "--party", "bank", "--days", 3)
+    assert command(*made[:-1], 4000)[0] == Exit.WRONG
     assert command(*made)[0] == 0
     own = Credentials.read(tmp_path / "keys", "bank").certificate
     ends = x509.load_pem_x509_certificate(own).not_valid_after_utc
