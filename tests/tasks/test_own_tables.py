@@ -168,8 +168,8 @@ def test_lines_are_counted_through_cells_of_several_lines() -> None:
         ("id,x,x\na,1,2\n", "t.csv: the header names 'x' twice"),
         (",id,x\n0,a,1\n", "t.csv: column 1 of the header has no name"),
         ('id,x\na,"1"2\n', "t.csv, line 2 is not valid CSV: ',' expected after '\"'"),
-        (b"id,x\na,\xff\n", "t.csv is not UTF-8 text"),
-        (b"\xff\xfei\0d\0", "t.csv is not UTF-8 text"),
+        (b"id,x\na,\xff\n", "t.csv, line 2: x = 'ÿ' is not a finite number"),
+        (b"\xff\xfei\0d\0", "t.csv has no column 'x', which the job names; its columns are id"),
     ],
 )
 def test_what_is_no_table_is_one_sentence(text: str | bytes, sentence: str) -> None:

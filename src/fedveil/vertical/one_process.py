@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
+from fedveil.errors import FewCommon
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
 from fedveil.privacy.ledger import Ledger, Line
@@ -28,10 +29,10 @@ from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
 from fedveil.vertical.party_run import PartyRun, begin, keep_run
-from fedveil.vertical.rows import Rows, align
+from fedveil.vertical.rows import LITTLE, Rows, align, with_hint
 from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step_checkpoint import from_last_step, last_common
-from fedveil.vertical.task import SUBSETS, Columns, Subset, Task
+from fedveil.vertical.task import SUBSETS, Columns, Subset, Task, id_hint_of, notes_of
 
 COMMAND = "fedveil vertical run"
 
@@ -126,6 +127,7 @@ class Parties:
         self._encoded = encoded
         names = (self.task.leader, *self.task.followers)
         self._notes: list[str] = []
+        self._read: list[str] = []
         self._rows: dict[Subset, dict[str, Rows]] = {}
         for subset in SUBSETS:
             owned = {name: self.task.owned(name, subset) for name in names}
@@ -134,6 +136,7 @@ class Parties:
                 name: Rows.aligned(columns, self.split.columns(name), positions[name])
                 for name, columns in owned.items()
             }
+        self._read += [said for name in names for said in notes_of(self.task, name)]
         self.ids = self._rows["test"][self.task.leader].ids
         self.runs: dict[str, PartyRun] = {}
 
@@ -148,6 +151,8 @@ class Parties:
         self.folder = folder
         self._said: set[str] = set()
         self._tell = say or (lambda sentence: None)
+        for sentence in self._read:
+            self._say(sentence)
         keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
             setting = Setting(
@@ -182,7 +187,12 @@ class Parties:
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(run.log.event, what, self._began, [randomness, _SEEDED, *self._notes])
+                introduce(
+                    run.log.event,
+                    what,
+                    self._began,
+                    [randomness, _SEEDED, *self._read, *self._notes],
+                )
             self._say(_SEEDED)
             self._together(PartyRun.train)
         return VerticalRun(
@@ -217,7 +227,15 @@ class Parties:
 
         Logs how many are left out.
         """
-        positions = align({name: columns.ids for name, columns in owned.items()}, self.task.leader)
+        ids = {name: columns.ids for name, columns in owned.items() if len(columns)}
+        try:
+            positions = align({n: columns.ids for n, columns in owned.items()}, self.task.leader)
+        except FewCommon as error:
+            raise FewCommon(with_hint(str(error), id_hint_of(self.task, ids))) from None
+        common = len(positions[self.task.leader])
+        few = common * LITTLE < min(map(len, ids.values()))
+        if few and (said := id_hint_of(self.task, ids)):
+            self._read.append(f"{subset}: only {common:,} ids are common; {said}")
         for name, columns in owned.items():
             left_out = len(columns) - len(positions[name])
             if left_out > 0:

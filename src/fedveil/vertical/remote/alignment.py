@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, FewCommon
 from fedveil.vertical.remote.blinding import texts
 from fedveil.vertical.rows import Ids, Positions, align
 
@@ -63,7 +63,7 @@ def align_found(
     held = [places >= 0 for places in found.values()]
     used = np.flatnonzero(np.all(held, axis=0)) if held else np.arange(sizes[having[0]])
     if not len(used):
-        raise DataInvalid(f"no example is common to all of {', '.join(having)}")
+        raise FewCommon(f"no example is common to all of {', '.join(having)}")
     positions = dict.fromkeys(sizes, np.arange(len(used)))
     positions.update({party: places[used] for party, places in found.items()})
     if sizes[leader]:
