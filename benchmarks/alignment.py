@@ -6,8 +6,8 @@
 Leader and follower have the same number of ids, half of them in common. Each has one core, and gRPC
 on loopback with mutual TLS connects them. Memory is the peak of each process, including its ids and
 its imports. Processor time is that of both parties during the intersection, without imports. If
-openmined-psi is installed (`pip install openmined-psi`), it intersects the same ids in the same run,
-in two processes connected by a pipe.
+openmined-psi is installed (`pip install openmined-psi`), it intersects the same ids in the same
+run, in two processes connected by a pipe.
 """
 
 from __future__ import annotations

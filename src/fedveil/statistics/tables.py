@@ -72,21 +72,22 @@ class FileTable(Table):
         super().__init__()
         self.name = path
         self.columns = table_file.header(path)
-        self._rows = len(self._read(words=(self.columns[0],)))
+        self._rows = len(self._read())
 
     def __len__(self) -> int:
         return self._rows
 
     def _numbers(self, column: str) -> Float64s:
-        return self._read(numbers=(column,)).numbers(column)
+        return self._read(numbers=[column]).numbers(column)
 
     def _words(self, column: str) -> Words:
-        table = self._read(words=(column,))
+        table = self._read(words=[column])
         return np.array(table.known[column], np.str_)[table.codes(column)]
 
-    def _read(self, **columns: tuple[str]) -> table_file.Table:
-        names = frozenset(name for kind in columns.values() for name in kind)
-        return table_file.read(self.name, table_file.Wanted(None, may_lack=names, **columns))
+    def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
+        lacks = frozenset((*numbers, *words))
+        wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
+        return table_file.read(self.name, wanted)
 
 
 class ArrayTable(Table):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import FewCommon
@@ -127,16 +128,17 @@ class Parties:
         self._encoded = encoded
         names = (self.task.leader, *self.task.followers)
         self._notes: list[str] = []
-        self._read: list[str] = []
         self._rows: dict[Subset, dict[str, Rows]] = {}
+        owned = {
+            subset: {name: self.task.owned(name, subset) for name in names} for subset in SUBSETS
+        }
+        self._read: list[str] = [said for name in names for said in notes_of(self.task, name)]
         for subset in SUBSETS:
-            owned = {name: self.task.owned(name, subset) for name in names}
             positions = self._align(owned, subset)
             self._rows[subset] = {
                 name: Rows.aligned(columns, self.split.columns(name), positions[name])
-                for name, columns in owned.items()
+                for name, columns in owned[subset].items()
             }
-        self._read += [said for name in names for said in notes_of(self.task, name)]
         self.ids = self._rows["test"][self.task.leader].ids
         self.runs: dict[str, PartyRun] = {}
 
@@ -222,21 +224,23 @@ class Parties:
         exchanges = {name: how(run) for name, run in self.runs.items()}
         return drive_together(exchanges, encoded=self._encoded)
 
-    def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
+    def _align(
+        self, owned: Mapping[Subset, Mapping[str, Columns]], subset: Subset
+    ) -> dict[str, npt.NDArray[Any]]:
         """Return, for each party, its positions of the common examples.
 
         Logs how many are left out.
         """
-        ids = {name: columns.ids for name, columns in owned.items() if len(columns)}
+        own = owned[subset]
         try:
-            positions = align({n: columns.ids for n, columns in owned.items()}, self.task.leader)
+            positions = align({n: columns.ids for n, columns in own.items()}, self.task.leader)
         except FewCommon as error:
-            raise FewCommon(with_hint(str(error), id_hint_of(self.task, ids))) from None
+            raise FewCommon(with_hint(str(error), self._id_hint(owned))) from None
         common = len(positions[self.task.leader])
-        few = common * LITTLE < min(map(len, ids.values()))
-        if few and (said := id_hint_of(self.task, ids)):
-            self._read.append(f"{subset}: only {common:,} ids are common; {said}")
-        for name, columns in owned.items():
+        if common * LITTLE < min(len(columns) for columns in own.values() if len(columns)):
+            few = f"{subset}: only {common:,} ids are common to all parties"
+            self._read.append(with_hint(few, self._id_hint(owned)))
+        for name, columns in own.items():
             left_out = len(columns) - len(positions[name])
             if left_out > 0:
                 self._notes.append(
@@ -244,3 +248,9 @@ class Parties:
                     f"out: not all parties have them"
                 )
         return positions
+
+    def _id_hint(self, owned: Mapping[Subset, Mapping[str, Columns]]) -> str:
+        """Return the task's sentence on all ids of all parties that have any, which are here."""
+        names = [name for name, columns in owned["train"].items() if len(columns)]
+        held = {n: np.concatenate([owned[s][n].ids for s in SUBSETS]) for n in names}
+        return id_hint_of(self.task, held)

@@ -71,8 +71,8 @@ class ReadingSettings(Settings):
     kinds: dict[str, Literal["number", "date", "day-first", "month-first", "time", "boolean"]] = (
         Field(
             default_factory=dict,
-            description="what columns of numbers contain; `day-first` and `month-first` are dates such "
-            "as 1/2/2024. Columns that are not named are guessed",
+            description="what columns of numbers contain; `day-first` and `month-first` are "
+            "dates such as 1/2/2024. Columns that are not named are guessed",
         )
     )
     empty: list[str] = Field(

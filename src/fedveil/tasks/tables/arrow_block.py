@@ -142,8 +142,10 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return the number of lines, or None for a long line, or a quote inside a cell."""
+    """Return the number of lines, or None for lines or quotes that readers see in several ways."""
     buffer = np.frombuffer(block, np.uint8)
+    if block.count(b"\r") != block.count(b"\r\n"):
+        return None  # to Python's reader it ends a line
     ends = np.flatnonzero(buffer == _END)
     if not len(ends) or ends[-1] != len(buffer) - 1:
         ends = np.append(ends, len(buffer))

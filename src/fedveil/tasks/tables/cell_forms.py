@@ -138,3 +138,8 @@ NOUNS: Final[Mapping[str, str]] = {
 def is_missing(cell: str, stated: Collection[str]) -> bool:
     """Return True if a cell has no number: it is empty or a known marker, or a `stated` one."""
     return cell.lower() in NO_NUMBER or cell in stated
+
+
+def is_short_date(cell: str) -> bool:
+    """Return True for a date whose century is not written."""
+    return re.fullmatch(r"[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2}", cell) is not None

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
@@ -62,7 +62,7 @@ class CsvFormat:
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 
-    def _decoded(self, raw: io.BufferedReader) -> Iterator[str]:
+    def _decoded(self, raw: Any) -> Iterator[str]:
         decoder, rest, line = codecs.getincrementaldecoder(self.encoding)(), "", 1
         while True:
             read = raw.read(_AT_ONCE)
@@ -95,7 +95,9 @@ class CsvFormat:
 
 def key(place: str | None, stated: str) -> str:
     """Return the sentence's end that says which key states a format."""
-    return "save it as UTF-8, separated by commas" if place is None else f"write {place}.{stated}"
+    if place is None:
+        return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
+    return f"write {place}.{stated}"
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:

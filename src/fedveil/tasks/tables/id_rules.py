@@ -23,17 +23,16 @@ _LOOSER: Final = {
 def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
     """Return the ids as the rules write them. Spaces around an id are gone already."""
     alter = _alter(rules)
-    # Most ids are ASCII with neither point nor zero to lose.
-    plain = _plain(rules)
-    return [text if plain(text) else alter(text) for text in ids]
+    if _are_plain("".join(ids), rules):
+        return list(ids)
+    return [alter(text) for text in ids]
 
 
-def _plain(rules: IdSettings) -> Callable[[str], bool]:
+def _are_plain(joined: str, rules: IdSettings) -> bool:
+    """Return True if no rule could alter ids, by their letters. Most files' ids are so."""
     if rules.case == "fold" or rules.leading_zeros == "drop":
-        return lambda text: False
-    if rules.whole_numbers:
-        return lambda text: "." not in text and text.isascii()
-    return str.isascii
+        return False
+    return joined.isascii() and not (rules.whole_numbers and "." in joined)
 
 
 def _alter(rules: IdSettings) -> Callable[[str], str]:
@@ -74,8 +73,9 @@ def hint(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> str:
         return f"further ids would be common by a looser task.tables.ids: {listed}"
     (party,) = ids
     return (
-        f"a looser task.tables.ids would write ids of {party} otherwise: {listed}. It must be the "
-        f"same at all parties, and each attempt adds its ids to those that alignment.most_ids limits"
+        f"a looser task.tables.ids would write ids of {party} otherwise: {listed}. All "
+        f"parties need the same rules, and each attempt adds its ids to those that "
+        f"alignment.most_ids limits"
     )
 
 

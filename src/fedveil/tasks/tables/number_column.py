@@ -13,7 +13,7 @@ import numpy as np
 
 from fedveil.base.array_types import Float64s
 from fedveil.settings.allowed import plain, shown
-from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing
+from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing, is_short_date
 from fedveil.tasks.tables.csv_format import key
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.refusals import Refusals
@@ -76,7 +76,9 @@ class NumberColumn:
             table, bad = table[:, kept], bad[:, kept]
         if not fits.any():
             rows = np.flatnonzero(bad[codes, 0])
-            self._refuse(piece, rows, words[codes[rows[0]]], f"is not {NOUNS[self.forms[0]]}")
+            cell = words[codes[rows[0]]]
+            short = "has a year of two digits" if is_short_date(cell) else ""
+            self._refuse(piece, rows, cell, short or f"is not {NOUNS[self.forms[0]]}")
             table = np.where(bad, 0.0, table)
         self._seen |= not np.isnan(table).all()
         self._check_missing(table[codes, 0], piece)
@@ -152,14 +154,10 @@ class NumberColumn:
             shows = [form for form in pair if form in decided]
             if len(shows) != 1:
                 line, cell = self._differs[pair]
-                stated = (
-                    f"decimal: {pair[0]}"
-                    if pair[0] in _DECIMALS
-                    else f"kinds.{self.name}: {pair[0]}"
-                )
+                name = "decimal" if pair[0] in _DECIMALS else f"kinds.{self.name}"
                 self._refusals.add(
-                    f"{plain(self.name)} = {shown(cell)} in {self._refusals.unit} {line} has two readings, "
-                    f"{NOUNS[pair[0]]} or {NOUNS[pair[1]]}; {key(place, stated)} or {pair[1]}"
+                    f"{plain(self.name)} = {shown(cell)} in {self._refusals.unit} {line} has two "
+                    f"readings; {key(place, f'{name}: {pair[0]} or {pair[1]}')}"
                 )
                 break
             self.forms = [form for form in self.forms if form not in pair or form in shows]
@@ -171,7 +169,7 @@ class NumberColumn:
 def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
     """Choose the form of every column of a file. Returns it by the column's name."""
     made = list(columns)
-    decided = {column.evidence for column in made} - {None}
+    decided = {form for column in made if (form := column.evidence) is not None}
     for group in (_DECIMALS, _ORDERS):
         if decided >= set(group):  # columns of both kinds: they decide nothing for others
             decided -= set(group)

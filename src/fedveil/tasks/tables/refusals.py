@@ -76,5 +76,6 @@ class Refusals:
         said = f"{self.unit} {first}{problem.said}"
         if problem.count == 1:
             return said
-        also = f", such as {self.unit}s {', '.join(map(str, others))}" if others else ""
+        units = self.unit if len(others) == 1 else f"{self.unit}s"
+        also = f", such as {units} {', '.join(map(str, others))}" if others else ""
         return f"{said} ({problem.count:,} such cells{also})"

@@ -7,7 +7,7 @@ All problems of a file are one error. It names the lines or rows, and the column
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -63,6 +63,7 @@ class Table:
     spool: Spool
     said: Sequence[str] = ()
     chosen: Int64s | None = None
+    _last: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -77,14 +78,18 @@ class Table:
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
         """Return the rows of a whole table for which the mask `chosen` is True."""
         at = np.flatnonzero(chosen)
-        return replace(self, ids=self.ids[at], places=self.places[at], chosen=at)
+        return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def place(self, row: int) -> str:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def _column(self, name: str) -> Array:
-        column = self.spool.column(name)
-        return column if self.chosen is None else column[self.chosen]
+        """Return a column's chosen rows. The last column is cached."""
+        if name not in self._last:
+            column = self.spool.column(name)
+            self._last.clear()
+            self._last[name] = column if self.chosen is None else column[self.chosen]
+        return self._last[name]
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
@@ -101,7 +106,7 @@ def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collec
     """Raise DataInvalid if names are not in `columns`. `named` has them by the key that names
     them.
     """
-    known, refusals = set(columns), Refusals(path)
+    known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
     missing = [
@@ -122,21 +127,24 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
-    check_known(path, {"the job": names}, header(path, wanted.reading, wanted.place))
-    plan, spool = Plan(tuple(dict.fromkeys(names)), wanted.id), Spool()
+    columns_there = header(path, wanted.reading, wanted.place)
+    check_known(path, {"the job": names}, columns_there)
+    # pyarrow reads all columns if none is named.
+    plan, spool = Plan(tuple(dict.fromkeys(names)) or (columns_there[0],), wanted.id), Spool()
     ids = IdColumn(wanted.id, wanted.rules, found)
     numbers = [
         NumberColumn(name, wanted.reading, spool, found, name in wanted.may_lack)
         for name in wanted.numbers
     ]
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
+    columns: list[NumberColumn | _WordColumn] = [*numbers, *words]
     places = []
     pieces, said = _pieces(path, wanted, plan, found)
     for piece in pieces:
         found.unit = piece.unit
         places.append(np.array(piece.places, np.int64))
         ids.add(piece)
-        for column in (*numbers, *words):
+        for column in columns:
             column.add(piece)
         _expect(plan, numbers)
     if not places and not len(found):
