@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,10 @@ def refusal(content: str | bytes, *numbers: str, **given: Any) -> str:
     ("text", "encoding", "said"),
     [
         ("id,x\nJörg,1.5\nB,2\n", "utf-8", "UTF-8, separated by comma"),
-        ("id;x\nJörg;1,5\nB;2\n", "utf-8-sig", "UTF-8, separated by semicolon, decimal commas in"),
+        ("id;x\nJörg;1,5\nB;2\n", "utf-8-sig", "UTF-8, separated by semicolon; decimal commas in"),
         ("id\tx\nJörg\t1.5\nB\t2\n", "cp1252", "CP1252, separated by tab"),
         ("id|x\nJörg|1.5\nB|2\n", "latin-1", "CP1252, separated by pipe"),
-        ("id;x\nJörg;1,5\nB;2\n", "utf-16", "UTF-16, separated by semicolon, decimal commas in x"),
+        ("id;x\nJörg;1,5\nB;2\n", "utf-16", "UTF-16, separated by semicolon; decimal commas in x"),
         ("id,x\nJörg,1.5\nB,2\n", "utf-16-le", "UTF-16, separated by comma"),
         ("id,x\r\nJörg,1.5\r\nB,2\r\n", "utf-16-be", "UTF-16, separated by comma"),
         ("id;x\rJörg;1.5\rB;2\r", "utf-8", "UTF-8, separated by semicolon"),
@@ -129,11 +130,11 @@ def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
         (["1e3", ".5"], [1000, 0.5], ""),
         (["2024-02-29", "1969/12/31"], [19782, -1], "dates in x"),
         (["2024-01-01T12:00Z", "2024-01-01 12:00:00+02:00"], [19723.5, 19723 + 10 / 24], "dates"),
-        (["01.02.2024", "3.4.2024 06:00"], [19754, 19816.25], "dates, day first, in x"),
-        (["01/02/2024", "13/04/2024"], [19754, 19826], "dates, day first, in x"),
-        (["01/02/2024", "04-13-2024"], [19724, 19826], "dates, month first, in x"),
+        (["01.02.2024", "3.4.2024 06:00"], [19754, 19816.25], "dates (day first) in x"),
+        (["01/02/2024", "13/04/2024"], [19754, 19826], "dates (day first) in x"),
+        (["01/02/2024", "04-13-2024"], [19724, 19826], "dates (month first) in x"),
         (["31MAR2021", "01-Apr-2021"], [18717, 18718], "dates in x"),
-        (["04/04/2024", "05/05/2024"], [19817, 19848], "dates, day first, in x"),
+        (["04/04/2024", "05/05/2024"], [19817, 19848], "dates (day first) in x"),
         (["06:00", "23:59:59.5"], [0.25, 86399.5 / 86400], "times in x"),
         (["Ja", "nein"], [1, 0], "truth values in x"),
         (["FALSE", "yes"], [0, 1], "truth values in x"),
@@ -288,6 +289,29 @@ def test_labels_of_yes_and_no_are_numbers_only_if_the_job_says_so() -> None:
                 task.owned("lead", "train")
 
 
+def test_a_held_out_file_has_the_kinds_of_the_training_file() -> None:
+    """A date that became a number of eight digits is no later date."""
+    rows = [f"k{n},{n % 2},2024-{n % 12 + 1:02d}-0{n % 9 + 1}" for n in range(40)]
+    Path("t.csv").write_text("\n".join(["id,y,d", *rows]))
+    file = {"path": "t.csv", "test": "test.csv", "label": "y"}
+    given = {"leader": "lead", "owners": ["lead", "bank"], "test_fraction": None}
+    task = TablesSettings.model_validate({**given, "files": {"lead": file}})
+    for dates, problem in ((("31.1.2024", "1.2.2024"), ""), (("20240131", "20240201"), "is not a")):
+        test = [f"z{n},{n},{date}" for n, date in enumerate(dates)]
+        Path("test.csv").write_text("\n".join(["id,y,d", *test]))
+        made = Tables(task)
+        if problem:
+            with pytest.raises(
+                DataInvalid, match=r"test\.csv, line 2: d = '20240131' is not a date"
+            ):
+                made.owned("lead", "test")
+        else:
+            assert len(made.owned("lead", "test")) == 2
+            assert (
+                json.loads(made.files("lead")["table-lead.json"])["columns"]["d"]["kind"] == "date"
+            )
+
+
 # Ids
 
 
@@ -339,7 +363,7 @@ def test_a_run_says_how_it_has_read_each_file() -> None:
     said: list[str] = []
     train(two_tables(str), "run", say=said.append)
     expected = ["lead.csv: UTF-8, separated by comma",
-                "bank.csv: UTF-8, separated by semicolon, decimal commas in z"]  # fmt: skip
+                "bank.csv: UTF-8, separated by semicolon; decimal commas in z"]  # fmt: skip
     assert [sentence for sentence in said if ".csv" in sentence] == expected
     events = Path("run/bank", EVENTS).read_text()
     assert all(sentence in events for sentence in expected)
@@ -357,7 +381,9 @@ def test_near_misses_are_counted_where_all_ids_are_here() -> None:
     said: list[str] = []
     train(two_tables(lambda name: name if name < "k022" else name.upper()), "few", say=said.append)
     few = next(sentence for sentence in said if "under case: fold" in sentence)
-    assert few.startswith("train: only 2 ids are common to all parties; further ids would be ")
+    table = "train: all parties have only 1 of the smallest table's "
+    assert few.startswith(table)
+    assert few.endswith("looser task.tables.ids: 68 under case: fold, 68 under all of these")
 
 
 def test_between_machines_a_party_counts_only_its_own_ids_and_sends_none_of_it() -> None:

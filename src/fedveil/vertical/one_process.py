@@ -237,8 +237,11 @@ class Parties:
         except FewCommon as error:
             raise FewCommon(with_hint(str(error), self._id_hint(owned))) from None
         common = len(positions[self.task.leader])
-        if common * LITTLE < min(len(columns) for columns in own.values() if len(columns)):
-            few = f"{subset}: only {common:,} ids are common to all parties"
+        fewest = min(len(columns) for columns in own.values() if len(columns))
+        if common * LITTLE < fewest:
+            few = (
+                f"{subset}: all parties have only {common:,} of the smallest table's {fewest:,} ids"
+            )
             self._read.append(with_hint(few, self._id_hint(owned)))
         for name, columns in own.items():
             left_out = len(columns) - len(positions[name])

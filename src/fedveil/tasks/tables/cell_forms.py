@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 #: Returns the number in a cell, or None if the cell does not have the form.
 Parse: TypeAlias = Callable[[str], float | None]
@@ -125,6 +125,15 @@ KINDS: Final[Mapping[str, Sequence[str]]] = {
     "day-first": ("day-first",), "month-first": ("month-first",),
     "time": ("time",), "boolean": ("boolean",),
 }  # fmt: skip
+
+#: What a column of numbers contains, without the way in which it is written.
+Kind: TypeAlias = Literal["number", "date", "time", "boolean"]
+
+
+def kind_of(form: str) -> Kind:
+    kinds: tuple[Kind, ...] = ("number", "date", "time", "boolean")
+    return next(kind for kind in kinds if form in KINDS[kind])
+
 
 #: What a message calls the form of a column.
 NOUNS: Final[Mapping[str, str]] = {

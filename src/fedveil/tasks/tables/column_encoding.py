@@ -21,6 +21,7 @@ from fedveil.base.array_types import Array, Float32s, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
+from fedveil.tasks.tables.cell_forms import Kind
 from fedveil.tasks.tables.disk_columns import mapped, narrowest
 from fedveil.tasks.tables.table_file import Table
 from fedveil.tasks.wide_and_deep import Features
@@ -89,10 +90,11 @@ class Scale(Settings):
 
 
 class Numbers(Settings):
-    """The encoding of a column of numbers: its scale, and the quantiles that separate its
-    intervals.
+    """The encoding of a column of numbers: its kind, its scale, and the quantiles that separate
+    its intervals.
     """
 
+    kind: Kind = "number"
     scale: Scale
     edges: tuple[float, ...]
 
@@ -101,7 +103,8 @@ class Numbers(Settings):
         values = _present(table, column)
         scale = Scale._of(table, column, values)
         edges = _quantiles(np.sort(values), np.arange(1, bins) / bins)
-        return cls(scale=scale, edges=tuple(edges.tolist()))
+        kind = table.kinds.get(column, "number")
+        return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
     def intervals(self, values: Float64s) -> Array:
         """Return the index, from 0, of the interval that contains each number."""
@@ -191,6 +194,11 @@ class Encoding(Settings):
             return cls.model_validate_json(data)
         except ValidationError:
             raise DataInvalid(f"{source} is damaged: it is not an encoding of a table") from None
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Return the kind of each column of numbers."""
+        return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if this encoding has the number of places that `places` gives for each column

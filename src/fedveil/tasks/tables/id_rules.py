@@ -73,9 +73,8 @@ def hint(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> str:
         return f"further ids would be common by a looser task.tables.ids: {listed}"
     (party,) = ids
     return (
-        f"a looser task.tables.ids would write ids of {party} otherwise: {listed}. All "
-        f"parties need the same rules, and each attempt adds its ids to those that "
-        f"alignment.most_ids limits"
+        f"a looser task.tables.ids would write ids of {party} otherwise: {listed}. All parties "
+        f"need the same rules, and every id of a new attempt is a guess again"
     )
 
 

@@ -8,6 +8,7 @@ follow from the ids, or come from separate files of each party.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import table_file
+from fedveil.tasks.tables.cell_forms import Kind
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.id_rules import hint
 from fedveil.tasks.tables.refusals import Refusals
@@ -218,13 +220,13 @@ class _Held:
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
         refusals = Refusals(chosen.path)
-        tables = self._subsets(self._wanted(), refusals)
+        known = None if kept is None or not kept.exists() else self._read(kept, chosen.names)
+        tables = self._subsets(self._wanted({} if known is None else known.kinds), refusals)
         self.said = list(dict.fromkeys(said for table in tables.values() for said in table.said))
-        if kept is None or not kept.exists():
-            self.encoding = self._learnt(tables["train"], refusals)
-        else:
-            refusals.check()
-            self.encoding = self._read(kept, chosen.names)
+        if known is None:
+            known = self._learnt(tables["train"], refusals)
+        refusals.check()
+        self.encoding = known
         self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
@@ -245,14 +247,15 @@ class _Held:
             labels = torch.from_numpy(self.encoding.label.applied(table, self._label))
         return Columns(table.ids, self.encoding.applied(table), labels)
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
+        """Return the columns to read. `known` are the kinds that a saved encoding has."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
         may_lack = frozenset(self._chosen.names if self._table.missing == "mean" else ())
         # Labels of yes and no are rather two classes: only the job makes them numbers.
         kinds = {self._label: "number"} if self._label is not None else {}
-        reading = self._table.model_copy(update={"kinds": kinds | self._table.kinds})
+        reading = self._table.model_copy(update={"kinds": kinds | dict(known) | self._table.kinds})
         return Wanted(
             self._table.id, tuple(numbers), tuple(words), may_lack,
             reading=reading, rules=self._settings.ids, place=self._chosen.place,
@@ -262,7 +265,10 @@ class _Held:
         """Read the tables. Adds problems of the training table to `refusals`."""
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
-            test = table_file.read(self._table.test, wanted)
+            # The held-out file contains what the training file contains.
+            kinds = {"kinds": dict(whole.kinds) | wanted.reading.kinds}
+            reading = wanted.reading.model_copy(update=kinds)
+            test = table_file.read(self._table.test, replace(wanted, reading=reading))
             both = np.isin(test.ids, whole.ids)
             if both.any():
                 row = int(both.argmax())

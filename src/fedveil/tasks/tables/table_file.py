@@ -18,6 +18,7 @@ from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import csv_file, parquet_file
+from fedveil.tasks.tables.cell_forms import Kind, kind_of
 from fedveil.tasks.tables.csv_format import find_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_column import IdColumn
@@ -52,7 +53,7 @@ class Table:
     """The wanted columns of a file, in the order of its rows. No two rows have the same id.
 
     The columns are on disk. `known` has the distinct words of each column of words. `said` has
-    sentences on how the file was read.
+    sentences on how the file was read, and `kinds` what each column of numbers contains.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Table:
     known: dict[str, list[str]]
     spool: Spool
     said: Sequence[str] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
     chosen: Int64s | None = None
     _last: dict[str, Array] = field(default_factory=dict)
 
@@ -155,8 +157,9 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
         found.check()
     known = {column.name: list(column.known) for column in words}
     rows = np.concatenate(places) if places else np.empty(0, np.int64)
-    said = [f"{path}: {', '.join([*said, *_told(forms)])}"]
-    return Table(path, found.unit, ids.array(), rows, known, spool, said)
+    said = [f"{path}: {'; '.join([*said, *_told(forms)])}"]
+    kinds = {name: kind_of(form) for name, form in forms.items()}
+    return Table(path, found.unit, ids.array(), rows, known, spool, said, kinds)
 
 
 def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
@@ -171,8 +174,8 @@ def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
     """Yield what was found of columns of numbers that are no plain ones."""
     kinds = {
-        "comma": "decimal commas in", "iso": "dates in", "day-first": "dates, day first, in",
-        "month-first": "dates, month first, in", "time": "times in", "boolean": "truth values in",
+        "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
+        "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",
     }  # fmt: skip
     for form, said in kinds.items():
         names = [plain(name) for name, found in forms.items() if found == form]
