@@ -200,6 +200,20 @@ def test_keys_state_what_a_guess_cannot_know() -> None:
     assert "w is empty (2 such" in refusal(marked, words=("w",), empty=[".", "-999"])
 
 
+def test_a_column_of_decimal_commas_has_no_points_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    for other in ("x", "x\ty"):  # alone, and beside a column of decimal points
+        more = "\t0.25" if "y" in other else ""
+        content = f"id\t{other}\n" + "".join(f"{row}\t{row % 7},5{more}\n" for row in range(900))
+        names = other.split("\t")
+        assert table_of(content, *names).numbers("x")[-1] == 3.5
+        said = refusal(content + f"z\t1.5{more}\n", *names)
+        assert said.startswith("t.csv, line 902: x = '1.5' is not a number with a decimal comma")
+    assert "line 2: x = '1.5' is not a number with" in refusal(
+        "id;x\na;1.5\n", "x", decimal="comma"
+    )
+
+
 @pytest.mark.parametrize("late", ["ja", "1,000", "02.03.2024", "1 000", ""])
 def test_a_cell_of_another_form_after_many_rows_is_seen(
     late: str, monkeypatch: pytest.MonkeyPatch

@@ -55,17 +55,19 @@ class ArrowBlock(Piece):
         codes: Int32s = found.indices.to_numpy(zero_copy_only=False)
         return codes, pc.utf8_trim_whitespace(found.dictionary).to_pylist()
 
-    def numbers(self, column: str) -> Float64s | None:
+    def numbers(self, column: str, decimal: str) -> Float64s | None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found = _whole(self._table.column(column))
         if pa.types.is_dictionary(found.type):
             words = found.dictionary
-            # Without a decided mark, 1.234 is a number or a thousand times it.
-            marked = words if self._plan.known or self._alone else pc.match_substring(words, ".")
-            if marked is not words and pc.any(marked).as_py():
+            # Between other separators than commas, 1.234 is a number or a thousand times it.
+            unclear = decimal == "," or not self._alone
+            if unclear and pc.any(pc.match_substring(words, ".")).as_py():
                 return None
+            if decimal == ",":
+                words = pc.replace_substring(words, ",", ".")
             words = pc.if_else(pc.is_in(words, pa.array(_NULLS)), None, words)
             try:
                 found = pa.DictionaryArray.from_arrays(found.indices, words.cast("float64"))
@@ -144,7 +146,7 @@ def read(
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
     """Return the number of lines, or None for lines or quotes that readers see in several ways."""
     buffer = np.frombuffer(block, np.uint8)
-    if block.count(b"\r") != block.count(b"\r\n"):
+    if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # to Python's reader it ends a line
     ends = np.flatnonzero(buffer == _END)
     if not len(ends) or ends[-1] != len(buffer) - 1:

@@ -63,28 +63,36 @@ class CsvFormat:
             yield self._decoded(raw)
 
     def _decoded(self, raw: Any) -> Iterator[str]:
-        decoder, rest, line = codecs.getincrementaldecoder(self.encoding)(), "", 1
+        decoder, rest = codecs.getincrementaldecoder(self.encoding)(), ""
         while True:
             read = raw.read(_AT_ONCE)
             try:
                 text = rest + decoder.decode(read, not read)
             except UnicodeDecodeError as error:
-                line += rest.count("\n") + _lines_before(error, self.encoding)
-                raise DataInvalid(self._unreadable(line)) from None
+                before = raw.tell() - len(error.object) + error.start
+                raise DataInvalid(self._unreadable(self._line_at(before))) from None
             end = max(text.rfind("\n"), -1 if "\n" in text else text.rfind("\r", 0, -1)) + 1
             if not read:
                 yield from (text,) if text else ()
                 return
             if len(text) - end > MOST_LINE_CHARACTERS:
-                line += text.count("\n")
+                line = self._line_at(raw.tell())
                 raise DataInvalid(
                     f"{self.path}: line {line} has more than {MOST_LINE_CHARACTERS:,} characters; "
                     f"a row of a table must have fewer"
                 )
             if end:
                 yield text[:end]
-                line += text.count("\n", 0, end)
             rest = text[end:]
+
+    def _line_at(self, offset: int) -> int:
+        """Return the number of the line that contains a byte. Reads the file again."""
+        line, mark = 1, b"\n\0" if self.encoding.startswith("utf-16") else b"\n"
+        with opened(self.path, MOST_STREAMED_BYTES) as raw:
+            while offset > 0 and (read := raw.read(min(_AT_ONCE, offset))):
+                line += read.count(mark)
+                offset -= len(read)
+        return line
 
     def _unreadable(self, line: int) -> str:
         shown = _SHOWN.get(self.encoding, "UTF-16")
@@ -177,8 +185,3 @@ def _widths(lines: list[str], mark: str) -> list[int]:
         return [len(cells) for cells in csv.reader(lines, delimiter=mark) if cells]
     except csv.Error:
         return []
-
-
-def _lines_before(error: UnicodeDecodeError, encoding: str) -> int:
-    step = 2 if encoding.startswith("utf-16") else 1
-    return error.object[: error.start].count(b"\n" if step == 1 else b"\n\0")

@@ -18,6 +18,8 @@ from fedveil.vertical.task_settings import IdSettings
 #: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
 #: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
 MOST_ID_LETTERS: Final = 256
+#: Begins what stands for a refused id, so that it is no duplicate.
+_REFUSED = "\x01refused "
 
 
 class IdColumn:
@@ -31,8 +33,10 @@ class IdColumn:
         if self._name is None:
             return
         written = piece.cells(self._name)
+        if max(map(len, written), default=0) > MOST_ID_LETTERS:  # together they may fill the memory
+            written = [self._checked(piece, row, cell) for row, cell in enumerate(written)]
         ids = normalised(written, self._rules)
-        longest = max(map(len, ids), default=0)
+        longest = max(map(len, ids), default=0)  # a Unicode form may have more letters
         if longest > MOST_ID_LETTERS or "" in ids or "\0" in "".join(ids) or self._rounded(written):
             ids = [self._checked(piece, row, cell) for row, cell in enumerate(ids)]
         self._ids.append(np.array(ids, np.str_))
@@ -44,6 +48,8 @@ class IdColumn:
         """Return an id, or a place holder if it is refused."""
         assert self._name is not None
         problem, kind = "", ""
+        if cell.startswith(_REFUSED):
+            return cell
         if not cell:
             problem, kind = " is empty", "empty"
         elif len(cell) > MOST_ID_LETTERS:
@@ -58,7 +64,7 @@ class IdColumn:
         said = f": {plain(self._name)}{value}{problem}"
         place = piece.places[row]
         self._refusals.rows(self._name, kind or problem.split()[0], said, [place], 1)
-        return f"\0{place}"
+        return f"{_REFUSED}{place}"
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
         """Add a refusal for ids that occur twice. `places` are the rows' lines, piece by piece."""

@@ -46,7 +46,8 @@ class NumberColumn:
         self._seen = False
 
     def add(self, piece: Piece) -> None:
-        values = piece.numbers(self.name) if self._may_be_plain() else None
+        mark = "." if "point" in self.forms else ","
+        values = piece.numbers(self.name, mark) if self._may_be_plain() else None
         if values is None or np.isinf(values).any() or self._empty:
             self.plain = False
             self._add_texts(piece)

@@ -53,7 +53,7 @@ class _Batch(Piece):
                 words, codes = [*words, ""], codes.fill_null(len(words))
             return np.asarray(codes.to_numpy(zero_copy_only=False), np.int32), words
 
-    def numbers(self, column: str) -> Float64s | None:
+    def numbers(self, column: str, decimal: str) -> Float64s | None:
         import pyarrow as pa
         from pyarrow import types
 

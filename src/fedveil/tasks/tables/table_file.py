@@ -141,14 +141,14 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
     columns: list[NumberColumn | _WordColumn] = [*numbers, *words]
     places = []
-    pieces, said = _pieces(path, wanted, plan, found)
+    pieces, said, commas = _pieces(path, wanted, plan, found)
     for piece in pieces:
         found.unit = piece.unit
         places.append(np.array(piece.places, np.int64))
         ids.add(piece)
         for column in columns:
             column.add(piece)
-        _expect(plan, numbers)
+        _expect(plan, numbers, commas)
     if not places and not len(found):
         raise DataInvalid(f"{path} has a header but no rows")
     forms = settle(numbers, wanted.place) if places else {}
@@ -162,13 +162,17 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     return Table(path, found.unit, ids.array(), rows, known, spool, said, kinds)
 
 
-def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
-    """Plan which columns are read as plain numbers in the next piece, by what has been read."""
+def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
+    """Plan which columns are read as plain numbers in the next piece, by what has been read.
+
+    If commas separate cells, a number without quotes has a decimal point. Otherwise, only columns
+    that cannot be read in another way are planned.
+    """
     marks = {column.evidence for column in columns} & {"point", "comma"}
-    plan.known = len(marks) == 1
-    plan.decimal = "," if marks == {"comma"} else "."
     form = "comma" if marks == {"comma"} else "point"
-    plan.numbers = {c.name for c in columns if c.plain and c.forms == [form]}
+    plan.decimal = "," if form == "comma" else "."
+    known = {"point", "comma"} if commas else {form}
+    plan.numbers = {c.name for c in columns if c.plain and form in c.forms and known >= {*c.forms}}
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
@@ -207,14 +211,14 @@ class _WordColumn:
 
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
-) -> tuple[Iterator[Piece], list[str]]:
-    """Return the file's pieces, and what is said of its format."""
+) -> tuple[Iterator[Piece], list[str], bool]:
+    """Return the file's pieces, what is said of its format, and if commas separate its cells."""
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)
-        return parquet_file.pieces(path, plan.names), ["Parquet"]
+        return parquet_file.pieces(path, plan.names), ["Parquet"], False
     found = find_format(path, wanted.reading, wanted.place)
-    return csv_file.pieces(found, plan, refusals), [found.said]
+    return csv_file.pieces(found, plan, refusals), [found.said], found.separator == ","
 
 
 def is_parquet(path: str) -> bool:

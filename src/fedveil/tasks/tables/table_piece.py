@@ -16,14 +16,13 @@ class Plan:
     """The columns to read from a file. `numbers` grows and shrinks while the file is read.
 
     `numbers` are columns of plain numbers so far, with the decimal mark `decimal`. All others are
-    read as texts. The mark is `known` if no number could be read in another way.
+    read as texts.
     """
 
     names: Sequence[str]
     id: str | None = None
     numbers: set[str] = field(default_factory=set)
     decimal: str = "."
-    known: bool = False
 
 
 class Piece(ABC):
@@ -47,9 +46,9 @@ class Piece(ABC):
         """Return a column as `coded`, if it may be one of words. Raises DataInvalid."""
         return self.coded(column)
 
-    def numbers(self, column: str) -> Float64s | None:
+    def numbers(self, column: str, decimal: str) -> Float64s | None:
         """Return a column of plain numbers, or None if its texts must be read.
 
-        A missing number is NaN.
+        `decimal` is their decimal mark, if they are written. A missing number is NaN.
         """
         return None
