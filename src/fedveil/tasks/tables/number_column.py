@@ -22,33 +22,56 @@ from fedveil.vertical.task_settings import ReadingSettings
 
 _DECIMALS = ("point", "comma")
 _ORDERS = ("day-first", "month-first")
-#: Cells whose numbers are remembered.
-_CACHED = 1 << 16
+#: The cells whose numbers are cached, and their longest: some 40 MB.
+_CACHED, _SHORT = 1 << 17, 40
 #: The number of a cell that does not have the form, in an array. It is not a missing number.
 _BAD = np.inf
+
+
+class Cells:
+    """The numbers in cells by each form. They are cached, for all columns of a file together."""
+
+    def __init__(self, empty: Collection[str]) -> None:
+        self.empty = frozenset(empty)
+        self._cache: dict[str, list[float]] = {}
+
+    def numbers(self, word: str) -> list[float]:
+        """Return the number in a cell by each form: NaN if it is missing, infinite if not of the
+        form.
+        """
+        found = self._cache.get(word)
+        if found is None:
+            if is_missing(word, self.empty):
+                found = [np.nan] * len(FORMS)
+            else:
+                read = [parse(word) for parse in FORMS.values()]
+                found = [_BAD if number is None else number for number in read]
+            if len(self._cache) < _CACHED and len(word) <= _SHORT:
+                self._cache[word] = found
+        return found
 
 
 class NumberColumn:
     """Reads one column into `spool`, a piece at a time. `forms` are those that are still in."""
 
     def __init__(
-        self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals, lacks: bool
-    ) -> None:
+        self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
+        lacks: bool, cells: Cells,
+    ) -> None:  # fmt: skip
         self.name, self._spool, self._refusals, self._lacks = name, spool, refusals, lacks
         kind = settings.kinds.get(name)
         forms = tuple(FORMS) if kind is None else KINDS[kind]
         if settings.decimal is not None:
             forms = tuple(f for f in forms if f not in _DECIMALS or f == settings.decimal)
-        self.forms, self._empty = list(forms), settings.empty or ()
+        self.forms, self._cells = list(forms), cells
         self.plain = True
-        self._cache: dict[str, list[float]] = {}
         self._differs: dict[tuple[str, str], tuple[int, str]] = {}
         self._seen = False
 
     def add(self, piece: Piece) -> None:
         mark = "." if "point" in self.forms else ","
         values = piece.numbers(self.name, mark) if self._may_be_plain() else None
-        if values is None or np.isinf(values).any() or self._empty:
+        if values is None or np.isinf(values).any() or self._cells.empty:
             self.plain = False
             self._add_texts(piece)
             return
@@ -66,7 +89,8 @@ class NumberColumn:
 
     def _add_texts(self, piece: Piece) -> None:
         codes, words = piece.coded(self.name)
-        table = np.array([self._parsed(word) for word in words], np.float64).reshape(len(words), -1)
+        read = [self._cells.numbers(word) for word in words]
+        table = np.array(read, np.float64).reshape(len(words), -1)
         table = table[:, [list(FORMS).index(form) for form in self.forms]]
         bad = np.isinf(table)
         failures = bad[codes].sum(axis=0)
@@ -100,21 +124,6 @@ class NumberColumn:
                 unequal = ~((table[:, at] == first) | np.isnan(first))
                 row = int(unequal[codes].argmax())
                 self._differs.setdefault(pair, (piece.places[row], words[codes[row]]))
-
-    def _parsed(self, word: str) -> list[float]:
-        """Return the number in a cell by each form: NaN if it is missing, infinite if not of the
-        form.
-        """
-        found = self._cache.get(word)
-        if found is None:
-            if is_missing(word, self._empty):
-                found = [np.nan] * len(FORMS)
-            else:
-                read = [parse(word) for parse in FORMS.values()]
-                found = [_BAD if number is None else number for number in read]
-            if len(self._cache) < _CACHED:
-                self._cache[word] = found
-        return found
 
     def _check_missing(self, values: Float64s, piece: Piece) -> None:
         if not self._lacks and np.isnan(values).any():

@@ -281,6 +281,7 @@ class _Held:
         assert fraction is not None, "_problems has checked it"
         out = held_out(whole.ids, fraction)
         if out.all() or not out.any():
+            refusals.check()
             raise DataInvalid(
                 f"{_PLACE}.test_fraction = {fraction} holds out {out.sum()} of the "
                 f"{len(whole)} examples of {self._path}; at least one must be trained on "

@@ -22,7 +22,7 @@ from fedveil.tasks.tables.cell_forms import Kind, kind_of
 from fedveil.tasks.tables.csv_format import find_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_column import IdColumn
-from fedveil.tasks.tables.number_column import NumberColumn, settle
+from fedveil.tasks.tables.number_column import Cells, NumberColumn, settle
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_piece import Piece, Plan
 from fedveil.vertical.task_settings import IdSettings, ReadingSettings
@@ -134,8 +134,9 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     # pyarrow reads all columns if none is named.
     plan, spool = Plan(tuple(dict.fromkeys(names)) or (columns_there[0],), wanted.id), Spool()
     ids = IdColumn(wanted.id, wanted.rules, found)
+    cells = Cells(wanted.reading.empty)
     numbers = [
-        NumberColumn(name, wanted.reading, spool, found, name in wanted.may_lack)
+        NumberColumn(name, wanted.reading, spool, found, name in wanted.may_lack, cells)
         for name in wanted.numbers
     ]
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
