@@ -18,6 +18,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, ExchangeError, FewCommon, JobError
 from fedveil.link.channel import drive_together
 from fedveil.record.run_folder import EVENTS
+from fedveil.settings.differences import differences
 from fedveil.tasks.tables import arrow_block, csv_format
 from fedveil.tasks.tables.own_tables import Tables
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
@@ -358,6 +359,27 @@ def test_ids_that_become_equal_or_were_rounded_are_refused() -> None:
         JobError, match=r"task\.tables\.ids\.case = 'lower' is not one of keep, fold"
     ):
         VerticalJob.load(None, ["task.tables.ids.case=lower"])
+
+
+def test_refused_ids_are_told_apart_and_nothing_hides_a_long_one() -> None:
+    hidden = "\x01" + "5" * 3_000
+    content = f"id;x\n;1\n{hidden};2\n;3\na\0;4\n{hidden};5\n7.5E+09;6\n"
+    shortened = "\\x01" + "5" * 52 + "..."
+    assert refusal(content, "x") == (
+        "t.csv has 4 problems: (1) line 2: id is empty (2 such cells, such as line 4); (2) line 3: "
+        f"id = '{shortened} has 3,001 letters; an id has at most 256 (2 such cells, such as line "
+        "6); (3) line 5: id = 'a\\x00' contains a NUL character, which an id must not; (4) line "
+        "7: id = '7.5E+09' is a number that a spreadsheet has rounded; export it as text"
+    )
+
+
+def test_parties_with_other_rules_refuse_each_other() -> None:
+    one, other = two_tables(str), two_tables(str).with_({"task.tables.ids.case": "fold"})
+    assert [*differences(one.agreed(), other.agreed())] == [
+        ("task.tables.ids.case", "'keep'", "'fold'")
+    ]
+    own = two_tables(str).with_({"task.tables.files.bank.separator": "semicolon"})
+    assert not [*differences(one.agreed(), own.agreed())]
 
 
 def two_tables(write: Any) -> VerticalJob:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,8 +18,6 @@ from fedveil.vertical.task_settings import IdSettings
 #: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
 #: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
 MOST_ID_LETTERS: Final = 256
-#: Begins what stands for a refused id, so that it is no duplicate.
-_REFUSED = "\x01refused "
 
 
 class IdColumn:
@@ -33,38 +31,31 @@ class IdColumn:
         if self._name is None:
             return
         written = piece.cells(self._name)
+        refused: set[int] = set()
         if max(map(len, written), default=0) > MOST_ID_LETTERS:  # together they may fill the memory
-            written = [self._checked(piece, row, cell) for row, cell in enumerate(written)]
+            refused = self._refuse(piece, written, refused)
+            written = ["" if row in refused else cell for row, cell in enumerate(written)]
         ids = normalised(written, self._rules)
         longest = max(map(len, ids), default=0)  # a Unicode form may have more letters
-        if longest > MOST_ID_LETTERS or "" in ids or "\0" in "".join(ids) or self._rounded(written):
-            ids = [self._checked(piece, row, cell) for row, cell in enumerate(ids)]
+        rounded = any(ROUNDED.fullmatch(cell) for cell in ids if "+" in cell)
+        if longest > MOST_ID_LETTERS or "" in ids or "\0" in "".join(ids) or rounded:
+            refused |= self._refuse(piece, ids, refused)
+            for row in refused:  # no duplicate of another refused one
+                ids[row] = f"\x01{piece.places[row]}"
         self._ids.append(np.array(ids, np.str_))
 
-    def _rounded(self, written: Sequence[str]) -> bool:
-        return any(ROUNDED.fullmatch(cell) for cell in written if "+" in cell)
-
-    def _checked(self, piece: Piece, row: int, cell: str) -> str:
-        """Return an id, or a place holder if it is refused."""
-        assert self._name is not None
-        problem, kind = "", ""
-        if cell.startswith(_REFUSED):
-            return cell
-        if not cell:
-            problem, kind = " is empty", "empty"
-        elif len(cell) > MOST_ID_LETTERS:
-            problem = f" has {len(cell):,} letters; an id has at most {MOST_ID_LETTERS}"
-        elif "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
-            problem = " contains a NUL character, which an id must not"
-        elif ROUNDED.fullmatch(cell):
-            problem = " is a number that a spreadsheet has rounded; export it as text"
-        if not problem:
-            return cell
-        value = "" if kind else f" = {shown(cell)}"
-        said = f": {plain(self._name)}{value}{problem}"
-        place = piece.places[row]
-        self._refusals.rows(self._name, kind or problem.split()[0], said, [place], 1)
-        return f"{_REFUSED}{place}"
+    def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
+        """Add refusals of ids. Returns their rows, without those that are `known`."""
+        found = set[int]()
+        for row, cell in enumerate(ids):
+            problem = "" if row in known else _problem(cell)
+            if problem:
+                value = f" = {shown(cell)}" if cell else ""
+                said = f": {plain(self._name or '')}{value} {problem}"
+                kind = problem.rpartition(" ")[2]
+                self._refusals.rows(self._name or "", kind, said, [piece.places[row]], 1)
+                found.add(row)
+        return found
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
         """Add a refusal for ids that occur twice. `places` are the rows' lines, piece by piece."""
@@ -85,3 +76,15 @@ class IdColumn:
 
     def array(self) -> npt.NDArray[np.str_]:
         return np.concatenate(self._ids) if self._ids else np.empty(0, np.str_)
+
+
+def _problem(cell: str) -> str:
+    """Return what is wrong with an id, or ""."""
+    if not cell:
+        return "is empty"
+    if len(cell) > MOST_ID_LETTERS:
+        return f"has {len(cell):,} letters; an id has at most {MOST_ID_LETTERS}"
+    if "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
+        return "contains a NUL character, which an id must not"
+    rounded = ROUNDED.fullmatch(cell)
+    return "is a number that a spreadsheet has rounded; export it as text" if rounded else ""
