@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedveil.base.array_types import Float64s, Int32s
 from fedveil.tasks.tables.csv_format import CsvFormat
@@ -52,7 +53,7 @@ class ArrowBlock(Piece):
         found = self._text(column)
         if not pa.types.is_dictionary(found.type):
             found = found.dictionary_encode()
-        codes: Int32s = found.indices.to_numpy(zero_copy_only=False)
+        codes: Int32s = _values(found.indices, np.int32)
         return codes, pc.utf8_trim_whitespace(found.dictionary).to_pylist()
 
     def numbers(self, column: str, decimal: str) -> Float64s | None:
@@ -68,13 +69,13 @@ class ArrowBlock(Piece):
                 return None
             if decimal == ",":
                 words = pc.replace_substring(words, ",", ".")
-            words = pc.if_else(pc.is_in(words, pa.array(_NULLS)), None, words)
+            words = pc.if_else(_missing(words), None, words)
             try:
                 found = pa.DictionaryArray.from_arrays(found.indices, words.cast("float64"))
             except pa.ArrowInvalid:
                 return None
             found = found.dictionary_decode()
-        values: Float64s = np.asarray(found.to_numpy(zero_copy_only=False), np.float64)
+        values: Float64s = _values(pc.fill_null(found, np.nan), np.float64)
         # A text such as nan(7) is a number to pyarrow, and no missing one.
         return values if np.isnan(values).sum() == found.null_count else None
 
@@ -166,6 +167,21 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
     closes = edge[buffer[np.minimum(closing + 1, len(buffer) - 1)]] | (closing == len(buffer) - 1)
     same_line = np.searchsorted(ends, opening) == np.searchsorted(ends, closing)
     return len(ends) if (opens & closes & same_line).all() else None
+
+
+def _missing(words: Any) -> Any:
+    """Return a mask of the markers."""
+    import pyarrow.compute as pc
+
+    return reduce(pc.or_, (pc.equal(words, marker) for marker in _NULLS))
+
+
+def _values(array: Any, kind: npt.DTypeLike) -> Any:
+    """Return the values of an array without nulls. Its `to_numpy` would import pandas."""
+    if not len(array):
+        return np.empty(0, kind)
+    offset = array.offset * np.dtype(kind).itemsize
+    return np.frombuffer(array.buffers()[1], kind, len(array), offset)
 
 
 def _whole(column: Any) -> Any:
