@@ -46,16 +46,18 @@ class IdColumn:
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
         """Add refusals of ids. Returns their rows, without those that are `known`."""
-        found = set[int]()
+        found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
-            problem = "" if row in known else _problem(cell)
-            if problem:
-                value = f" = {shown(cell)}" if cell else ""
-                said = f": {plain(self._name or '')}{value} {problem}"
-                kind = problem.rpartition(" ")[2]
-                self._refusals.rows(self._name or "", kind, said, [piece.places[row]], 1)
-                found.add(row)
-        return found
+            kind = "" if row in known else _kind(cell)
+            if kind:
+                found.setdefault(kind, []).append(row)
+        for kind, rows in found.items():
+            cell, places = ids[rows[0]], [piece.places[row] for row in rows[:3]]
+            value = f" = {shown(cell[:MOST_ID_LETTERS])}" if cell else ""
+            problem = _PROBLEMS[kind].format(len(cell))
+            said = f": {plain(self._name or '')}{value} {problem}"
+            self._refusals.rows(self._name or "", kind, said, places, len(rows))
+        return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
         """Add a refusal for ids that occur twice. `places` are the rows' lines, piece by piece."""
@@ -78,13 +80,20 @@ class IdColumn:
         return np.concatenate(self._ids) if self._ids else np.empty(0, np.str_)
 
 
-def _problem(cell: str) -> str:
-    """Return what is wrong with an id, or ""."""
+_PROBLEMS: Final = {
+    "empty": "is empty",
+    "long": f"has {{:,}} letters; an id has at most {MOST_ID_LETTERS}",
+    "NUL": "contains a NUL character, which an id must not",
+    "rounded": "is a number that a spreadsheet has rounded; export it as text",
+}
+
+
+def _kind(cell: str) -> str:
+    """Return which of the problems an id has, or ""."""
     if not cell:
-        return "is empty"
+        return "empty"
     if len(cell) > MOST_ID_LETTERS:
-        return f"has {len(cell):,} letters; an id has at most {MOST_ID_LETTERS}"
+        return "long"
     if "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
-        return "contains a NUL character, which an id must not"
-    rounded = ROUNDED.fullmatch(cell)
-    return "is a number that a spreadsheet has rounded; export it as text" if rounded else ""
+        return "NUL"
+    return "rounded" if ROUNDED.fullmatch(cell) else ""
