@@ -146,6 +146,17 @@ def test_states_survive_a_lost_machine_in_the_shared_run_folder(
     assert left.retrained > 0
 
 
+def test_a_direction_reaches_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "model": "parts:plain",
+        "training": {"algorithm": "fedcm", "own_direction": 0.3, "engine": "loop"},
+        "clients": {"number": 7, "fraction": 1.0},
+    }
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    many = run(tmp_path / "many", monkeypatch, ThreadCluster(1, 1), **settings)
+    assert (many.model, many.records) == (alone.model, alone.records)
+
+
 def test_a_machine_that_cannot_read_the_states_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,9 +251,7 @@ def test_ray_that_is_not_installed_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingExtra, match=r"^simulation\.on needs .* 'fedveil\[ray\]'"
-    ):
+    with pytest.raises(MissingExtra, match=r"^simulation\.on needs .* 'fedveil\[ray\]'"):
         fedveil.simulate(job(model="parts:plain", simulation={"on": "ray"}), tmp_path / "run")
 
 

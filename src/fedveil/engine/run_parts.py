@@ -99,7 +99,7 @@ def assemble(
 
 
 #: The keys that a resumed run may change.
-_FREE: dict[str, bool | set[str]] = {"rounds": True, "simulation": {"on"}}
+_FREE: Any = {"rounds": True, "simulation": {"on"}}
 
 
 def run_fingerprint(

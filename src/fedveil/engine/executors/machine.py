@@ -159,10 +159,11 @@ class Machine:
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Return the clients' answers. `model` is the round's global weights."""
+        """Return the clients' answers. `model` is all that the server sends (`RoundContext`)."""
         began = time.perf_counter()
         try:
-            played = self._play(work, replace(work.context, model=model))
+            weights = model[: self._setup.dimension]
+            played = self._play(work, replace(work.context, model=weights, whole=model))
         except FedveilError as error:
             return error
         played.took_s = time.perf_counter() - began

@@ -77,8 +77,8 @@ class ManyMachines(Executor):
     def open(self, context: RoundContext) -> None:
         if self._members.changed() or self._homeless:
             self._deal()
-        self._context = replace(context, model=_NO_MODEL)
-        self._model = self._cluster.share(context.model)
+        self._context = replace(context, model=_NO_MODEL, whole=None)
+        self._model = self._cluster.share(context.sent)
         self._requests.clear()
         self._at.clear()
         self._used, self._wall_s, self._retrained = {}, 0.0, 0
