@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 
 #: Optional packages -> the extra that installs them.
-_EXTRAS = {
+EXTRA_OF = {
     **dict.fromkeys(("torch", "safetensors", "sklearn", "skimage", "PIL"), "torch"),
     **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
     "flwr": "flower",
@@ -86,9 +86,9 @@ def ended(app: typer.Typer) -> int:
         return Exit.WRONG if isinstance(error, InvalidValue) else Exit.FAILED
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package not in EXTRA_OF:
             raise
-        remark(str(MissingExtra(package, _EXTRAS[package], "this command")), "error")
+        remark(str(MissingExtra(package, EXTRA_OF[package], "this command")), "error")
         return Exit.FAILED
 
 
