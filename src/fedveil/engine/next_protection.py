@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fedveil.engine.assembly import start_vector
 from fedveil.engine.candidates import Candidate, candidates, of_examples
 from fedveil.engine.known_accuracy import measured
 from fedveil.federated.job import Job
@@ -45,7 +44,7 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         return None
     if any(entry.fate == "buffer" for entry in layout.entries):
         return None
-    dimension = len(start_vector(job, layout))
+    dimension = layout.dimension * job.training.reported_vectors
     found = list(candidates(job, dimension, TARGET))
     if not found:
         return None

@@ -20,13 +20,14 @@ from fedveil.base.message import decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.mechanisms.gaussian import sum_of_squares
 from fedveil.protections.base import ClientContext, RoundContext
 
-#: The protections whose clients call `sum_of_squares`, which shows if the loops are cached.
-_COMPILED = ("distributed_dp", "dp_encrypt")
 #: The loops do not depend on the length of an update.
 _DIMENSION = 1000
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 @contextmanager
@@ -35,8 +36,8 @@ def precompiling(job: Job) -> Iterator[None]:
 
     Does nothing on one core. The second process ends with the block.
     """
-    known = job.protection.name in _COMPILED and job.clients.number is not None
-    if not known or len(os.sched_getaffinity(0)) < 2 or is_cached(sum_of_squares):
+    loop = job.protection.position.loop
+    if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:
         yield
         return
     command = [sys.executable, "-m", "fedveil.engine.precompile"]

@@ -139,11 +139,11 @@ def _classes_weighed(job: JobFields) -> str | None:
 
 @RULES.rule("clients.own_layers", "training", "privacy.unit")
 def _state_kept(job: JobFields) -> str | None:
-    """Only one of `clients.own_layers`, `training.algorithm: scaffold` and `feddyn` may be set,
-    and none together with `training.engine: vmap`, `training.train: head` or `privacy.unit:
-    example`."""
+    """Only one of `clients.own_layers`, `training.algorithm: scaffold`, `feddyn` and `fedcm` may
+    be set, and none together with `training.engine: vmap`, `training.train: head` or
+    `privacy.unit: example`."""
     ways = ["clients.own_layers"] if job.clients.own_layers else []
-    if job.training.keeps_mean:
+    if job.training.corrects_steps:
         ways.append(f"training.algorithm = {job.training.algorithm}")
     refused = {
         "training.engine = vmap": job.training.engine == "vmap",
@@ -177,15 +177,16 @@ def _examples_exact(job: JobFields) -> str | None:
 
 @RULES.rule("training", "server", "privacy.unit")
 def _algorithm_fits(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold` and `fednova` need `optimizer: sgd`, `momentum` 0 and no
-    `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit: client`.
+    """`training.algorithm: scaffold`, `fednova` and `fedcm` need `optimizer: sgd`, `momentum` 0
+    and no `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit:
+    client`.
     `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1. scaffold and feddyn
     need `server.aggregation: mean`."""
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":
         return None
     needed: dict[str, object] = {}
-    if algorithm in ("scaffold", "fednova"):
+    if algorithm in ("scaffold", "fednova", "fedcm"):
         needed = {"training.optimizer": "sgd", "training.momentum": 0}
         needed |= {"training.gradient_norm": None}
     if algorithm == "fednova":

@@ -27,7 +27,14 @@ from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, State, Update
+from fedveil.protections.base import (
+    ClientContext,
+    ClientRound,
+    Protection,
+    State,
+    Update,
+    origin_of,
+)
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
@@ -196,10 +203,12 @@ class ClientSide:
     ) -> None:
         self.protection = protection
         self.model = model
+        #: The part of `model` that updates change.
+        self.weights = model[: protection.dimension]
         self._training = training
         self._entropy = entropy
         self._halves: dict[ClientId, ClientRound] = {}
-        self._round = 0
+        self._round, self._origin = 0, b""
 
     @property
     def chunk(self) -> int:
@@ -220,7 +229,7 @@ class ClientSide:
 
         Discards the client halves of the last round.
         """
-        self._round = round
+        self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
 
@@ -287,9 +296,10 @@ class ClientSide:
             ClientContext(
                 client=client,
                 round=self._round,
-                model=self.model,
+                model=self.weights,
                 examples=self._training.examples(client),
                 entropy=self._entropy.stream("report", self._round, client),
+                origin=self._origin,
             )
         )
 
