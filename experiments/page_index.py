@@ -22,7 +22,8 @@ The experiments are in the folder `experiments/` of the repository. In a checkou
 
 Every page says what was run and what was not as in the source, and sets the source's figures
 beside ours; a verdict is computed from the figures. Where the sources' curves are pictures alone,
-what their text says of a curve is what is tested. Each run is one seed.
+what their text says of a curve is what is tested. Each run is one seed. Accuracies and rates are
+fractions, as the sources print them: 0.967 is 96.7%.
 """
 
 
