@@ -192,7 +192,7 @@ def test_a_finding_says_what_rounding_hides(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(exact_inversion, "recovered_of_batches", lambda *a: (figure, None))
     finding = attack(Target.of(job(precision="bfloat16")), "standard", Watch())
     assert len(finding.figures) == 3
-    assert finding.saw.startswith("a report of one local step over 5, 10 or 20 examples")
+    assert finding.saw.startswith("a report of one local step over 5, 10, 20 examples")
     assert finding.saw.endswith(
         "made by products of 16 bits: larger batches hide in the rounding, from this attack alone"
     )
