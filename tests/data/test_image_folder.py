@@ -163,7 +163,7 @@ def test_more_pixels_than_memory_are_refused_before_they_are_read(images, monkey
 
 def test_without_pillow_the_extra_is_named(images, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with refused(r"needs the package Pillow: pip install 'fedveil\[images\]'", MissingExtra):
+    with refused(r"needs the package Pillow: pip install 'fedveil\[torch\]'", MissingExtra):
         load("image_folder", folder=str(images))
 
 

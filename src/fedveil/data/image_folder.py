@@ -110,7 +110,7 @@ def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingExtra("Pillow", "images", f"data {NAME}") from None
+        raise MissingExtra("Pillow", "torch", f"data {NAME}") from None
     with reading(path):
         content = read_bytes(path, MOST_FILE_BYTES)
     try:

@@ -11,6 +11,12 @@ from fedveil.settings.rules import Rules
 
 RULES = Rules[JobFields]()
 
+#: The values of training's keys with which a round is one step of plain SGD.
+ONE_STEP = {
+    "epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto",
+    "proximal": 0, "gradient_norm": None,
+}  # fmt: skip
+
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
@@ -105,11 +111,9 @@ def _one_step_of_examples(job: JobFields) -> str | None:
             "training.sampling_rate = null: privacy.unit = example needs the probability, in "
             "(0, 1], of an example to be in a round's batch"
         )
-    needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
-    needed |= {"proximal": 0, "gradient_norm": None}
     wrong = [
         f"training.{key} = {shown(getattr(training, key))} is not {shown(value)}"
-        for key, value in needed.items()
+        for key, value in ONE_STEP.items()
         if getattr(training, key) != value
     ]
     if not wrong:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import torch
 
 from fedveil.base.message import Message
-from fedveil.engine.executors.client_side import ClientSide, listening
+from fedveil.engine.executors.client_side import ClientSide, WarningsApart
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.protections.base import RoundContext
@@ -82,7 +82,7 @@ class Threads(Executor):
 
         def serve(thread: _Thread) -> None:
             made, handed_over = list[Answer](), time.perf_counter()
-            with listening():
+            with WarningsApart():
                 for queue in (thread.mine, anyone):
                     while queue:
                         try:
