@@ -140,6 +140,24 @@ class WorkerDied(RunStopped):
     """A worker process of the simulator ended unexpectedly."""
 
 
+class ClusterUnavailable(RunStopped):
+    """A cluster cannot be reached, or none of its machines can train the job's clients."""
+
+
+class MachineDiffers(RunStopped):
+    """A machine of a cluster would train a client to other bytes than this one."""
+
+
+class StatesUnreachable(RunStopped):
+    """A machine of a cluster cannot read the run's folder, in which clients keep their states."""
+
+    def __init__(self, machine: str, folder: str) -> None:
+        super().__init__(
+            f"machine {machine} cannot read {folder}, where this job's clients keep their states. "
+            f"Use a run folder on a file system that all machines share"
+        )
+
+
 class RunFolderError(FedveilError):
     """A run folder cannot be written, read or resumed."""
 

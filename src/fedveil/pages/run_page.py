@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
+from fedveil.engine.run_records import RETRAINED
 from fedveil.pages import curves
 from fedveil.pages.finding_text import conclusion
 from fedveil.pages.finding_text import figures as figures_of
 from fedveil.pages.guarantee_text import figure_of, figures, right
+from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import best_round, ending
@@ -62,7 +64,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
     yield Section("Every round", [*plots, *curves.traffic(run), *curves.seconds(run)])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
-    yield Section("Bytes and time", [_costs(run)])
+    yield Section("Bytes and time", [_costs(run), *_machines(run)])
     yield Section("Reports that do not count", list(_lost(run.records)))
 
 
@@ -186,6 +188,19 @@ def _costs(run: ReadRun) -> Table:
         took = math.fsum(record.get(f"seconds_{part}", 0.0) for record in run.records)
         rows.append([part, duration(took)])
     return Table(["what", "in all"], rows)
+
+
+def _machines(run: ReadRun) -> Iterator[Part]:
+    """Yield a table of what each machine of the cluster did, if the run had one."""
+    rows = [
+        [name, f"{of.clients:,}", duration(of.busy_s), f"{100 * of.idle:.0f}%"]
+        for name, of in machine_totals(run.records).items()
+    ]
+    if rows:
+        yield Table(["machine", "clients, over all rounds", "worked for", "idle"], rows)
+    again = sum(record.get(RETRAINED, 0) for record in run.records)
+    if again:
+        yield f"{again:,} clients were trained again because their machine was lost."
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:

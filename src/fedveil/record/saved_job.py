@@ -45,7 +45,7 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 
     `names` are references to the user's functions, as `module:function`.
     """
-    roots = dict.fromkeys(root for name in names for root in _import_root(name))
+    roots = dict.fromkeys(root for name in names for root in import_roots(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
 
@@ -99,7 +99,11 @@ def look_where_a_run_looked(path: Path) -> bool:
     return True
 
 
-def _import_root(name: str) -> Iterator[Path]:
+def import_roots(name: str) -> Iterator[Path]:
+    """Yield the folder from which the module of `module:function` was imported.
+
+    Yields nothing for a name that is not the user's own, or typed into a notebook.
+    """
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:
