@@ -13,7 +13,6 @@ from experiments import (
     accuracy_epsilon,
     ldp_claims,
     ldp_jobs,
-    noise_by_clients,
     protected_features,
     protected_language,
     signds_lenet,
@@ -77,10 +76,6 @@ def collapsed(name: str) -> Iterator[Verdict]:
     elif name == "pangu-embedding-dp":
         run = protected_language.Run([9.0] * 100, {"leader": "a"}, 1.0, 1.0)
         yield from protected_language.verdicts(dict.fromkeys(protected_language.RUNS, run), 7.0)
-    elif name == "dp-encrypt-clients":
-        places = [(n, clip) for n in noise_by_clients.CLIENTS for clip in (0.0, 1.0)]
-        places += [(noise_by_clients.CLIENTS[-1], clip) for clip in noise_by_clients.CLIPS]
-        yield from noise_by_clients.judged(dict.fromkeys(places, (CHANCE, CHANCE, CHANCE)))
     elif name == "accuracy-epsilon":
         points = [(eps, (CHANCE, CHANCE)) for eps in (1.0, 4.0, 16.0)]
         yield from accuracy_epsilon.judged(
