@@ -70,6 +70,10 @@ class DataInvalid(FedveilError, ValueError):
     """A data set's files or a user's data function contain something unusable."""
 
 
+class FewCommon(DataInvalid):
+    """Parties of a vertical run have no id in common, or too few."""
+
+
 class ModelInvalid(FedveilError, ValueError):
     """A model cannot be built, or holds a tensor that cannot be trained in a federation."""
 

@@ -29,6 +29,8 @@ from fedveil.record.run_folder import EVENTS, JOB
 
 #: Largest size of an attack's picture.
 _LONGEST_PICTURE = 8_000_000
+#: The attacks whose pictures show each original above what the attacker made of it.
+_PAIRED = ("gradient", "exact", "steal")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -252,7 +254,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         png = _png(folder, name)
         if png is not None:
             caption = f"{finding.attack} against {finding.protection}"
-            above = ": originals above, reconstructions below" * (finding.attack == "gradient")
+            above = ": originals above, reconstructions below" if finding.attack in _PAIRED else ""
             yield Picture(png, f"{caption}{above}")
 
 

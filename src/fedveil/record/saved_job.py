@@ -76,7 +76,17 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
         raise RunFolderError(
             f"{folder.path} holds what attacks found of a job, and no run that could go on"
         )
+    elif _keys(read_text(folder.path / JOB, MOST_JOB_BYTES)) != _keys(job.to_yaml()):
+        raise RunFolderError(  # a run that has just begun wrote its job with every key
+            f"{folder.path} holds a job file, and no run that could be resumed: start one from "
+            f"{folder.path / JOB}"
+        )
     return folder, job
+
+
+def _keys(yaml: str) -> list[str]:
+    """Return the beginning of each line of a job, up to the value."""
+    return [line.partition(":")[0] for line in yaml.splitlines()]
 
 
 def look_beside(job: Path) -> None:

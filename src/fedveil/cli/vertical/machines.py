@@ -201,6 +201,7 @@ def _meeting(
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line
     from fedveil.vertical.remote.sessions import Meeting
+    from fedveil.vertical.task import notes_of
 
     if (tls is None) != insecure:
         raise InvalidValue(
@@ -208,6 +209,8 @@ def _meeting(
             if insecure
             else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
         )
+    for sentence in notes_of(machine.task, machine.party):
+        say(sentence)
     parties = [machine.split.leader, *machine.split.followers]
     return Meeting(
         address=Address.parse(option, address),
