@@ -251,9 +251,11 @@ def test_optimizers_are_the_tasks_then_the_jobs_then_the_parts() -> None:
     assert split_of().by_name["left"].optimizer == Optimizer("sgd", 0.2, 0.5)
     job = {"optimizer": {"lr": 0.1}, "parts": {"left": {}, "right": {}, "top": {}}}
     job["parts"]["left"] = {"optimizer": {"name": "adam"}}
+    job["parts"]["top"] = {"optimizer": {"lr": 0.03}}
     found = split_of(**job).by_name
     assert found["right"].optimizer == Optimizer("sgd", 0.1, 0.5)
     assert found["left"].optimizer == Optimizer("adam", 0.1)
+    assert getattr(found["top"].optimizer, "lr", None) == 0.03
     assert OptimizerSettings().model_dump() == dict.fromkeys(OptimizerSettings.model_fields)
 
 
