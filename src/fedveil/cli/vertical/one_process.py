@@ -17,7 +17,8 @@ from fedveil.base.plain_text import document, remark, say
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import ended, load, of_accounts, say_accounts
 from fedveil.cli.vertical.machines import look
-from fedveil.errors import JobError
+from fedveil.cli.vertical.new_rows import predict_new
+from fedveil.errors import InvalidValue, JobError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.vertical.memory_reuse import keep_freed_memory
 
@@ -83,12 +84,18 @@ def predict(
             help="The file to write: .csv (a line per example) or .npz (arrays of ids and outputs)."
         ),
     ] = Path("predictions.csv"),
+    data: arguments.Data = None,
     listen: arguments.Listen = None,
+    connect: arguments.ConnectTo = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Write the model's prediction for every held-out example."""
+    """Write the model's predictions: for new rows with --data, else for the held-out examples."""
+    if data is not None:
+        return predict_new(run, data, out, listen, connect, tls, insecure, patience)
+    if connect is not None:
+        raise InvalidValue("--connect needs --data FILE: a follower scores its own new rows")
     from fedveil.vertical.predictions import PredictionFile
 
     file = PredictionFile(out)

@@ -16,19 +16,25 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.array_types import Array, Float64s
-from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
-from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.drift import Summary
+from fedveil.tasks.tables.new_rows import (
+    encoding_file,
+    read_encoding,
+    read_rows,
+    schema_of,
+    summary_file,
+)
 from fedveil.tasks.tables.table_file import Table, Wanted
 from fedveil.tasks.wide_and_deep import Features, wide_and_deep
 from fedveil.vertical.remote.alignment import digests
 from fedveil.vertical.split import SplitModel
-from fedveil.vertical.task import SUBSETS, Columns, Subset, Unit, check_party
+from fedveil.vertical.task import SUBSETS, Columns, NewRows, Subset, Unit, check_party
 from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 _PLACE = "task.tables"
@@ -75,9 +81,7 @@ class Tables(ByLabel):
         built only from the header of its own table. None means that all parties are here.
         """
         owners = {
-            owner: _Chosen(self._settings, owner, self.leader).features
-            if here is None or owner in here
-            else None
+            owner: self._features(owner) if here is None or owner in here else None
             for owner in self._settings.owners
         }
         return wide_and_deep(
@@ -95,12 +99,25 @@ class Tables(ByLabel):
         return self._of(party).owned[subset]
 
     def files(self, party: str) -> dict[str, bytes]:
-        return {_file_of(party): self._of(party).encoding.written()}
+        held = self._of(party)
+        return {
+            encoding_file(party): held.encoding.written(),
+            summary_file(party): held.summary.written(),
+        }
+
+    def new_rows(self, party: str, path: str, folder: Path) -> NewRows:
+        """Read the rows of a file to score, with the encoding of `party` in `folder`."""
+        return read_rows(path, self._settings.files.get(party, TableSettings()), folder, party)
+
+    def schema(self, party: str) -> dict[str, str]:
+        """Return the columns of a party's file to score, with the kind of each."""
+        settings = self._settings.files.get(party, TableSettings())
+        return schema_of(self._encoding(party), settings)
 
     @cached_property
     def class_names(self) -> Sequence[str] | None:
         """Return the names of the classes in the leader's file."""
-        label = self._of(self.leader).encoding.label
+        label = self._encoding(self.leader).label
         return label.classes if isinstance(label, Classes) else None
 
     @cached_property
@@ -122,15 +139,35 @@ class Tables(ByLabel):
         return [weights.get(name, 1.0) for name in self.class_names]
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        label = self._of(self.leader).encoding.label
+        label = self._encoding(self.leader).label
         assert isinstance(label, Scale), "labels are numbers"
         return label.undone(scaled)
+
+    def _features(self, owner: str) -> Features:
+        """Return the sizes of an owner's encoding. They need no table if the encoding is saved."""
+        if self._kept(owner) is not None:
+            return self._encoding(owner).features
+        return _Chosen(self._settings, owner, self.leader).features
+
+    def _encoding(self, party: str) -> Encoding:
+        kept = self._kept(party)
+        if kept is None:
+            return self._of(party).encoding
+        encoding = read_encoding(kept)
+        table = self._settings.files.get(party, TableSettings())
+        if not encoding.fits(table.categories, self._settings.bins):
+            raise DataInvalid(f"{kept} is damaged: it is not an encoding of {table.path}")
+        return encoding
+
+    def _kept(self, party: str) -> Path | None:
+        """Return the file of a party's saved encoding, or None if there is none."""
+        kept = None if self._folder is None else self._folder / encoding_file(party)
+        return kept if kept is not None and kept.exists() else None
 
     def _of(self, party: str) -> _Held:
         if party not in self._held:
             check_party(self, party)
-            kept = None if self._folder is None else self._folder / _file_of(party)
-            self._held[party] = _Held(self._settings, party, self.leader, kept)
+            self._held[party] = _Held(self._settings, party, self.leader, self._kept(party))
         return self._held[party]
 
 
@@ -205,15 +242,20 @@ class _Held:
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
         tables = self._subsets(self._wanted())
-        if kept is None or not kept.exists():
+        if kept is None:
             self.encoding = self._learnt(tables["train"])
         else:
             self.encoding = self._read(kept, chosen.names)
         self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
+        self._train = tables["train"]
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Return the summary of the training rows, beside which new rows are seen to drift."""
+        return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
-        with reading(kept):
-            encoding = Encoding.read(read_bytes(kept, MOST_DATA_BYTES), str(kept))
+        encoding = read_encoding(kept)
         if list(encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} does not have the features with which this run began: "
@@ -284,10 +326,6 @@ def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
     return held
-
-
-def _file_of(party: str) -> str:
-    return f"table-{party}.json"
 
 
 def _problems(settings: TablesSettings) -> Iterator[str]:

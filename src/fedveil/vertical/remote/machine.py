@@ -16,8 +16,8 @@ from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
 from fedveil.learning.device import check_device
-from fedveil.link.channel import Channel, Exchange, Send, drive, received
-from fedveil.link.tls import named_in
+from fedveil.link.channel import Channel, Exchange, Send, drive
+from fedveil.link.tls import Credentials, named_in
 from fedveil.privacy.ledger import Line
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
@@ -30,7 +30,8 @@ from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
 from fedveil.vertical.party_run import PartyRun, begin, keep_run
-from fedveil.vertical.remote import handshake
+from fedveil.vertical.remote import bundle_agreement, handshake
+from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake import TRAIN
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
@@ -199,6 +200,7 @@ class Machine:
         progress: Progress | None = None,
         own: Callable[[PartyRun], Exchange[Any]] | None = None,
         say: Callable[[str], None] | None = None,
+        credentials: Credentials | None = None,
     ) -> Session:
         """Restore the agreed step, and run the session's exchange.
 
@@ -214,6 +216,8 @@ class Machine:
         finally:
             if agreement.purpose != TRAIN:  # training has written it itself
                 run.keep_account()
+        if agreement.purpose == TRAIN and run.contents is not None:
+            drive(bundle_agreement.agree(run, agreement.run, credentials), channels)
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
@@ -307,12 +311,12 @@ class Machine:
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
             for follower in channels:
-                _check(follower, (yield from _last_message(follower, run)), done)
+                _check(follower, (yield from last_message(follower, run)), done)
             for follower in channels:
                 yield Send(follower, {"kind": "farewell"})
         else:
             yield Send(self.task.leader, done)
-            last = yield from _last_message(self.task.leader, run)
+            last = yield from last_message(self.task.leader, run)
             _check(self.task.leader, last, {"kind": "farewell"})
 
 
@@ -330,17 +334,6 @@ def _kept_seed(path: Path) -> int | None:
         if len(raw) != SEED_BYTES:
             raise InvalidValue(f"it has {len(raw)} bytes")
     return int.from_bytes(raw, "little")
-
-
-def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message.
-
-    After a limit, skips messages of the step that the limit ended.
-    """
-    message = yield from received(peer)
-    while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
-        message = yield from received(peer)
-    return message
 
 
 def _check(peer: str, message: Message, due: Message) -> None:

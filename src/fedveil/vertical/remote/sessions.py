@@ -71,7 +71,7 @@ def lead(
         Listener(
             meeting.address, links, machine.party, meeting.credentials, meeting.report
         ) as listener,
-        _closing(links.values()),
+        closing(links.values()),
     ):
         meeting.listening(listener.address)
         attempt, seed = 0, machine.job.seed
@@ -90,7 +90,9 @@ def lead(
                 )
                 agreement = drive(agreeing, links)
                 _tell(meeting, agreement)
-                session = machine.play(agreement, links, meeting.progress, own, meeting.report)
+                session = machine.play(
+                    agreement, links, meeting.progress, own, meeting.report, meeting.credentials
+                )
                 return _noting(links, session)
             except Unfit as unfit:
                 meeting.report(f"refused: {unfit}")
@@ -103,7 +105,7 @@ def lead(
 # --- a follower
 
 
-class _StartOver(PeerRestarted):
+class StartOver(PeerRestarted):
     """Raised if the leader begins a new attempt. `begin` is its message."""
 
     def __init__(self, begin: Message) -> None:
@@ -111,7 +113,7 @@ class _StartOver(PeerRestarted):
         super().__init__("the leader starts over")
 
 
-class _Attentive:
+class Attentive:
     """A follower's channel to the leader, which recognises the beginning of a new attempt."""
 
     def __init__(self, link: Link) -> None:
@@ -120,10 +122,10 @@ class _Attentive:
         self._link = link
 
     def receive(self) -> dict[str, Value]:
-        """Return the leader's next message. Raises _StartOver if it begins a new attempt."""
+        """Return the leader's next message. Raises StartOver if it begins a new attempt."""
         message = self._link.receive()
         if message.get("kind") == "begin":
-            raise _StartOver(message)
+            raise StartOver(message)
         return message
 
 
@@ -148,7 +150,7 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
     with (
         _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
         Dialer(meeting.address, link, machine.party, meeting.credentials),
-        _closing([link]),
+        closing([link]),
     ):
         begin: Message | None = None
         while True:
@@ -163,11 +165,17 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                         f"{agreement.purpose}"
                     )
                 _tell(meeting, agreement)
-                attentive = {leader: _Attentive(link)}
-                session = machine.play(agreement, attentive, meeting.progress, say=meeting.report)
+                attentive = {leader: Attentive(link)}
+                session = machine.play(
+                    agreement,
+                    attentive,
+                    meeting.progress,
+                    say=meeting.report,
+                    credentials=meeting.credentials,
+                )
                 return _noting({leader: link}, session)
             except PeerRestarted as restart:
-                begin = restart.begin if isinstance(restart, _StartOver) else None
+                begin = restart.begin if isinstance(restart, StartOver) else None
                 meeting.report(f"{restart}: back to the last step that all parties have saved")
 
 
@@ -197,7 +205,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 
 @contextmanager
-def _closing(links: Iterable[Link]) -> Iterator[None]:
+def closing(links: Iterable[Link]) -> Iterator[None]:
     """Close the links at the end of the block, and send the peers the reason."""
     reason = ""
     try:
