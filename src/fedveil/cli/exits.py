@@ -33,7 +33,7 @@ _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 #: Optional packages -> the extra that installs them.
 _EXTRAS = {
     **dict.fromkeys(("torch", "safetensors", "sklearn"), "torch"),
-    **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
+    **dict.fromkeys(("grpc", "h11", "tokenizers"), "vertical"),
     **dict.fromkeys(("skimage", "PIL"), "attacks"),
     "flwr": "flower",
     "plotly": "notebook",

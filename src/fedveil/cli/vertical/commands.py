@@ -8,6 +8,7 @@ from fedveil.cli.json_answer import answering
 from fedveil.cli.vertical.generate import generate
 from fedveil.cli.vertical.machines import certificates, follower, leader
 from fedveil.cli.vertical.one_process import evaluate, keys, parts, predict, run, show
+from fedveil.cli.vertical.serve_predictions import serve_predictions
 
 app = typer.Typer(
     help="Split learning across parties that hold different features of the same examples.\n\n"
@@ -18,6 +19,7 @@ for command in (
     run,
     evaluate,
     predict,
+    serve_predictions,
     generate,
     show,
     parts,

@@ -37,6 +37,8 @@ class Standing:
     brought: dict[str, int] = field(default_factory=dict)
     keep_brought: Callable[[], None] = lambda: None
     least_common: int = 1
+    #: Raises PeerRefused if the leader may not begin a session of a purpose.
+    check: Callable[[str], None] = lambda purpose: None
 
     @property
     def counts(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from fedveil.base.message import Message, Value
@@ -20,6 +21,8 @@ from fedveil.link.channel import Exchange, drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
+from fedveil.link.rights import check_right
+from fedveil.link.roles import right_of
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 from fedveil.record.lifecycle import how_to_resume
@@ -65,6 +68,8 @@ def lead(
     `own` is as in `Machine.play`.
     """
     followers = machine.split.followers
+    for follower in followers:
+        check_right(meeting.credentials, follower, right_of(purpose))
     links = {name: Link(name, patience_s=meeting.patience_s) for name in followers}
     with (
         _how_to_resume(machine, purpose, LEADER),
@@ -156,7 +161,9 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
         while True:
             link.begin()
             try:
-                agreeing = handshake.follow(machine.standing(), leader, begin)
+                check = partial(_check_purpose, meeting, leader)
+                standing = replace(machine.standing(), check=check)
+                agreeing = handshake.follow(standing, leader, begin)
                 agreement = drive(agreeing, {leader: link})
                 if looks == (agreement.purpose == TRAIN):
                     here = "serve" if looks else TRAIN
@@ -187,6 +194,10 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
                 f"{link.away_s:.1f} s in all"
             )
     return session
+
+
+def _check_purpose(meeting: Meeting, leader: str, purpose: str) -> None:
+    check_right(meeting.credentials, leader, right_of(purpose))
 
 
 def _tell(meeting: Meeting, agreement: Agreement) -> None:

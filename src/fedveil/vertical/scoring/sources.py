@@ -26,10 +26,13 @@ from fedveil.link.channel import drive, drive_together
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
+from fedveil.link.rights import check_right
+from fedveil.link.roles import right_of
 from fedveil.vertical.bundle import BUNDLE, CONTENTS
 from fedveil.vertical.remote.sessions import Attentive, Meeting, StartOver, closing
 from fedveil.vertical.rows import Positions, align
 from fedveil.vertical.scoring import row_alignment
+from fedveil.vertical.scoring.row_alignment import PURPOSE
 from fedveil.vertical.scoring.scorer import Scorer, Scores
 
 
@@ -79,6 +82,8 @@ class Apart:
 
     def __init__(self, leader: Scorer, meeting: Meeting, stack: ExitStack) -> None:
         self.leader, self._meeting = leader, meeting
+        for follower in leader.followers:
+            check_right(meeting.credentials, follower, right_of(PURPOSE))
         self._links = {name: Link(name, patience_s=meeting.patience_s) for name in leader.followers}
         listener = Listener(
             meeting.address, self._links, leader.name, meeting.credentials, meeting.report
@@ -132,6 +137,7 @@ class Apart:
 def follow(scorer: Scorer, meeting: Meeting) -> None:
     """Run a follower's side of one session: find the common rows, and answer for them."""
     leader = scorer.split.leader
+    check_right(meeting.credentials, leader, right_of(PURPOSE))
     link = Link(leader, patience_s=meeting.patience_s)
     with Dialer(meeting.address, link, scorer.name, meeting.credentials), closing([link]):
         begin = None
