@@ -23,12 +23,13 @@ from fedveil.link.channel import Exchange
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.model_file import write_model
-from fedveil.record.recorder import Metrics
+from fedveil.record.recorder import CROSSES, Metrics
 from fedveil.record.run_folder import METRICS, TRACEBACK, RunFolder, uninterrupted
 from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, bundle
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
+from fedveil.vertical.crossed import sentences
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
@@ -144,6 +145,8 @@ class PartyRun:
             self.log.show_records()
             for sentence in account.opening(self.setting.split, self.name):
                 self.log.say(sentence)
+            for sentence in sentences(job, self.setting.split, self.setting.rows):
+                self.log.event(f"{CROSSES}{sentence}")
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
                 self.log.say(forecast)
         self._has_told = True

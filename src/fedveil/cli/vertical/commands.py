@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fedveil.cli.json_answer import answering
+from fedveil.cli.vertical.check import check
 from fedveil.cli.vertical.generate import generate
 from fedveil.cli.vertical.machines import certificates, follower, leader
 from fedveil.cli.vertical.one_process import evaluate, keys, parts, predict, run, show
@@ -27,5 +28,6 @@ for command in (
     leader,
     follower,
     certificates,
+    check,
 ):
     app.command()(answering(command))

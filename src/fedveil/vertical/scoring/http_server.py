@@ -27,6 +27,7 @@ MOST_BODY_BYTES: Final = 1 << 20
 #: Seconds in which a request must be complete, and in which an idle connection is kept.
 REQUEST_S, IDLE_S = 10.0, 60.0
 _READ_BYTES = 1 << 16
+_END_S = 0.5
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -62,7 +63,7 @@ class HttpServer:
 
     def __init__(self, address: Address, handle: Handler, credentials: Credentials | None) -> None:
         self._address, self._handle, self._own = address, handle, credentials
-        self._open = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[asyncio.Server, Address]:
         context = None if self._own is None else self._own.server_context()
@@ -73,12 +74,22 @@ class HttpServer:
         )
         return server, Address(host, server.sockets[0].getsockname()[1])
 
+    async def end(self) -> None:
+        """Let answers that are on their way leave, then close all connections."""
+        if tasks := set(self._tasks):
+            _, waiting = await asyncio.wait(tasks, timeout=_END_S)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        task = asyncio.current_task()
+        assert task is not None, "asyncio calls this in a task"
+        self._tasks.add(task)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
         try:
             client = self._client(writer)
-            if self._open > MOST_CONNECTIONS:
+            if len(self._tasks) > MOST_CONNECTIONS:
                 await _send(connection, writer, Answer(503, {"error": "too many connections"}, 1))
                 return
             while await self._one(connection, reader, writer, client):
@@ -86,7 +97,7 @@ class HttpServer:
         except (ConnectionError, ssl.SSLError, TimeoutError, h11.LocalProtocolError):
             pass  # the client has gone, or is too slow to be answered
         finally:
-            self._open -= 1
+            self._tasks.discard(task)
             writer.close()
             with suppress(ConnectionError, ssl.SSLError, TimeoutError):
                 await writer.wait_closed()

@@ -72,14 +72,19 @@ class PredictionService:
         if self._own is None:
             check_plaintext("--http", address)
         try:
-            server, here = await HttpServer(address, self.handle, self._own).start()
+            http = HttpServer(address, self.handle, self._own)
+            server, here = await http.start()
         except OSError as error:
             raise InvalidValue(
                 f"nobody can listen on {address}: {error.strerror or error}"
             ) from None
-        async with server:
+        try:
             listening(here)
             await self._failed.wait()
+        finally:
+            server.close()
+            await http.end()
+            self._worker.shutdown(cancel_futures=True)
         assert self.failure is not None, "the event says so"
         raise self.failure
 
