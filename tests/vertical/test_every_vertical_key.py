@@ -103,6 +103,8 @@ CASES: dict[str, Case] = {
     "task.tables.files.NAME.without": Case(["balance"], TABLES),
     "task.tables.files.NAME.categories": Case({"city": 3}, TABLES),
     "task.tables.files.NAME.missing": Case("refuse", TABLES, refused="age is empty"),
+    "scoring.calibration": Case(0.25, TABLES),
+    "scoring.threshold": Case("f1", TABLES | {"scoring.calibration": 0.3}),
     "parts.NAME.owner": Case("lead", SHARED),
     "parts.NAME.inputs": Case(
         ["right", "left"],

@@ -110,6 +110,8 @@ class Task(Protocol):
       that they are no secret and digests align them;
     - an argument `here` of `split_model`: the parties whose modules are needed, if it can omit
       the modules of others; None means all;
+    - `inputs`: the shape and the torch type of an example's columns, and of its `labels`, so that
+      the memory of a batch is known beforehand;
     - `by_shape`: the parties whose parts `split_model` makes without reading their data's rows
       and without drawing a random number itself, so that torch's meta device can size them.
     """

@@ -124,6 +124,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
     """List the model's parts: owner, number of parameters, and memory needed for training."""
     settings = load(job, overrides)
+    from fedveil.vertical.batch_memory import batch_bytes
     from fedveil.vertical.job_split import make_task
     from fedveil.vertical.part_memory import memory_of, sizable, sized, told
 
@@ -134,11 +135,13 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
             ["the sizes of the parts depend on data that is not here, or on functions of the "
              "job's own: start the run to see them"]
         )  # fmt: skip
-    found = memory_of(sized(settings, task, known))
+    split = sized(settings, task, known)
+    found = memory_of(split)
     for part in found:
         say(f"{part.part} of {part.owner}: {told([part])}")
     for party in known:
-        say(f"{party} in all: {told([part for part in found if part.owner == party])}")
+        batch = batch_bytes(split, task, [party], settings.batch_size)
+        say(f"{party} in all: {told([part for part in found if part.owner == party], batch)}")
     for party in (task.leader, *task.followers):
         if party not in known:
             say(f"{party}: the sizes of its parts depend on data that this job does not name")

@@ -174,7 +174,7 @@ class Scorer:
                 yield Send(leader, {**said, "allowed": allowed.astype(np.uint8)})
                 going = self._asked((yield from received(leader)), "go", self._request)
                 if not np.isin(going, asked[allowed]).all():
-                    raise MessageInvalid("it goes on with rows that were not allowed")
+                    raise MessageInvalid("it asks for rows that were not allowed")
                 if len(going):
                     self._check(going)
                 yield from self._look(going)
