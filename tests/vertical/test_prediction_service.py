@@ -44,7 +44,8 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         assert self._task is not None
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(30)
         assert not self._thread.is_alive()
 

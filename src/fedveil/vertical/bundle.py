@@ -60,7 +60,7 @@ class Contents(Settings):
 
 
 class Manifest(Settings):
-    """The text that all parties sign: the SHA-256 of every party's contents, and of the agreed job."""
+    """The text that all parties sign: the SHA-256 of each one's contents and of the agreed job."""
 
     format: Literal[1] = 1
     run: str
@@ -147,7 +147,7 @@ def write_contents(
 def manifest_of(
     job: VerticalJob, leader: str, run: str, step: int, contents: Mapping[str, bytes]
 ) -> Manifest:
-    """Return the text that all parties sign. `contents` has the SHA-256 of each party's contents."""
+    """Return the text that all parties sign. `contents` has each party's SHA-256."""
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(
         run=run,

@@ -58,6 +58,12 @@ class Calibrator(Settings):
         except ValidationError:
             raise DataInvalid(f"{source} is damaged: it is not a calibrator") from None
 
+    def __str__(self) -> str:
+        found = f"calibrator of {self.examples:,} examples: factor {self.factor:.4f}"
+        if self.threshold is None:
+            return found
+        return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"
+
     def written(self) -> bytes:
         """Encode as JSON, from which every number can be read back exactly."""
         return self.model_dump_json(indent=1).encode() + b"\n"

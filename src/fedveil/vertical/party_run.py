@@ -263,6 +263,7 @@ class PartyRun:
             settings = self.setting.job.scoring
             fitted = Calibrator.fitted(torch.cat(found).numpy(), labels.numpy(), settings.threshold)
             self.setting.folder.write_atomically(CALIBRATOR, fitted.written())
+            self.log.event(str(fitted))
         self.log.record(epoch=epoch, calibration=self.done, examples=len(aside))
         self._window.look_away()
 
