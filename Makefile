@@ -70,7 +70,7 @@ with TORCH_INDEX=https://download.pytorch.org/whl/cpu, else CUDA too: 4.7 GB and
 $(VENV)/core-installed: pyproject.toml
 	$(CHECK)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) pytest pytest-xdist pytest-timeout hypothesis dp-accounting --editable '.[compiled]'
+	$(PIP) pytest pytest-xdist pytest-timeout hypothesis dp-accounting numba --editable .
 	touch $@
 
 # MindSpore Tensors in an environment of their own: 800 MB, and an older NumPy than all else needs.

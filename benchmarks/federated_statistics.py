@@ -1,6 +1,6 @@
 """Errors of statistics under each protection, beside the theory and beside central noise.
 
-    python benchmarks/federated_statistics.py histogram sites median words     some ten minutes
+    python benchmarks/federated_statistics.py histogram sites median words local    ten minutes
     PYTHONPATH=/tmp/opendp python benchmarks/federated_statistics.py opendp
 
 The second command needs OpenDP: `pip install --target /tmp/opendp opendp`.
@@ -10,6 +10,7 @@ sites       ten sites of many rows under distributed_dp at epsilon 1, over centr
             exact sum of not_encrypt and of pw_encrypt, which is that of a Prio-like protocol
 median      the median of 10,000 incomes at epsilon 1: its error as a share of the range
 words       the 20 most frequent of a million words, from 100,000 clients at epsilon 4
+local       the same under oue, beside the best possible frequency oracle, on ten data sets
 opendp      OpenDP's count and histogram with Gaussian noise of its own calibration
 
 `oue` simulates the sum of the reports, drawn from its exact distribution (fidelity: aggregate).
@@ -109,22 +110,51 @@ def median(people: int = 10_000, repeats: int = 30) -> None:
         )
 
 
-def words(clients: int = 100_000, vocabulary: int = 1_000_000) -> None:
-    rng = np.random.default_rng(4)
+FREQUENT = {
+    "ask": "heavy_hitters", "column": "word", "alphabet": "0123456789", "length": 6, "most": 20,
+}  # fmt: skip
+
+
+def zipf_words(seed: int, clients: int, vocabulary: int) -> tuple[np.ndarray, set[str], np.ndarray]:
+    """Return a word for each client, the 20 most frequent, and every word's count."""
+    rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, vocabulary + 1)
     names = rng.permutation(vocabulary)
-    drawn = rng.choice(vocabulary, clients, p=weights / weights.sum())
-    held = np.array([f"{name:06d}" for name in names[drawn]])
-    known, counts = np.unique(held, return_counts=True)
-    top = set(known[np.argsort(-counts)[:20]].tolist())
-    for protection in ("central_gaussian", "distributed_dp", "oue"):
-        question = {
-            "ask": "heavy_hitters", "column": "word", "alphabet": "0123456789", "length": 6,
-            "most": 20,
-        }  # fmt: skip
+    drawn = names[rng.choice(vocabulary, clients, p=weights / weights.sum())]
+    counts = np.bincount(drawn, minlength=vocabulary)
+    top = {f"{name:06d}" for name in np.argsort(-counts)[:20]}
+    return np.char.zfill(drawn.astype(str), 6), top, counts
+
+
+def local(clients: int = 100_000, vocabulary: int = 1_000_000, epsilon: float = 4.0) -> None:
+    # The best frequency oracle: every client answers about every word, and nobody enumerates less.
+    deviation = math.sqrt(4 * clients * math.exp(epsilon)) / (math.exp(epsilon) - 1)
+    file = {
+        "protection": "oue", "epsilon": epsilon, "fidelity": "aggregate",
+        "questions": {"w": FREQUENT},
+    }  # fmt: skip
+    found, possible, false = [], [], []
+    for seed in range(4, 14):
+        held, top, counts = zipf_words(seed, clients, vocabulary)
+        answer = ask({**file, "seed": seed}, {"word": held})["w"]
+        words_of = {e.label["word"] for e in answer.estimates}
+        found.append(len(words_of & top))
+        false.append(sum(counts[int(word)] < 100 for word in words_of))
+        noisy = counts + np.random.default_rng(seed).normal(0, deviation, vocabulary)
+        possible.append(len({f"{name:06d}" for name in np.argsort(-noisy)[:20]} & top))
+    print(
+        f"words, oue at epsilon {epsilon:g}, ten data sets: {np.mean(found):.1f} of the 20 most "
+        f"frequent ({min(found)} to {max(found)}); the best oracle {np.mean(possible):.1f}; "
+        f"{np.mean(false):.1f} words of fewer than 100 clients"
+    )
+
+
+def words(clients: int = 100_000, vocabulary: int = 1_000_000) -> None:
+    held, top, _ = zipf_words(4, clients, vocabulary)
+    for protection in ("central_gaussian", "distributed_dp"):
         file = {"protection": protection, "epsilon": 4.0, "delta": DELTA, "masks": False}
         begun = time.perf_counter()
-        answer = ask({**file, "questions": {"w": question}}, {"word": held})["w"]
+        answer = ask({**file, "questions": {"w": FREQUENT}}, {"word": held})["w"]
         found = {e.label["word"] for e in answer.estimates}
         print(
             f"words, {protection} at epsilon 4: {len(found & top)} of the 20 most frequent, "
@@ -170,7 +200,8 @@ def opendp(people: int = 10_000, repeats: int = 40) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    "histogram": histogram, "sites": sites, "median": median, "words": words, "opendp": opendp,
+    "histogram": histogram, "sites": sites, "median": median, "words": words, "local": local,
+    "opendp": opendp,
 }  # fmt: skip
 
 if __name__ == "__main__":

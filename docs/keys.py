@@ -10,6 +10,7 @@ from mkdocs.structure.pages import Page
 
 from fedveil import __version__
 from fedveil.federated import job_reference, mindspore_keys
+from fedveil.statistics import question_reference
 from fedveil.studies.catalog import module
 from fedveil.vertical import job_reference as vertical_reference
 
@@ -33,6 +34,7 @@ WRITTEN: dict[str, Callable[[str, Path], str]] = {
     "changelog.md": lambda text, folder: changelog(folder),
     "job.md": lambda text, folder: job_reference.reference(),
     "vertical-job.md": lambda text, folder: vertical_reference.reference(),
+    "question-file.md": lambda text, folder: question_reference.reference(),
     "mindspore.md": lambda text, folder: TABLE.sub(lambda _: mindspore_keys.key_table(), text),
     "reproductions/index.md": lambda text, folder: module("page_index").index(folder),
 }

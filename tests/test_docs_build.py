@@ -16,6 +16,7 @@ import pytest
 import fedveil
 from browser import needs_browser, show
 from fedveil.federated import job_reference, mindspore_keys
+from fedveil.statistics import question_reference
 from fedveil.vertical import job_reference as vertical_reference
 from folders import DOCS, ROOT
 
@@ -59,11 +60,18 @@ def test_every_page_is_built(site: Path) -> None:
         assert (site / name / "index.html").is_file(), page
 
 
-@pytest.mark.parametrize("written", [job_reference, vertical_reference])
-def test_the_site_has_every_key_of_a_job(site: Path, written: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("written", "name", "command"),
+    [
+        (job_reference, "job", "fedveil job keys training"),
+        (vertical_reference, "vertical-job", "fedveil vertical keys parts"),
+        (question_reference, "question-file", "fedveil ask --keys"),
+    ],
+)
+def test_the_site_has_every_key_of_a_job(
+    site: Path, written: ModuleType, name: str, command: str
+) -> None:
     """And the page that a reader of the files finds in its place names the command."""
-    name = "vertical-job" if "vertical" in written.__name__ else "job"
-    command = "fedveil vertical keys parts" if "vertical" in name else "fedveil job keys training"
     assert f"    $ {command}\n" in (DOCS / f"{name}.md").read_text("utf-8")
     shown = (site / name / "index.html").read_text("utf-8")
     keys = re.findall(r"^\| `([\w.]+)` \|", written.reference(), re.MULTILINE)

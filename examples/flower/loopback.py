@@ -3,6 +3,7 @@
     python loopback.py                     TLS and node authentication; the job in job.yaml
     python loopback.py --plain             neither: for a machine that only tests
     python loopback.py --set protection=signds --set rounds=3
+    python loopback.py --ask               then asks question.yaml of clients that sign
 
 docs/deployment.md does the same command by command. Everything that this starts is ended with it.
 """
@@ -100,8 +101,8 @@ class Loopback:
             for number in range(self.clients):
                 self.call("flwr", "supernode", "register", str(keys / f"node-{number}.pub"))
 
-    def start_node(self, number: int) -> None:
-        """Start the SuperNode of a client."""
+    def start_node(self, number: int, more: str = "") -> None:
+        """Start the SuperNode of a client. `more` is added to its node configuration."""
         keys = self.folder / "keys"
         security = [
             "--root-certificates", str(keys / "ca.crt"),
@@ -114,7 +115,7 @@ class Loopback:
             *(security if self._secured else ["--insecure"]),
             "--superlink", f"127.0.0.1:{self._port}",
             "--port", str(self._node_ports[number]),
-            "--node-config", f'client={number} state-folder="{state}"',
+            "--node-config", f'client={number} state-folder="{state}" {more}'.strip(),
         )  # fmt: skip
 
     def kill(self, name: str) -> None:
@@ -133,13 +134,19 @@ class Loopback:
         command = ["flwr", "run", str(app), "--stream", "--run-config", f'folder="{run}"']
         return self._popen("run", command, None)
 
-    def call(self, *command: str) -> None:
-        """A command that is over soon."""
+    def ask(self, question: Path, app: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
+        """`fedveil ask --on`: ends when the answers are there."""
+        words = ["--on", str(app), "--out", str(out), *more]
+        return self._popen("ask", ["fedveil", "ask", str(question), *words], None)
+
+    def call(self, *command: str) -> str:
+        """A command that is over soon. Returns what it printed."""
         done = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
         if done.returncode:
             raise Failed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
 
     def log(self, name: str) -> str:
         """What a process has said."""
@@ -191,6 +198,7 @@ def main() -> int:
     parser.add_argument(
         "--in-memory", action="store_true", help="no database file: for large models"
     )
+    parser.add_argument("--ask", action="store_true", help="then ask question.yaml, over new nodes")
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until it is ended")
     parser.add_argument("--folder", type=Path, help="for all files; else a temporary one")
@@ -218,6 +226,34 @@ def main() -> int:
         print(f"there is no {model}: the logs are in {folder}", file=sys.stderr)
         return 1
     print(f"the server's run folder: {model.parent}")
+    return _ask(folder.resolve() / "question", options) if options.ask else 0
+
+
+def _ask(folder: Path, options: argparse.Namespace) -> int:
+    """Ask question.yaml of clients that sign, and say where the answers are."""
+    count, out, app = options.clients, folder / "answer", folder / "app"
+    with Loopback(folder, count, secured=not options.plain) as loopback:
+        keys = [folder / f"client-{number}.pem" for number in range(count)]
+        lines = [f'client-{n}: "{loopback.call("fedveil", "identity", str(key)).strip()}"\n'
+                 for n, key in enumerate(keys)]  # fmt: skip
+        (roster := folder / "roster.yaml").write_text("".join(lines))
+        settings = ["--set", f"clients={count}", "--set", f"data={HERE / 'people.csv'}"]
+        loopback.call("fedveil", "deploy", str(app), str(HERE / "question.yaml"), *settings)
+        # The server's copy of the roster; each client has its own.
+        (app / "roster.yaml").write_text("".join(lines))
+        loopback.start_superlink()
+        for number, key in enumerate(keys):
+            agreed = f'question="{app / "question.yaml"}"'
+            loopback.start_node(number, f'identity="{key}" roster="{roster}" {agreed}')
+        asking = loopback.ask(HERE / "question.yaml", app, out, *settings)
+        try:
+            asking.wait(options.limit)
+        except subprocess.TimeoutExpired:
+            print(f"nothing was answered within {options.limit:g} s", file=sys.stderr)
+    if not (out / "answers.json").exists():
+        print(f"there are no answers in {out}: the logs are in {folder}", file=sys.stderr)
+        return 1
+    print(f"the answers: {out}")
     return 0
 
 

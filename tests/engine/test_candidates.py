@@ -75,9 +75,10 @@ def test_few_clients_are_told_the_noise_and_what_helps() -> None:
     of_one = next_protection(job, layout, NOTHING, 240)
     assert of_one is not None
     assert of_one.startswith("protect each example instead of each client: with 4 clients")
-    momentum = small_job(training={"epochs": 1, "batch_size": 5, "momentum": 0.5})
-    advice = next_protection(momentum, layout, NOTHING, 240)
+    advice = next_protection(job, layout, NOTHING, 9)  # nine examples hide nobody either
     assert advice is not None
+    assert "`privacy.unit: example`, which still has" in advice
+    assert "`model: filters_linear` for images" in advice
     assert advice.startswith(
         "too few clients for a meaningful promise: with 4 clients in a round, the noise of "
         f"epsilon 2 is at least {noise:,.0f} times"
@@ -92,6 +93,19 @@ def test_few_clients_are_told_the_noise_and_what_helps() -> None:
 def test_a_meaningful_promise_gets_no_advice() -> None:
     job = small_job(**CROWD)
     assert next_protection(job, prepared(job)[0], Figure(2.0, 1e-5), 240) is None
+
+
+def test_a_job_with_another_optimiser_is_told_that_plain_sgd_replaces_it() -> None:
+    clipped = {"optimizer": "adamw", "epochs": 2, "batch_size": 5, "gradient_norm": 1.0}
+    job = small_job(training=clipped)
+    advice = next_protection(job, prepared(job)[0], NOTHING, 240)
+    assert advice is not None
+    assert "--set training.optimizer=sgd --set training.gradient_norm=null" in advice
+    assert advice.endswith("plain SGD then, which needs a larger training.lr than adamw")
+    again = Job.read(job.model_dump(), split(advice.split("`")[1])[4::2])
+    assert (again.privacy.unit, again.training.optimizer) == ("example", "sgd")
+    fast = {"momentum": 0.5, "nesterov": True, "batch_size": 5}
+    assert "training.nesterov=false" in of_examples(small_job(training=fast))
 
 
 def test_a_single_example_is_protected_without_proximal_steps() -> None:

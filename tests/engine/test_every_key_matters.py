@@ -104,6 +104,7 @@ CASES: dict[str, Case] = {
     "training.dynamic": Case(
         0.3, {"training.algorithm": "feddyn", "training.momentum": 0.0, "server.lr": 1.0}
     ),
+    "training.own_direction": Case(0.3, {"training.algorithm": "fedcm", "training.momentum": 0.0}),
     "training.optimizer": Case("adam", {"training.momentum": 0.0}),
     "training.lr": Case(0.1),
     "training.lr_schedule": Case("cosine"),

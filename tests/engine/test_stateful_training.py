@@ -58,6 +58,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "feddyn": {"training": {"algorithm": "feddyn", "dynamic": 0.3}},
     "own layers": {"clients": {"own_layers": ["bias"]}},
 }
+FEDCM: dict[str, Any] = {"training": {"algorithm": "fedcm", "own_direction": 0.3}}
 
 
 # --- the algorithms, by hand -------------------------------------------------------------------
@@ -128,6 +129,36 @@ def test_feddyn_is_the_papers(tmp_path: Path) -> None:
     np.testing.assert_allclose(Layout(run.model).vector(), x, atol=2e-5)
 
 
+@pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
+def test_fedcm_is_the_papers(tmp_path: Path, protection: str) -> None:
+    """The paper's algorithm 1, with its direction per step and unit of the learning rate."""
+    alpha = 0.3
+    falling = {"lr_schedule": "step", "lr_rounds": 2, "lr_factor": 0.5}
+    settings = job(
+        rounds=4,
+        clients={"fraction": 1.0},
+        training={"batch_size": 1000, "algorithm": "fedcm", "own_direction": alpha, **falling},
+        server={"weighting": "equal"},
+        protection={"name": protection},
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    x, clients = full(settings)
+    direction = np.zeros_like(x)
+    for round in range(4):
+        rate = LR if round < 2 else LR / 2
+        ends = []
+        for examples in clients:
+            y = x.copy()
+            for _ in range(EPOCHS):
+                y -= rate * alpha * gradient(y, *examples) + (1 - alpha) / EPOCHS * direction
+            ends.append(y)
+        direction = x - np.mean(ends, 0)  # EPOCHS steps of the paper's direction
+        x = np.mean(ends, 0)
+    np.testing.assert_allclose(Layout(run.model).vector(), x, atol=2e-4)
+    sent = run.metrics[-1]["bytes_down"]
+    assert sent >= 2 * CLIENTS * 4 * len(x), "the direction is counted"
+
+
 class OwnLoss(Task):
     """Cross-entropy as a user's own task. Its loop is the default one."""
 
@@ -142,18 +173,19 @@ class OwnOptimizer(OwnLoss):
         return torch.optim.SGD(parameters, lr=2 * plan.lr)
 
 
-@pytest.mark.parametrize("way", ["scaffold", "feddyn"])
-def test_an_own_task_is_corrected_like_a_bundled_one(way: str) -> None:
+@pytest.mark.parametrize("way", [WAYS["scaffold"], WAYS["feddyn"], FEDCM])
+def test_an_own_task_is_corrected_like_a_bundled_one(way: dict[str, Any]) -> None:
     ends = []
     for task in ("classification", "test_stateful_training:OwnLoss"):
-        run = fedveil.simulate(job(task=task, clients={"fraction": 0.75}, **WAYS[way]))
+        run = fedveil.simulate(job(task=task, clients={"fraction": 0.75}, **way))
         ends.append(Layout(run.model).vector())
     np.testing.assert_allclose(*ends, atol=1e-6)
 
 
-def test_an_own_optimizer_is_refused_where_steps_are_counted() -> None:
-    own = job(task="test_stateful_training:OwnOptimizer", **WAYS["scaffold"])
-    with pytest.raises(ModelInvalid, match=r"scaffold must control .* has its own optimizer\. Use"):
+@pytest.mark.parametrize("way", [WAYS["scaffold"], FEDCM])
+def test_an_own_optimizer_is_refused_where_steps_are_counted(way: dict[str, Any]) -> None:
+    own = job(task="test_stateful_training:OwnOptimizer", **way)
+    with pytest.raises(ModelInvalid, match=r" must control .* has its own optimizer\. Use"):
         fedveil.simulate(own)
 
 
@@ -218,9 +250,11 @@ def uneven_arrays(settings: Job) -> tuple[np.ndarray, ...]:
 # --- what holds for all ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path, way: str) -> None:
-    settings = job(rounds=5, checkpoint={"every": 2}, **WAYS[way])
+@pytest.mark.parametrize("way", [*WAYS.values(), FEDCM])
+def test_a_run_that_was_cut_off_ends_with_the_same_bytes(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    settings = job(rounds=5, checkpoint={"every": 2}, **way)
     run = fedveil.simulate(settings, tmp_path / "run")
 
     def cut(record: dict[str, Any]) -> None:
@@ -238,7 +272,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path, way: st
 
 
 def kept(folder: Path) -> list[Path]:
-    return sorted((folder / "clients").iterdir())
+    return sorted((folder / "clients").glob("*"))
 
 
 def test_a_round_that_is_played_again_reads_what_was_kept_before_it(tmp_path: Path) -> None:
@@ -251,10 +285,11 @@ def test_a_round_that_is_played_again_reads_what_was_kept_before_it(tmp_path: Pa
     assert states.load(7, 2, 4) is None
 
 
-def test_workers_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [WAYS["scaffold"], FEDCM])
+def test_workers_change_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
     models = []
     for workers in (0, 1):
-        settings = job(rounds=2, **WAYS["scaffold"], simulation={"workers": workers})
+        settings = job(rounds=2, **way, simulation={"workers": workers})
         run = fedveil.simulate(settings, tmp_path / str(workers))
         models.append((run.folder / "model.safetensors").read_bytes())
     assert models[0] == models[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.cli.ask import _print
 from fedveil.errors import DeploymentError, RunStopped
+from fedveil.flower.job.signing_key_file import make_identity
+from fedveil.statistics.answer_folder import saved
 from fedveil.statistics.flower_app import client_app, deployable, write_app
 from fedveil.statistics.flower_server import serve
 from fedveil.statistics.question import QuestionFile
@@ -62,8 +64,10 @@ def test_sites_answer_from_their_own_tables(protection: str, tmp_path: Path) -> 
     answers, _ = over_flower(file_of(protection), tmp_path)
     values = [answers["old"].value, *(e.value for e in answers["ages"].estimates)]
     assert values == pytest.approx([OLD, 3, 6], abs=0.01)
-    saved = json.loads((tmp_path / "answer" / "answers.json").read_text())
-    assert saved["reports"] == SITES
+    found = saved(tmp_path / "answer")
+    assert found["reports"] == SITES
+    assert found["privacy"][0]["epsilon"] == float("inf")
+    _print({**found, "page": "none"})
     assert (tmp_path / "answer" / "answers.html").is_file()
 
 
@@ -76,6 +80,51 @@ def test_noise_and_account_are_those_of_a_simulation(protection: str, tmp_path: 
         for estimate in answer.estimates:
             assert abs(estimate.value) < 7 * (estimate.noise + estimate.sampling) + 9
     assert "the time that a client takes" in answers.in_clear[0]
+
+
+def signed_grid(folder: Path, **changes: str) -> tuple[Path, SiteGrid]:
+    """Return an app with active security whose clients have keys, and its grid.
+
+    `changes` are made to client 0's own roster.
+    """
+    active = {"name": "distributed_dp", "distributed_dp": {"active_security": True}}
+    app = folder / "app"
+    write_app(app, deployable(file_of(active, epsilon=4.0)))  # type: ignore[arg-type]
+    publics = [make_identity(folder / f"client-{n}.pem") for n in range(SITES)]
+    roster = "".join(f'client-{n}: "{public}"\n' for n, public in enumerate(publics))
+    assert "fedveil identity" in (app / "roster.yaml").read_text()
+    (app / "roster.yaml").write_text(roster)
+    grid = SiteGrid(app, folder)
+    for n in range(SITES):
+        own = folder / f"own-{n}.yaml"
+        own.write_text(roster.replace(publics[1], publics[2]) if n == 0 and changes else roster)
+        config = {"identity": str(folder / f"client-{n}.pem"), "roster": str(own)}
+        grid.contexts[100 + n].node_config.update(config)
+    return app, grid
+
+
+def test_active_security_rests_on_the_clients_own_rosters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, grid = signed_grid(tmp_path)
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert answers.reports == SITES
+    assert "a server that lies" in answers.lines[0].what
+    # Writing the app again keeps the keys.
+    kept = (app / "roster.yaml").read_text()
+    write_app(app, answers.file)
+    assert (app / "roster.yaml").read_text() == kept
+    del grid.contexts[103].node_config["roster"]
+    (tmp_path / "state-3").rename(tmp_path / "elsewhere")
+    with pytest.raises(Exception, match="own log says why"):
+        serve(app, grid, context(0, {"folder": str(tmp_path / "again")}, {}))
+    assert "names no file with them: add roster=" in caplog.text
+
+
+def test_a_client_does_not_trust_the_server_s_roster(tmp_path: Path) -> None:
+    app, grid = signed_grid(tmp_path, own="false")
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert answers.reports == SITES - 1
 
 
 def test_a_client_gives_no_more_reports_than_the_question_has_rounds(tmp_path: Path) -> None:
@@ -95,6 +144,22 @@ def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
         held.node_config["max-epsilon"] = 1.0
     with pytest.raises(Exception, match="own log says why"):
         serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+
+
+def test_a_server_cannot_lie_about_the_number_of_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each client's share of the noise would be that of one among thousands."""
+    app, own = tmp_path / "app", tmp_path / "own.yaml"
+    write_app(app, deployable(file_of("distributed_dp", epsilon=2.0, clients=5000)))
+    for stated, said in ((SITES, "clients is 5000, and 5 in the own"), (None, "does not state")):
+        own.write_text(file_of("distributed_dp", epsilon=2.0, clients=stated).to_yaml())
+        grid = SiteGrid(app, tmp_path)
+        for held in grid.contexts.values():
+            held.node_config["question"] = str(own)
+        with pytest.raises(RunStopped, match="0 of 5000 clients were connected"):
+            serve(app, grid, context(0, {"folder": str(tmp_path / f"answer-{stated}")}, {}))
+        assert said in caplog.text
 
 
 def test_unusable_rows_are_reported_as_zero_under_a_guarantee(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ runs examples/flower/loopback.py.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -91,6 +92,37 @@ def test_a_superlink_killed_three_times_costs_the_round_in_hand_each_time(
     simulated = fedveil.simulate(settings, tmp_path / "simulated")
     theirs = (simulated.folder / "model.safetensors").read_bytes()
     assert (folder / "model.safetensors").read_bytes() == theirs
+
+
+def poll(folder: Path) -> tuple[Path, int]:
+    """Write a question about people of three sites, and return it with its answer."""
+    people = [f"{site},{21 + (7 * i) % 60}" for i in range(37) for site in "abc"[: 1 + i % 3]]
+    (folder / "people.csv").write_text("\n".join(["site,age", *people]) + "\n")
+    question = folder / "question.yaml"
+    question.write_text(
+        f"{{name: poll, data: {folder / 'people.csv'}, client: site, rows: 50, clients: 3,\n"
+        "protection: pw_encrypt, questions: {old: {ask: count, where: age >= 65}}}\n"
+    )
+    return question, sum(int(person[2:]) >= 65 for person in people)
+
+
+def test_a_question_is_asked_with_one_command(federation: Loopback, tmp_path: Path):
+    question, old = poll(tmp_path)
+    asking = federation.ask(question, tmp_path / "app", tmp_path / "answer")
+    assert asking.wait(LIMIT_S) == 0
+    assert answer_in(tmp_path / "answer") == pytest.approx(old, abs=0.01)
+
+
+def test_a_deployed_question_is_answered(federation: Loopback, tmp_path: Path):
+    question, old = poll(tmp_path)
+    federation.call("fedveil", "deploy", str(tmp_path / "app"), str(question))
+    assert federation.run(tmp_path / "app", tmp_path / "answer").wait(LIMIT_S) == 0
+    assert answer_in(tmp_path / "answer") == pytest.approx(old, abs=0.01)
+
+
+def answer_in(folder: Path) -> float:
+    found = json.loads((folder / "answers.json").read_text())
+    return float(found["answers"]["old"]["estimates"][0]["value"])
 
 
 def test_a_report_that_comes_after_the_deadline_is_charged_and_not_used(

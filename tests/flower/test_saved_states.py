@@ -59,6 +59,23 @@ def kept(tmp_path: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in found if path.suffix != ".seal"}
 
 
+@pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
+def test_a_direction_is_sent_to_clients_that_keep_nothing(tmp_path: Path, protection: str) -> None:
+    training = {"algorithm": "fedcm", "own_direction": 0.3, "batch_size": 10}
+    everybody = {"number": CLIENTS, "fraction": 1.0}
+    settings = job(
+        rounds=3,
+        clients=everybody,
+        model="parts:linear",
+        training=training,
+        protection={"name": protection},
+    )
+    deployed = end(deploy(tmp_path, settings), tmp_path)
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    assert vector(deployed).tobytes() == vector(simulated).tobytes()
+    assert kept(tmp_path) == {}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_they_go_on_to_the_simulators_bytes(tmp_path: Path, way: str) -> None:
     settings = job_of(way, checkpoint={"every": 3})

@@ -160,6 +160,9 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     assert text_of(local, "audit").startswith("Not stated: the run was not audited")
     none = Dossier.of(runs["not_encrypt"])
     assert text_of(none, "trust").startswith("Not stated: ")
+    assert "states no finite epsilon here" in text_of(none, "trust")
+    assert "is not protected, so no epsilon is finite." in text_of(none, "composition")
+    assert "the privacy curves are composed." in text_of(local, "composition")
     assert "nothing is promised" in text_of(none, "not_covered")
     assert "bank: an example in the run" in text_of(Dossier.of(runs["vertical"]), "epsilon")
 

@@ -18,7 +18,7 @@ from fedveil.pages.vertical_page import answers
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS
-from fedveil.record.recorder import SEVERAL
+from fedveil.record.recorder import ADVICE, SEVERAL
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.job import VerticalJob
 
@@ -179,6 +179,9 @@ FOUND = Finding("m", "quick", "dp_encrypt", [Measured("epsilon at least", 1.0)],
          "fedveil run {}/job.yaml --set protection=dp_encrypt --set server.weighting=equal`"),
         (math.inf, {"name": "not_encrypt", "settings": ("server.weighting=equal",)},
          "choose a protection", "fedveil run {}/job.yaml --set protection=dp_encrypt`"),
+        (math.inf, {"name": "not_encrypt", "deployed": True}, "choose a protection",
+         "`fedveil deploy DIR {}/job.yaml --set protection=dp_encrypt --set "
+         "server.weighting=equal` writes an app that repeats the job"),
         (math.inf, {"name": "pw_encrypt"}, "add noise to the sum",
          "fedveil run {}/job.yaml --set protection=distributed_dp --set server.weighting=equal`"),
         (50.0, {}, "ask for a stronger guarantee", "fedveil budget {}/job.yaml --try"),
@@ -244,6 +247,19 @@ def test_the_position_that_is_named_takes_the_job_of_the_folder(
     if other == "distributed_dp":
         held = again.protection
         assert held.distributed_dp.active_security == held.pw_encrypt.active_security
+
+
+@pytest.mark.parametrize(("deployed", "start"), [(True, "deploy DIR"), (False, "run")])
+def test_the_advice_of_a_run_names_what_its_operator_can_do(
+    deployed: bool, start: str, tmp_path: Path
+) -> None:
+    advice = f"{ADVICE}protect it: `fedveil run job.yaml --set protection=rr` costs epsilon 2"
+    answer = ending_of(tmp_path, record(math.inf), deployed=deployed, events=(advice,)).next
+    assert answer.text.startswith(
+        f"`fedveil {start} {tmp_path}/job.yaml --set protection=rr` costs"
+    )
+    assert ("`flwr run DIR` starts it on the clients" in answer.text) == deployed
+    assert ("`fedveil run " in answer.text) != deployed
 
 
 def test_a_model_with_buffers_is_told_to_be_changed_first(tmp_path: Path) -> None:

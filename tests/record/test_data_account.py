@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import LimitReached, RunFolderError
+from fedveil.privacy.compose import compose
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.record.data_account import DataAccount
 
 DELTA = 1e-6
@@ -57,3 +59,29 @@ def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(RunFolderError, match="damaged"):
         DataAccount(path, "client").figure(DELTA)
+
+
+def test_losses_of_several_kinds_with_an_epsilon_each_are_added(tmp_path: Path) -> None:
+    account = DataAccount(tmp_path / "account", "client")
+    account.charge([(gaussian(), 1)], None, DELTA, "a")
+    account.charge([(PrivacyLoss(0.5), 3)], None, DELTA, "b")
+    assert account.figure(DELTA).epsilon == pytest.approx(0.9 + 1.5)
+
+
+def test_a_training_with_sampling_and_questions_add_up_in_either_order(tmp_path: Path) -> None:
+    sampled = PrivacyLoss.of_release(SampledGaussian(0.8, 0.05), "example")
+    charges = [("training", sampled, 40), ("question", gaussian(), 2), ("rr", PrivacyLoss(0.2), 1)]
+    figures = []
+    for order in (charges, charges[::-1]):
+        account = DataAccount(tmp_path / f"account-{order[0][0]}", "row")
+        for what, loss, count in order:
+            account.charge([(loss, count)], None, DELTA, what)
+        figures.append(account.figure(DELTA))
+    alone = compose([(loss, count) for _, loss, count in charges], delta=DELTA)
+    assert figures[0].epsilon == pytest.approx(figures[1].epsilon, rel=1e-12)
+    assert alone < figures[0].epsilon < 1.7 * alone
+    assert figures[0].delta == DELTA
+    before = account.path.read_bytes()
+    with pytest.raises(LimitReached, match="more would bring"):
+        account.charge([(sampled, 400)], 2 * alone, DELTA, "more")
+    assert account.path.read_bytes() == before

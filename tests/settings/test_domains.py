@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.federated import job_reference as federated
+from fedveil.statistics import question_reference as question
 from fedveil.vertical import job_reference as vertical
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "domains.txt"
@@ -36,8 +37,11 @@ def agreed() -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["federated", "vertical"])
+KINDS = {"federated": federated, "vertical": vertical, "question": question}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_domain_is_the_one_that_was_agreed_on(kind: str) -> None:
-    found = list(domains({"federated": federated, "vertical": vertical}[kind].reference))
+    found = list(domains(KINDS[kind].reference))
     assert len(found) > 40
     assert found == agreed()[kind]

@@ -178,6 +178,46 @@ def test_a_forged_report_of_oue_moves_each_count_by_the_stated_influence() -> No
     assert np.linalg.norm(moved) == pytest.approx(carriage.influence())
 
 
+def test_a_forged_report_of_dp_encrypt_has_a_largest_entry() -> None:
+    _, protection, layout = carried("dp_encrypt")
+    carriage, model = Carriage(protection), np.zeros(layout.dimension, np.float32)
+
+    def moved(beyond: int) -> float:
+        server: Any = server_half(protection, [3], model)
+        entries = np.full(layout.dimension, server._form.limit + beyond, np.int32)
+        server.receive(3, {"round": 7, **server._form.written(entries)})
+        server.advance()
+        return float(np.linalg.norm(carriage.total(server.aggregate().update, 1)))
+
+    # The client's own vector, of norm 1 at most, is what the report replaces.
+    assert 0.95 * carriage.influence() < moved(0) + 1 <= carriage.influence() * (1 + 1e-6)
+    with pytest.raises(ReportRejected):
+        moved(1)
+
+
+@pytest.mark.parametrize("protection", ["rr", "oue"])
+def test_liars_move_a_searched_median_no_further_than_their_bits_allow(protection: str) -> None:
+    """Clients who say that they are below every edge, whatever it is: a tenth of all."""
+    values = np.random.default_rng(2).uniform(0, 100, 8000)
+    question = {"ask": "quantiles", "column": "x", "range": [0.0, 100.0], "at": [0.5]}
+    lying = np.where(np.arange(8000) < 800, -1.0, values)
+    more = {"protection": protection, "epsilon": 4.0, "fidelity": "aggregate"}
+    (found,) = only(question, {"x": lying}, **more)
+    # Honest reports of a false row: the median moves by a twentieth of the clients, five in 100.
+    assert abs(found.value - 50 * 8 / 9) < 5
+
+
+def test_a_server_that_divides_a_question_is_charged_for_each_part(tmp_path: Path) -> None:
+    """Under rr a client answers one round of a file. Two files with other seeds are two charges."""
+    account = str(tmp_path / "people.account")
+    more = {"epsilon": 1.0, "account": account, "max_epsilon": 2.5}
+    for seed in (1, 2):
+        answers = asked({"n": ALL, "o": OTHERS}, {"age": AGES}, "rr", seed=seed, **more)
+    assert answers.lines[1].epsilon == pytest.approx(2.0)
+    with pytest.raises(LimitReached, match=r"max_epsilon = 2\.5"):
+        asked({"n": ALL}, {"age": AGES}, "rr", seed=3, **more)
+
+
 @pytest.mark.parametrize("protection", ["distributed_dp", "pw_encrypt"])
 def test_the_page_says_that_secure_aggregation_hides_a_forged_report(protection: str) -> None:
     answers = asked({"n": {"ask": "count"}}, None, protection, epsilon=2.0)

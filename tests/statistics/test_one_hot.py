@@ -43,6 +43,17 @@ def test_the_loss_is_exactly_eps_for_codes_and_no_more_with_the_zero_code(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_code_of_one_bit_has_the_whole_epsilon(kind: Kind) -> None:
+    law = OneHot(kind, 0.8, 1)
+    yes, no = (probability(law, (own,), (1,)) for own in (1, 0))
+    assert math.log(yes / no) == pytest.approx(0.8)
+    assert math.log((1 - no) / (1 - yes)) == pytest.approx(0.8)
+    # Warner's variance, whatever the share.
+    expected = math.exp(0.8) / (math.exp(0.8) - 1) ** 2 / 90
+    assert law.variance(np.array([0.0, 0.4, 1.0]), 90) == pytest.approx([expected] * 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_reports_have_the_stated_probabilities(kind: Kind) -> None:
     law, entropy = OneHot(kind, 0.9, 3), Seeded(2)
     code = np.array([0, 1, 0], np.uint8)

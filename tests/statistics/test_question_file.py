@@ -20,6 +20,8 @@ COUNT = {"ask": "count"}
 AGES = {"ask": "histogram", "column": "age", "edges": [0.0, 50.0, 100.0]}
 MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
 
+BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.0]}
+
 
 @pytest.mark.parametrize(
     ("keys", "said"),
@@ -39,7 +41,7 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ({"where": "__import__('os')"}, "is not a condition"),
         ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
         (
-            {"protection": "oue", "epsilon": 1.0, "questions": {"a": {**MEAN, "ask": "variance"}}},
+            {"protection": "oue", "epsilon": 1.0, "questions": {"a": BOTH}},
             "needs sums of numbers, and rr and oue carry frequencies",
         ),
         (
@@ -52,6 +54,24 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
             "protection.dp_encrypt.dp_eps follows from epsilon",
         ),
         ({"fidelity": "aggregate"}, "fidelity = 'aggregate' is for rr and oue"),
+        ({"rows": 3}, "rows = 3 needs client"),
+        ({"name": "../../x"}, "name = '../../x' is not"),
+        ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
+        ({"questions": {"a": {**MEAN, "range": [-1e300, 1e300]}}}, "is too narrow or too wide"),
+        ({"questions": {"a": {**MEAN, "range": [0.0, 1e-320]}}}, "is too narrow or too wide"),
+        (
+            {"questions": {"a": {**MEAN, "ask": "quantiles", "at": [0.5, 0.5]}}},
+            "questions.a.at = [0.5, 0.5] has an entry twice",
+        ),
+        (
+            {"questions": {"w": {"ask": "heavy_hitters", "column": "w", "alphabet": "a\0"}}},
+            "has the character 0, which ends words",
+        ),
+        (
+            {"questions": {"a": {**COUNT, "weight": 1e9}}},
+            "weight = 1000000000.0 is outside [0.001, 1000]",
+        ),
+        ({"protection": "oue", "epsilon": 1e-9}, "epsilon = 1e-09 is outside [0.001, 700]"),
     ],
 )
 def test_a_wrong_key_is_one_sentence(keys: dict[str, Any], said: str) -> None:
@@ -85,6 +105,7 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
         (AGES, {}, "data has no columns"),
         (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),
         (AGES, "text", "text cannot be read: No such file or directory"),
+        (AGES, [[1.0, 2.0], [3.0]], "data is no table: a file, columns by name or rows"),
     ],
 )
 def test_unusable_data_is_one_sentence(question: Any, data: Any, said: str) -> None:
@@ -133,6 +154,16 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
         "age not in [10, 11]": [False, True, False, True],
     }
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
+
+
+def test_backticks_enclose_a_column_whose_name_is_no_word() -> None:
+    table = ArrayTable("t", {"home town": ["x", "y"], "0": [1.0, 1.0], "_quoted_0": [7.0, 8.0]})
+    condition = Filter("`home town` == 'x' and `0` == 1 and _quoted_7 != 3")
+    assert condition.columns == ["0", "_quoted_7", "home town"]
+    assert Filter("`home town` == 'x' and `0` < 2").mask(table).tolist() == [True, False]
+    for wrong in ("`` == 1", "`a == 1", "`a` `b` == 1"):
+        with pytest.raises(JobError, match="is not a condition"):
+            Filter(wrong)
 
 
 def test_tables_of_every_kind_have_the_same_answer(tmp_path: Path) -> None:

@@ -306,6 +306,22 @@ def test_a_lying_follower_is_refused(
         played(both, [[3, 8]], bank={kind: changed(**fields)})
 
 
+def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    both = scorers(trained(tmp_path, eps=0.5, limit=13.0), stack)
+    for _ in range(6):
+        both["bank"].scored.charge(np.arange(len(both["bank"].ids)))
+    before = (both["bank"].state.path / "scored").read_bytes()
+
+    def insist(message):  # type: ignore[no-untyped-def]
+        return {**message, "positions": np.array([4])}
+
+    with pytest.raises(ExchangeError, match="rows that were not allowed"):
+        played(both, [[4]], lead={"go": insist})
+    assert (both["bank"].state.path / "scored").read_bytes() == before
+
+
 def test_guesses_at_ids_are_counted_over_restarts(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     for _ in range(3):

@@ -61,6 +61,14 @@ class _Kernel:
         return jitted
 
 
+def is_cached(loop: Callable[..., object]) -> bool:
+    """Return True if a `compiled` loop need not be compiled again: there is code of it on disk."""
+    if not isinstance(loop, _Kernel):
+        return True
+    folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
+    return folder is not None and any(Path(folder).glob(f"*.{name}-*.nbi"))
+
+
 def with_jitted_names(loop: Any) -> Any:
     """Return the loop after replacing the loops in its module by compiled ones.
 

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.base.plain_text import console, say
+from fedveil.base.plain_text import console, document, say
 from fedveil.cli.job_arguments import Overrides, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer
 
 if TYPE_CHECKING:
     from fedveil.statistics.question import QuestionFile
+
+
+def _keys(wanted: bool) -> None:
+    """Explain the keys of a question file, and exit."""
+    if wanted:
+        from fedveil.settings.reference import keys
+        from fedveil.statistics.question_reference import reference
+
+        document(keys(reference(), None))
+        raise typer.Exit
 
 
 def ask(
@@ -30,6 +40,9 @@ def ask(
         ),
     ] = None,
     json: AsJson = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", is_eager=True, callback=_keys, help="Explain every key.")
+    ] = False,
 ) -> None:
     """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""
     from fedveil.record.run_folder import refuse_taken
@@ -96,7 +109,8 @@ def _print(answers: Mapping[str, Any]) -> None:
 
     for found in answers_of(answers):
         say(f"{found.name} ({found.ask})")
-        console().print(table(found).terminal())
+        shown = table(found)
+        console().print(shown.terminal() if shown.rows else f"  {shown.caption}")
         for note in found.notes:
             say(f"  {note}")
     for line in answers["privacy"]:

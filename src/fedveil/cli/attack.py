@@ -19,7 +19,7 @@ from fedveil.cli.job_arguments import Overrides, load
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
 from fedveil.record.run_folder import refuse_taken
-from fedveil.starter import ATTACKED_JOB
+from fedveil.starter import ATTACKED_JOBS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -64,14 +64,17 @@ class Attack:
     """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
 
     `trains` is True if it attacks the final model of a run, under the protection that the run had.
-    `job` is the file that it attacks by default; without one, a job with default settings.
     """
 
     name: str
     home: str
     help: str
     trains: bool = False
-    job: Path | None = None
+
+    @property
+    def job(self) -> Path | None:
+        """The file that it attacks by default. None means a job with default settings."""
+        return ATTACKED_JOBS.get(self.name)
 
     def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
         found: Finding = import_module(f"fedveil.attacks.{self.home}").attack(target, effort, watch)
@@ -80,12 +83,7 @@ class Attack:
 
 #: Attacks on a federated job.
 FEDERATED = (
-    Attack(
-        "gradient",
-        "gradient.inversion",
-        "Reconstruct training images from clients' reports.",
-        job=ATTACKED_JOB,
-    ),
+    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
     Attack(
         "exact", "exact_inversion", "Solve for the exact batch behind a dense network's report."
     ),

@@ -32,13 +32,12 @@ _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 
 #: Optional packages -> the extra that installs them.
 _EXTRAS = {
-    **dict.fromkeys(("torch", "safetensors", "sklearn"), "torch"),
+    **dict.fromkeys(("torch", "safetensors", "sklearn", "skimage", "PIL"), "torch"),
     **dict.fromkeys(("grpc", "h11", "tokenizers"), "vertical"),
-    **dict.fromkeys(("skimage", "PIL"), "attacks"),
     "flwr": "flower",
     "plotly": "notebook",
     "matplotlib": "dev",
-    "tensorboard": "tensorboard",
+    "tensorboard": "trackers",
 }
 
 

@@ -96,18 +96,21 @@ def run(
                 ["--resume uses the run's own job: remove JOB, --out and every --set except "
                  "--set rounds=N"]
             )  # fmt: skip
-        rounds = job_of_run(resume, overrides).rounds
-        train = partial(fedveil.resume, resume, rounds=rounds if overrides else None)
+        settings = job_of_run(resume, overrides)
     else:
         refuse_taken(out)
         settings = load(job, overrides, default=DEFAULT_JOB, runs=True)
-        rounds = settings.rounds
-        train = partial(fedveil.simulate, settings, out)
+    from fedveil.engine.precompile import precompiling
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import RunDisplay, of_run
 
     with alone(json):
-        with RunDisplay(console(), rounds) as display:
+        with RunDisplay(console(), settings.rounds) as display, precompiling(settings):
+            if resume is None:  # the first name of fedveil's that imports torch
+                train = partial(fedveil.simulate, settings, out)
+            else:
+                rounds = settings.rounds if overrides else None
+                train = partial(fedveil.resume, resume, rounds=rounds)
             result = train(progress=display.show, warn=display.warn, starting=display.starting)
         found = read_run(result.folder)
         display.summary(found)

@@ -42,8 +42,8 @@ call: Any = _call
 class Native:
     """A compiled function over pointers. Division by zero gives infinity or NaN, as in torch.
 
-    `arguments` has one letter for the type of each argument: F a pointer to floats, I to int32, L
-    to int64, d a float64, i an int64.
+    `arguments` has one letter for the type of each argument: F a pointer to floats, D to float64,
+    I to int32, L to int64, d a float64, i an int64.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -56,8 +56,9 @@ class Native:
         floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
-                "F": _types.CPointer(floats), "I": _types.CPointer(types.int32),
-                "L": _types.CPointer(types.int64), "d": types.float64, "i": types.int64,
+                "F": _types.CPointer(floats), "D": _types.CPointer(types.float64),
+                "I": _types.CPointer(types.int32), "L": _types.CPointer(types.int64),
+                "d": types.float64, "i": types.int64,
             }  # fmt: skip
             signature = types.void(*(which[a] for a in self._arguments))
             loop = with_jitted_names(self._loop)

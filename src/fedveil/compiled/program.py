@@ -16,6 +16,7 @@ from fedveil.compiled import steps
 from fedveil.compiled.chain import follow
 from fedveil.compiled.cost import COSTS, SCORES
 from fedveil.compiled.operation import ROW, Memory, Operation, Row, Value, need, up
+from fedveil.compiled.optimiser import take_step
 from fedveil.compiled.product import PRODUCTS
 
 #: Unused entries at the end of each memory: a vector load may go beyond a row.
@@ -104,6 +105,8 @@ class Model:
         ends[1][SCORES] = prod(self._ends[1].shape)
         ends[0][f.FORWARD] = steps.read_in.address(kind)
         ends[1][f.FORWARD] = COSTS[loss].address(kind)
+        if states:
+            ends[1][f.TAKE_STEPS] = take_step.address(kind)
         used = max(memory.float_end, memory.int_end)
         need(used < _MOST, "a batch needs more memory than native code can address")
         return Program(

@@ -11,7 +11,7 @@ from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.deferred_steps import begin_steps, take_held
 from fedveil.compiled.native import call, native
-from fedveil.compiled.optimiser import LR, take_step
+from fedveil.compiled.optimiser import LR
 
 
 @compiled()
@@ -62,7 +62,10 @@ def train(
                 some,
             )  # fmt: skip
         if kind >= 0:
-            take_step(m, size, start, kind, plan, step)
+            call(
+                ends[1, f.TAKE_STEPS], m.ctypes.data, size, start.ctypes.data, kind,
+                plan.ctypes.data, step,
+            )  # fmt: skip
         begin = end
     give_change(places, ops, m, start, out)
     return take_held(ops, m, w, out)

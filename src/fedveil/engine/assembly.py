@@ -18,9 +18,10 @@ from fedveil.base.example_arrays import Shape
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
-from fedveil.engine.client_learning_rate import ScheduledTrainer, client_rate
+from fedveil.engine.client_learning_rate import ScheduledTrainer, own_rate
 from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining, Training
 from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.directed_training import DirectedTraining
 from fedveil.engine.executors.stateful_training import (
     Dynamic,
     KeptTraining,
@@ -29,6 +30,7 @@ from fedveil.engine.executors.stateful_training import (
     Way,
     local_steps,
 )
+from fedveil.engine.job_protection import check_buffers as check_buffers
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
 from fedveil.engine.job_protection import training_entropy as training_entropy
@@ -141,7 +143,7 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         optimizer=settings.optimizer,
-        lr=client_rate(job, round),
+        lr=own_rate(job, round),
         momentum=settings.momentum,
         nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
@@ -149,7 +151,7 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
         class_weights=None if weights is None else tuple(weights),
         gradient_norm=settings.gradient_norm,
         proximal=settings.dynamic if settings.algorithm == "feddyn" else settings.proximal,
-        corrected=settings.algorithm in ("scaffold", "feddyn"),
+        corrected=settings.corrects_steps,
         precision=settings.precision,
     )
 
@@ -186,7 +188,8 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 "training.class_weights needs examples of one array and one shape, which the data "
                 "does not have. Remove the key"
             )
-        needed = {"feddyn": ["train"], "fednova": ["train"], "scaffold": ["train", "optimizer"]}
+        steps = ["train", "optimizer"]
+        needed = {"feddyn": ["train"], "fednova": ["train"], "scaffold": steps, "fedcm": steps}
         own_parts = [n for n in needed.get(settings.algorithm, []) if _has_own(task, n)]
         if own_parts:
             raise ModelInvalid(
@@ -233,25 +236,6 @@ def _has_own(task: Task, name: str) -> bool:
     return getattr(type(task), name) is not getattr(Task, name)
 
 
-def check_buffers(job: Job, layout: Layout) -> None:
-    """Raise `ModelInvalid` if the protection would add noise to a buffer.
-
-    A buffer may hold a variance, which noise can make negative.
-    """
-    buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
-    if buffers and job.audit.canaries:
-        raise ModelInvalid(
-            f"audit.canaries = {job.audit.canaries}: canaries change every averaged tensor, which "
-            f"breaks the buffers {', '.join(buffers)}. Use a model without them"
-        )
-    if buffers and job.protection.noised:
-        raise ModelInvalid(
-            f"protection.name = {job.protection.name} adds noise to every averaged tensor, which "
-            f"breaks the buffers {', '.join(buffers)}. Use a model without them, for example with "
-            f"GroupNorm instead of BatchNorm"
-        )
-
-
 def make_partition(job: Job, dataset: Dataset) -> Partition:
     """Return the clients' partition of the training examples, by seed and `data.split`."""
     return make_shares(job, dataset)[0]
@@ -283,12 +267,11 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return the server's initial vector: the weights and, under SCAFFOLD, the mean control
-    variate.
+    """Return the server's initial vector: the weights and, under SCAFFOLD and FedCM, as many zeros,
+    the first mean control variate or direction.
     """
     weights = layout.vector()
-    variates = job.training.algorithm == "scaffold"
-    return np.concatenate([weights, np.zeros_like(weights)]) if variates else weights
+    return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
@@ -306,7 +289,13 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
-    """Return training without client state. Under FedNova it rescales each client's update."""
+    """Return training without client state.
+
+    Under FedNova it rescales each client's update. Under FedCM it adds the last round's direction
+    to each step.
+    """
+    if job.training.algorithm == "fedcm":
+        return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
 
     def scale(examples: int) -> float:
@@ -359,7 +348,8 @@ def make_client_side(
         return ClientStates(run)
 
     training = make_training(job, shape, trainer, data, states)
-    return ClientSide(make_protection(job, len(model)), training, model, report_entropy(job))
+    protection = make_protection(job, job.training.report_length(len(model)))
+    return ClientSide(protection, training, model, report_entropy(job))
 
 
 def make_client_sides(

@@ -97,20 +97,14 @@ def admit(
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
     """Return the model's layout and the protection that a run would use."""
-    from fedveil.engine.assembly import (
-        ModelShape,
-        load_data,
-        make_model,
-        make_partition,
-        start_vector,
-    )
+    from fedveil.engine.assembly import ModelShape, load_data, make_model, make_partition
     from fedveil.learning.weight_layout import Layout
 
     dataset = load_data(job)
     if job.clients.number is None:
         job = job.with_clients(make_partition(job, dataset).clients)
     layout = Layout(make_model(job, ModelShape(dataset.example_shape, dataset.classes)))
-    return layout, make_protection(job, len(start_vector(job, layout)))
+    return layout, make_protection(job, layout.dimension * job.training.reported_vectors)
 
 
 def _protection_of(job: Job, parameters: int | None) -> Protection:
@@ -119,8 +113,7 @@ def _protection_of(job: Job, parameters: int | None) -> Protection:
         return prepared(job)[1]
     if job.clients.number is None:
         raise InvalidValue("--parameters needs clients.number: the data are not read to count them")
-    variates = job.training.algorithm == "scaffold"  # as many numbers again as the model has
-    return make_protection(job, parameters * (2 if variates else 1))
+    return make_protection(job, parameters * job.training.reported_vectors)
 
 
 def _lines(job: Job, protection: Protection) -> Iterator[Line]:

@@ -13,9 +13,11 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.engine.target_epsilon import solve, whole_run
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
+from fedveil.federated.rules import ONE_STEP
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.base import Protection
 from fedveil.protections.switching import switched
+from fedveil.settings.allowed import shown
 
 #: Protections with Gaussian noise, which take milliseconds to solve. At equal noise, the first is
 #: the best.
@@ -23,6 +25,8 @@ GAUSSIAN = ("distributed_dp", "dp_encrypt", "pw_encrypt", "central_gaussian")
 #: The others. Solving for `rr` and `oue` takes seconds.
 OTHERS = ("signds", "rr", "oue")
 _OF_EXAMPLES = ("privacy.unit=example", "training.sampling_rate=0.5", "training.epochs=1")
+#: Further keys of training that `unit: example` fixes, which most jobs need not change.
+_FIXED = {"nesterov": False} | {key: to for key, to in ONE_STEP.items() if key != "epochs"}
 
 
 @dataclass(frozen=True)
@@ -114,9 +118,10 @@ def candidates(
 
 def of_examples(job: Job) -> list[str]:
     """Return the settings with which a job that protects whole clients protects single examples."""
-    plain = {"proximal": 0, "gradient_norm": None}  # a round is one step of plain SGD
-    changed = {key: to for key, to in plain.items() if getattr(job.training, key) != to}
-    undone = (f"training.{key}={'null' if to is None else to}" for key, to in changed.items())
+    changed = {key: to for key, to in _FIXED.items() if getattr(job.training, key) != to}
+    undone = (
+        f"training.{key}={to if isinstance(to, str) else shown(to)}" for key, to in changed.items()
+    )
     return [*_OF_EXAMPLES, *undone]
 
 
@@ -133,9 +138,9 @@ def _solved(
     found = {k: "null" if v is None else v for k, v in solved.keys.items()}
     exact = [*settings, *(f"{k}={v}" for k, v in found.items())]
     final = Job.read(data, exact)
-    shown = exact
+    written = exact
     if key is not None and "target_epsilon" in key.instead:  # easier to read than its noise
         own = changed.protection.settings.model_dump()
         noise = [f"{block}.{key.parameter}=null"] if own[key.parameter] is not None else []
-        shown = [*settings, *noise, f"{block}.target_epsilon={target:g}"]
-    return Candidate(tuple(shown), final, make_protection(final, dimension))
+        written = [*settings, *noise, f"{block}.target_epsilon={target:g}"]
+    return Candidate(tuple(written), final, make_protection(final, dimension))

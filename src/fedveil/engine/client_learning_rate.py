@@ -24,7 +24,7 @@ def client_rate(job: Job, round: int) -> float:
         left = (1 + math.cos(math.pi * min(past, 1.0))) / 2
         rate = settings.lr * (settings.lr_factor + (1 - settings.lr_factor) * left)
     else:
-        rate = _own_rate(settings.lr_schedule, round, settings.lr)
+        rate = _scheduled(settings.lr_schedule, round, settings.lr)
     if not (math.isfinite(rate) and rate > 0):
         raise InvalidValue(
             f"training.lr_schedule = {settings.lr_schedule!r} gives the rate {rate!r} in round "
@@ -33,7 +33,16 @@ def client_rate(job: Job, round: int) -> float:
     return rate
 
 
-def _own_rate(name: str, round: int, lr: float) -> float:
+def own_rate(job: Job, round: int) -> float:
+    """Return the factor of a client's own gradients in `round`.
+
+    It is the learning rate, under FedCM times `training.own_direction`.
+    """
+    fedcm = job.training.algorithm == "fedcm"
+    return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
+
+
+def _scheduled(name: str, round: int, lr: float) -> float:
     key = f"training.lr_schedule = {name!r}"
     schedule = own_code.load(name, key=key, error=InvalidValue)
     with own_code.told(key, InvalidValue):

@@ -141,7 +141,9 @@ class Federation:
         spending = parts.protection.spending(before)
         admit(parts.job, state.ledger, spending, drawn, number)
         cohort = [*drawn, *parts.canaries.clients]
-        context = RoundContext(cohort, number, state.weights, before, summed=state.summed.last)
+        context = RoundContext.of_sent(
+            state.weights, parts.protection.dimension, cohort, number, before, state.summed.last
+        )
         begun = partial(self._begun, number, spending)
         with own_errors(parts.protection):
             server = parts.protection.server_round(context)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fedveil.base.own_code import is_function, told
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.protections.base import BY_SIZE, TIMING, JobContext, Protection
 from fedveil.protections.catalog import build
 from fedveil.protections.robust_combining import Combining
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
+
+if TYPE_CHECKING:
+    from fedveil.learning.weight_layout import Layout
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,22 @@ def training_entropy(job: Job) -> Entropy:
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")
+
+
+def check_buffers(job: Job, layout: Layout) -> None:
+    """Raise `ModelInvalid` if the protection would add noise to a buffer.
+
+    A buffer may hold a variance, which noise can make negative.
+    """
+    buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
+    if buffers and job.audit.canaries:
+        raise ModelInvalid(
+            f"audit.canaries = {job.audit.canaries}: canaries change every averaged tensor, which "
+            f"breaks the buffers {', '.join(buffers)}. Use a model without them"
+        )
+    if buffers and job.protection.noised:
+        raise ModelInvalid(
+            f"protection.name = {job.protection.name} adds noise to every averaged tensor, which "
+            f"breaks the buffers {', '.join(buffers)}. Use a model without them, for example with "
+            f"GroupNorm instead of BatchNorm"
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fedveil.engine.assembly import start_vector
 from fedveil.engine.candidates import Candidate, candidates, of_examples
 from fedveil.engine.known_accuracy import measured
 from fedveil.federated.job import Job
@@ -45,7 +44,7 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         return None
     if any(entry.fate == "buffer" for entry in layout.entries):
         return None
-    dimension = len(start_vector(job, layout))
+    dimension = layout.dimension * job.training.reported_vectors
     found = list(candidates(job, dimension, TARGET))
     if not found:
         return None
@@ -61,17 +60,25 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
     if job.privacy.unit == "client" and others and _noise(others[0], examples) <= MOST_NOISE:
         return (
             f"protect each example instead of each client: {hidden}. For one example "
-            f"{_costs(others[0], examples)}"
+            f"{_costs(others[0], examples)}{_new_rate(job)}"
         )
     helps = [f"at least {_needed(best, examples):,} clients in a round"]
-    if job.privacy.unit == "client":
-        known = others and math.isfinite(_noise(others[0], examples))
-        still = f", which still has {_times(others[0], examples)} times" if known else ""
-        helps.append(f"`privacy.unit: example`{still}")
+    if job.privacy.unit == "client" and others and math.isfinite(_noise(others[0], examples)):
+        still = f"which still has {_times(others[0], examples)} times"
+        helps.append(f"`privacy.unit: example`, {still}")
+    small = ", such as `model: filters_linear` for images" if job.task == "classification" else ""
     return (
         f"too few clients for a meaningful promise: {hidden}. These help: {', '.join(helps)}, "
-        f"and a model with fewer trained weights, such as `model: filters_linear` for images"
+        f"and a model with fewer trained weights{small}"
     )
+
+
+def _new_rate(job: Job) -> str:
+    """Return the reminder that another optimiser needs another learning rate, or ""."""
+    used = job.training.optimizer
+    if used == "sgd":
+        return ""
+    return f"; a round is one step of plain SGD then, which needs a larger training.lr than {used}"
 
 
 def _rank(candidate: Candidate, examples: int) -> tuple[bool, bool, float]:

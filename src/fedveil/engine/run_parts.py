@@ -79,7 +79,7 @@ def assemble(
         find_board()
     called = Callbacks(job.record.callbacks, callbacks)
     start = start_vector(job, test.layout)
-    protection = engine.protection(job, len(start))
+    protection = engine.protection(job, job.training.report_length(len(start)))
     return Parts(
         job=job,
         shape=shape,

@@ -124,6 +124,20 @@ class VariateOptimizer(ServerOptimizer):
         return np.concatenate([super().step(weights[:size], aggregate[:size], share), variate])
 
 
+class DirectedOptimizer(ServerOptimizer):
+    """FedCM: updates the model, and sends it with the last aggregate, in one vector.
+
+    The aggregate is the direction that all clients' steps follow in the next round.
+    """
+
+    def step(
+        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
+    ) -> npt.NDArray[np.float32]:
+        new = super().step(weights[: len(aggregate)], aggregate, share)
+        direction = np.where(self._trainable, aggregate, 0).astype(np.float32)
+        return np.concatenate([new, direction])
+
+
 class DynamicOptimizer(ServerOptimizer):
     """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
 
@@ -147,6 +161,8 @@ def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimize
     """Return the server's optimiser for the job's algorithm. `trainable` is False for buffers."""
     if job.training.algorithm == "scaffold":
         return VariateOptimizer(job.server, trainable, job.training.lr)
+    if job.training.algorithm == "fedcm":
+        return DirectedOptimizer(job.server, trainable)
     if job.training.algorithm == "feddyn":
         return DynamicOptimizer(job.server, trainable, job.training.dynamic)
     return ServerOptimizer(job.server, trainable)

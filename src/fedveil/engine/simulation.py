@@ -134,7 +134,7 @@ class Simulator(Engine):
             if said := described(usable):
                 event(said)
         data = ClientsData(held, train.y, split.indices, split.offsets, usable)
-        model = np.empty(dimension, np.float32)
+        model = np.empty(job.training.sent_length(dimension), np.float32)
         sides = make_client_sides(job, shape, data, model, self._starting)
         if sides:
             return Threads(sides)
@@ -146,7 +146,7 @@ class Simulator(Engine):
             event(f"clients train in the calling process: workers cannot get its script: {why}")
         if workers == 0:
             return InProcess(make_client_side(job, shape, data, model, folder))
-        pool = WorkerPool(workers, dimension, data)
+        pool = WorkerPool(workers, len(model), data)
         try:
             self._starting(f"starting {workers} worker processes")
             pool.start(job, shape, folder, own, self._ready)

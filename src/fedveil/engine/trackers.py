@@ -18,7 +18,7 @@ class MLflow(Callback):
         try:
             import mlflow
         except ImportError:
-            raise MissingExtra("mlflow", "mlflow", "record.callbacks") from None
+            raise MissingExtra("mlflow", "trackers", "record.callbacks") from None
         self._mlflow: Any = mlflow
 
     def begin(self, run: Beginning) -> None:
@@ -45,7 +45,7 @@ class WandB(Callback):
         try:
             import wandb
         except ImportError:
-            raise MissingExtra("wandb", "wandb", "record.callbacks") from None
+            raise MissingExtra("wandb", "trackers", "record.callbacks") from None
         self._wandb: Any = wandb
         self._run: Any = None
 

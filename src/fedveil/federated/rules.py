@@ -11,6 +11,12 @@ from fedveil.settings.rules import Rules
 
 RULES = Rules[JobFields]()
 
+#: The values of training's keys with which a round is one step of plain SGD.
+ONE_STEP = {
+    "epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto",
+    "proximal": 0, "gradient_norm": None,
+}  # fmt: skip
+
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
@@ -82,11 +88,9 @@ def _one_step_of_examples(job: JobFields) -> str | None:
             "training.sampling_rate = null: privacy.unit = example needs the probability, in "
             "(0, 1], of an example to be in a round's batch"
         )
-    needed = {"epochs": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "engine": "auto"}
-    needed |= {"proximal": 0, "gradient_norm": None}
     wrong = [
         f"training.{key} = {shown(getattr(training, key))} is not {shown(value)}"
-        for key, value in needed.items()
+        for key, value in ONE_STEP.items()
         if getattr(training, key) != value
     ]
     if not wrong:
@@ -135,11 +139,11 @@ def _classes_weighed(job: JobFields) -> str | None:
 
 @RULES.rule("clients.own_layers", "training", "privacy.unit")
 def _state_kept(job: JobFields) -> str | None:
-    """Only one of `clients.own_layers`, `training.algorithm: scaffold` and `feddyn` may be set,
-    and none together with `training.engine: vmap`, `training.train: head` or `privacy.unit:
-    example`."""
+    """Only one of `clients.own_layers`, `training.algorithm: scaffold`, `feddyn` and `fedcm` may
+    be set, and none together with `training.engine: vmap`, `training.train: head` or
+    `privacy.unit: example`."""
     ways = ["clients.own_layers"] if job.clients.own_layers else []
-    if job.training.keeps_mean:
+    if job.training.corrects_steps:
         ways.append(f"training.algorithm = {job.training.algorithm}")
     refused = {
         "training.engine = vmap": job.training.engine == "vmap",
@@ -173,15 +177,16 @@ def _examples_exact(job: JobFields) -> str | None:
 
 @RULES.rule("training", "server", "privacy.unit")
 def _algorithm_fits(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold` and `fednova` need `optimizer: sgd`, `momentum` 0 and no
-    `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit: client`.
+    """`training.algorithm: scaffold`, `fednova` and `fedcm` need `optimizer: sgd`, `momentum` 0
+    and no `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit:
+    client`.
     `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1. scaffold and feddyn
     need `server.aggregation: mean`."""
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":
         return None
     needed: dict[str, object] = {}
-    if algorithm in ("scaffold", "fednova"):
+    if algorithm in ("scaffold", "fednova", "fedcm"):
         needed = {"training.optimizer": "sgd", "training.momentum": 0}
         needed |= {"training.gradient_norm": None}
     if algorithm == "fednova":

@@ -41,7 +41,7 @@ class TrainingSettings(Block):
         description="probability with which a client secretly draws each of its examples "
         "into a round's batch, under `privacy.unit: example`",
     )
-    algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn"] = Field(
+    algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn", "fedcm"] = Field(
         "fedavg",
         description="federated algorithm, which decides how different clients stay together: "
         "docs/algorithms.md",
@@ -54,6 +54,13 @@ class TrainingSettings(Block):
     )
     dynamic: Annotated[float, Under("algorithm", "feddyn")] = Field(
         0.1, gt=0, description="alpha of `algorithm: feddyn`, the weight of its regularisation"
+    )
+    own_direction: Annotated[float, Under("algorithm", "fedcm")] = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="alpha of `algorithm: fedcm`: the weight of a client's own gradient in each "
+        "step. The rest of the step follows the last round's aggregate",
     )
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
         "sgd", description="the client's optimiser"
@@ -115,6 +122,29 @@ class TrainingSettings(Block):
     def keeps_mean(self) -> bool:
         """True if the server's state is the mean of its clients' states."""
         return self.algorithm in ("scaffold", "feddyn")
+
+    @property
+    def corrects_steps(self) -> bool:
+        """True if the algorithm adds a vector to the gradient of each local step."""
+        return self.algorithm in ("scaffold", "feddyn", "fedcm")
+
+    @property
+    def sent_vectors(self) -> int:
+        """The number of vectors, each as long as the weights, that the server sends as one."""
+        return 2 if self.algorithm in ("scaffold", "fedcm") else 1
+
+    @property
+    def reported_vectors(self) -> int:
+        """The number of vectors, each as long as the weights, in an update."""
+        return 2 if self.algorithm == "scaffold" else 1
+
+    def report_length(self, sent: int) -> int:
+        """Return the number of entries of an update, given that of the server's vector."""
+        return sent // self.sent_vectors * self.reported_vectors
+
+    def sent_length(self, reported: int) -> int:
+        """Return the number of entries of the server's vector, given that of an update."""
+        return reported // self.reported_vectors * self.sent_vectors
 
 
 class ServerSettings(Block):

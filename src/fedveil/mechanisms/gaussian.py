@@ -228,7 +228,7 @@ def stretch(vector: Vector, norm: float) -> float:
     # A power of two near 1 / peak: no square of a scaled entry overflows, and no relevant one
     # underflows.
     scale = math.ldexp(1.0, -max(-1000, min(1000, math.frexp(peak)[1])))
-    return norm / math.sqrt(_sum_of_squares(vector, scale)) * scale
+    return norm / math.sqrt(sum_of_squares(vector, scale, np.zeros(_LANES))) * scale
 
 
 def _real_vector(update: Vector) -> Vector:
@@ -253,17 +253,19 @@ def _normal(count: int, entropy: Entropy) -> Float64s:
     return np.concatenate([radius * np.cos(turn), radius * np.sin(turn)])[:count]
 
 
-def _sum_of_squares_numpy(vector: Vector, scale: float) -> float:
-    lanes = np.zeros((-(-len(vector) // _LANES), _LANES))
-    lanes.reshape(-1)[: len(vector)] = np.square(vector.astype(np.float64) * scale)
+def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> float:
+    rows = np.zeros((-(-len(vector) // len(lanes)), len(lanes)))
+    rows.reshape(-1)[: len(vector)] = np.square(vector.astype(np.float64) * scale)
     # cumsum adds in order, like the loop. np.sum does not.
-    return float(np.cumsum(np.cumsum(lanes, axis=0)[-1])[-1])
+    return float(np.cumsum(np.cumsum(rows, axis=0)[-1])[-1])
 
 
 @compiled(_sum_of_squares_numpy)
-def _sum_of_squares(vector: Vector, scale: float) -> float:
-    """Return Σ (scale · entry)² of a non-empty vector, added up in a fixed order."""
-    lanes = np.zeros(_LANES)
+def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
+    """Return Σ (scale · entry)² of a non-empty vector, added up in a fixed order.
+
+    `lanes` are `_LANES` zeros for the partial sums: an array made here compiles for half a second.
+    """
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

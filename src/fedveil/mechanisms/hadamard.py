@@ -21,6 +21,9 @@ Floats = npt.NDArray[np.floating]
 #: Entries of a block: few enough to stay in a core's own cache.
 _STRETCH = 1 << 12
 _MOST_COLUMNS = 1 << 9
+#: A sum of at most this many entries is turned back by NumPy, in less time than a round notices:
+#: the loop for float64 compiles for a second.
+_FEW = 1 << 13
 
 
 def padded_length(dimension: int) -> int:
@@ -54,7 +57,8 @@ def rotate(vector: Array, signs: Int8s) -> Floats:
 
 def unrotate(rotated: Floats, signs: Int8s) -> None:
     """Undo `rotate` with these signs, in place. The padding stays."""
-    walsh_hadamard(rotated)
+    turn = _walsh_hadamard_numpy if len(rotated) <= _FEW else walsh_hadamard
+    turn(rotated)
     rotated *= signs
     rotated *= rotated.dtype.type(len(signs) ** -0.5)
 

@@ -163,12 +163,13 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     figure = figure_of(last, RUN)
     if advice := run.said(ADVICE):
         short, _, sentence = advice.partition(": ")
-        told = sentence.replace(f"`fedveil run {JOB}", f"`fedveil run {job}")
-        return short, f"{told}; {_trial(job)}; {_attack(run, folder)}"
+        told = sentence.replace(f"`fedveil run {JOB}", f"`{_again(run, job)}")
+        return short, "; ".join([told, *_then(run), _trial(job), _attack(run, folder)])
     if figure.promise == "none":
         stronger = _protection(run.job["protection"]["name"]).stronger
         again = _switched(run, job, stronger.protection)
-        return stronger.advice, f"{again} {stronger.why}; {_attack(run, folder)}"
+        why = f"{again} {stronger.why}"
+        return stronger.advice, "; ".join([why, *_then(run), _attack(run, folder)])
     if figure.promise not in ("strong", "meaningful"):
         return "ask for a stronger guarantee", _trial(job)
     if last.get("auc", 1.0) < _LITTLE_AUC:
@@ -188,10 +189,20 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 def _switched(run: ReadRun, job: str, position: str) -> str:
     """Return the command that repeats `job` under the protection `position`, which adds noise."""
     changes = switched(run.job, position)
-    command = " ".join([f"fedveil run {job}", *(f"--set {change}" for change in changes)])
+    command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):
         return f"with a model without the buffers {buffers}, `{command}` trains"
-    return f"`{command}` repeats the job"
+    return f"`{command}` {'writes an app that repeats' if run.deployed else 'repeats'} the job"
+
+
+def _again(run: ReadRun, job: str) -> str:
+    """Return the command that repeats `job`: a deployed one needs a new Flower app."""
+    return f"fedveil deploy DIR {job}" if run.deployed else f"fedveil run {job}"
+
+
+def _then(run: ReadRun) -> list[str]:
+    """Return what starts the job after the command of `_again`."""
+    return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
 def _protection(name: str) -> type[Protection]:

@@ -12,6 +12,7 @@ A protection sends nothing: an engine carries messages between two state machine
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -91,13 +92,24 @@ class JobContext:
     combining: Combining = field(default_factory=Combining)
 
 
+def origin_of(sent: Update, dimension: int) -> bytes:
+    """Return the `origin` of a round in which the server sends `sent`.
+
+    It is empty if the weights, the first `dimension` entries, are all that it sends.
+    """
+    return (
+        b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
+    )
+
+
 @dataclass(frozen=True)
 class RoundContext:
     """A round as the server half knows it.
 
     `model`: the global weights, read-only. `origin`: a digest of everything from which clients
     train, if that is more than `model`. `summed`: for each client the last round with its report in
-    the sum, or 0. Empty if clients keep no state.
+    the sum, or 0. Empty if clients keep no state. `whole`: everything that the server sends to
+    train from, if that is more than `model`.
     """
 
     cohort: Sequence[ClientId]
@@ -106,6 +118,29 @@ class RoundContext:
     state: State = field(default_factory=dict)
     origin: bytes = b""
     summed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    whole: Update | None = None
+
+    @classmethod
+    def of_sent(
+        cls,
+        sent: Update,
+        dimension: int,
+        cohort: Sequence[ClientId],
+        round: int,
+        state: State,
+        summed: npt.NDArray[np.int64],
+    ) -> RoundContext:
+        """Return the context of a round in which the server sends `sent`.
+
+        Its first `dimension` entries are those that updates change.
+        """
+        origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
+        return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
+
+    @property
+    def sent(self) -> Update:
+        """The vector that the server sends to clients that train."""
+        return self.model if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)

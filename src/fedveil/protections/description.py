@@ -6,7 +6,7 @@ pages read it without creating a protection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from fedveil.privacy.audit import Case
@@ -55,6 +55,8 @@ class Description(Audited):
     for_apps: ClassVar[bool] = True
     #: The key that turns its noise on; None if it always or never has noise.
     noise_key: ClassVar[str | None] = None
+    #: A compiled loop that its clients call: once it is in the cache, so are its other loops.
+    loop: ClassVar[Callable[..., object] | None] = None
     #: What it hides even from those against whom it guarantees nothing.
     hides: ClassVar[str] = ""
     #: What to try next if a run with it guarantees nothing.

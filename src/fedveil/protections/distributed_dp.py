@@ -16,6 +16,7 @@ from fedveil.base.message import Message
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian, DistributedSum, NoiseShares
+from fedveil.mechanisms.gaussian import sum_of_squares
 from fedveil.mechanisms.hadamard import random_signs, rotate, unrotate
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
@@ -185,6 +186,7 @@ class DistributedDP(Clipped, SecureSum):
     settings: DistributedDPSettings
     perturbs = secret_turns = True
     gaussian_noise = "sum"
+    loop = sum_of_squares
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
     advice = (threshold_safe,)

@@ -16,7 +16,7 @@ from fedveil.base.message import Message, Value, encoded_bytes, only_fields, tak
 from fedveil.base.packing import add
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, MessageInvalid
-from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.mechanisms.gaussian import GaussianMechanism, sum_of_squares
 from fedveil.mechanisms.unclipped_sum import GaussianSum
 from fedveil.privacy.audit import Case
 from fedveil.privacy.grid_sensitivity import LARGEST
@@ -96,6 +96,7 @@ class DPEncrypt(Protection):
     name = block = "dp_encrypt"
     settings_type = DPEncryptSettings
     gaussian_noise = "report"
+    loop = sum_of_squares
     cost_parameter = "dp_eps"
     advice = (_delta_small,)
     dialect = Dialect()

@@ -7,6 +7,7 @@ back. It is that of a client that takes part in everything, so it bounds every c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger, Line, Spendings
 from fedveil.privacy.loss import Gaussian
+from fedveil.privacy.renyi_filter import filtered_epsilon
 from fedveil.record.run_folder import explained, make_folder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
@@ -28,10 +30,11 @@ _CLIENT = 0
 class DataAccount:
     """An account in a file. Several processes may charge it, one after the other.
 
-    Whoever asks may choose the next question in view of earlier answers. So losses are added,
-    unless all of them are Gaussian or all are alike: then they are composed. Gaussian losses
-    compose as one whose squared inverse ratio is the sum of theirs, also if they were chosen
-    adaptively within a fixed limit (Smith and Thakurta, 2022).
+    Whoever asks may choose the next question in view of earlier answers. Losses that are all alike
+    are composed. So are Gaussian losses: as one whose squared inverse ratio is the sum of theirs,
+    also if they were chosen adaptively within a fixed limit (Smith and Thakurta, 2022). Other
+    losses are added. If a loss states no epsilon of its own, as one amplified by sampling, all are
+    composed by a Rényi filter (`privacy.renyi_filter`).
     """
 
     def __init__(self, path: Path, unit: str) -> None:
@@ -90,8 +93,12 @@ def _part(state: Message, prefix: str) -> Message:
 
 def _figure(ledgers: Sequence[Ledger], delta: float) -> Figure:
     composed, added = ledgers
-    ledger = composed if composed.kinds <= 1 or _gaussian(composed) else added
-    return ledger.figures(delta)["run_most_drawn"]
+    if composed.kinds <= 1 or _gaussian(composed):
+        return composed.figures(delta)["run_most_drawn"]
+    figure = added.figures(delta)["run_most_drawn"]
+    if math.isfinite(figure.epsilon):
+        return figure
+    return Figure(filtered_epsilon(composed.charges_every_round(delta), delta), delta)
 
 
 def _gaussian(ledger: Ledger) -> bool:

@@ -232,5 +232,5 @@ def find_board() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise MissingExtra("tensorboard", "tensorboard", "record.tensorboard") from None
+        raise MissingExtra("tensorboard", "trackers", "record.tensorboard") from None
     return SummaryWriter

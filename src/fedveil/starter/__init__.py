@@ -12,8 +12,11 @@ from fedveil.record.run_folder import make_folder
 
 #: The job of `fedveil run` without a file.
 DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
-#: What `fedveil attack gradient` attacks without a file: a job on which it succeeds.
-ATTACKED_JOB = Path(__file__).parent / "attacked.yaml"
+#: What these attacks attack without a file: a job on which each succeeds.
+ATTACKED_JOBS = {
+    "gradient": Path(__file__).parent / "attacked.yaml",
+    "exact": Path(__file__).parent / "attacked_batch.yaml",
+}
 
 
 class Template(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_text
 from fedveil.errors import MissingExtra
-from fedveil.record.recorder import strict
+from fedveil.record.recorder import revived, strict
 from fedveil.record.run_folder import RunFolder
 from fedveil.statistics.answer_page import page_of
 from fedveil.statistics.answers import Answers
@@ -24,6 +26,12 @@ def keep(answers: Answers, folder: RunFolder) -> str | None:
     except MissingExtra as missing:
         return str(missing)
     return None
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """Return the answers in a folder as the plain values that `Answers.data` returned."""
+    found: dict[str, Any] = revived(json.loads(read_text(folder / ANSWERS, MOST_DATA_BYTES)))
+    return found
 
 
 def create(out: Path | None, name: str) -> RunFolder:

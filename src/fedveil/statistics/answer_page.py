@@ -77,7 +77,7 @@ def _facts(answers: Answers) -> Iterator[Fact]:
 
 
 def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
-    yield from answer.notes
+    yield from (f"{note[0].upper()}{note[1:]}." for note in answer.notes)
     yield from pictures(answer, confidence)
     yield table(answer)
 

@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
+
 from fedveil.statistics.answers import Answer, Estimate
-from fedveil.statistics.encodings import Axis, Scaled
+from fedveil.statistics.encodings import Axis
 from fedveil.statistics.estimates import (
+    Statistic,
     Sums,
     correlation,
     count,
     counts,
     mean,
+    of_ends,
     quantile_of_normal,
     ratio,
     variance,
 )
-from fedveil.statistics.plan import axis, edges_of, levels
+from fedveil.statistics.plan import axis, columns_of, edges_of, levels
 from fedveil.statistics.quantile_tree import quantiles
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.schedule import Schedule
 
 _NORMAL = "the interval takes the columns as jointly normal for the sampling part"
-_CHOSEN = "the words were chosen by these counts, so that the counts of rare ones are too high"
+_CHOSEN = (
+    "the words were chosen by these counts, so that the counts of rare ones are too high, and "
+    "up to one word in ten may be there by chance"
+)
 _EXACT = "the sums have no noise: the interval is that of sampling alone"
 
 
@@ -37,6 +44,12 @@ def answer_of(
     if question.ask == "heavy_hitters":
         estimates = _words(question, rounds, schedule, name, z)
         return Answer(name, question.ask, estimates, [*notes, _CHOSEN])
+    if name in schedule.searches:
+        found = [
+            search.estimate(z, {} if question.by is None else {question.by: str(group)})
+            for group, search in schedule.searches[name]
+        ]
+        return Answer(name, question.ask, found, notes)
     parts = [part for sums in rounds for part in sums] if file.local else averaged(rounds)
     if question.ask == "correlation":
         notes.append(_NORMAL)
@@ -72,8 +85,16 @@ def _estimates(
             found += quantiles(own, edges, question.at, z, group)
         else:
             shape, present = _shape(question, file.local)
-            found.append(ratio(own[0], shape, present, group, z))
+            found.append(ratio(joined(own), shape, present, group, z))
     return found
+
+
+def joined(parts: Sequence[Sums]) -> Sums:
+    """Return the sums of all parts in one, with the number of clients of the smallest cohort."""
+    values = np.concatenate([part.values for part in parts])
+    noise = np.concatenate([part.noise for part in parts])
+    first = parts[0]
+    return Sums(values, noise, min(part.asked for part in parts), first.clients, first.rows)
 
 
 def _slice(sums: Sums, number: int, many: int) -> slice:
@@ -81,11 +102,13 @@ def _slice(sums: Sums, number: int, many: int) -> slice:
     return slice(number * width, (number + 1) * width)
 
 
-def _shape(question: QuestionSettings, local: bool):  # type: ignore[no-untyped-def]
+def _shape(question: QuestionSettings, local: bool) -> Statistic:
+    columns = columns_of(question)
+    if local:
+        return of_ends(columns[0], squares=question.ask == "variance")
     if question.ask == "correlation":
         return correlation()
-    column = Scaled(question.column or "", question.range)
-    return variance(column) if question.ask == "variance" else mean(column, ends=local)
+    return variance(columns[0]) if question.ask == "variance" else mean(columns[0])
 
 
 def _labels(question: QuestionSettings, groups: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -107,7 +130,9 @@ def _words(
     name: str,
     z: float,
 ) -> list[Estimate]:
-    tree, last = schedule.trees[name], rounds[-1][0]
-    frequent = sorted(tree.found.items(), key=lambda item: -item[1][0])[: question.most]
+    frequent = sorted(schedule.trees[name].found, key=lambda found: -found.count)[: question.most]
     column = str(question.column)
-    return [count(value, noise, last, {column: word}, z) for word, (value, noise) in frequent]
+    return [
+        count(found.count, found.variance, rounds[found.round][0], {column: found.word}, z)
+        for found in frequent
+    ]

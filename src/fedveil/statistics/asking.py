@@ -103,7 +103,7 @@ class Asking:
         while (step := self._schedule.next(done)) is not None:
             progress(f"round {step.round} of at most {self._schedule.rounds}")
             self._round(step)
-            done += 1
+            done = step.round
         answers = {
             name: answer_of(self.file, name, self._sums.get(name, []), self._schedule)
             for name in self.file.questions
@@ -217,14 +217,23 @@ class Asking:
             scale = 1.0 if self.file.local else ball.scale
             values = total if self.file.local else ball.back(total[where], reports)
             values, variance = values * factor, noise[where] * (scale * factor) ** 2
-            self._influence[part.question] = carriage.influence() * scale * factor
+            most, own = self._influence.get(part.question, 0.0), carriage.influence()
+            self._influence[part.question] = max(most, own * scale * factor)
             sums = Sums(values, variance, reports, self._clients, rows)
             found.setdefault(part.question, []).append(sums)
         for name, sums_of in found.items():
-            if name in step.candidates:
-                words = step.candidates[name]
-                self._schedule.trees[name].answered(words, sums_of[0].values, sums_of[0].noise)
+            if name in step.prefixes:
+                self._schedule.trees[name].answered(sums_of[0].values, sums_of[0].noise)
+            if step.edge:
+                self._searched(step, sums_of[0])
             self._sums.setdefault(name, []).append(sums_of)
+
+    def _searched(self, step: Step, sums: Sums) -> None:
+        """Tell a quantile's search what its clients answered."""
+        search = self._schedule.turns[step.round - 1].search
+        assert search is not None, "only a search has an edge"
+        share, noise = sums.values[0] / sums.clients, sums.noise[0] / sums.clients**2
+        search.answered(step.edge, float(share), float(noise), sums.asked)
 
 
 def _why(outcome: Outcome) -> str:

@@ -24,6 +24,7 @@ from fedveil.protections.central_gaussian import CentralGaussian
 from fedveil.protections.distributed_dp import DistributedDP
 from fedveil.protections.dp_encrypt import DPEncrypt
 from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.protections.secure_sum import SecureSum
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
 from fedveil.statistics.one_hot import Frequencies
@@ -34,6 +35,8 @@ _CLIP = 1.0
 #: Bits per entry under distributed_dp: the fewest to try, the most, and the share of the noise's
 #: variance that rounding may add.
 _LEAST_BITS, _MOST_BITS, _ROUNDING = 16, 24, 0.005
+#: Fewer clients cannot share secrets.
+_LEAST_SHARING = 3
 #: float32 may lengthen a vector by this share.
 _FLOAT32 = 2.0**-20
 
@@ -83,6 +86,13 @@ def make_protection(
     given = file.protection.settings.model_dump(exclude_unset=True)
     kind_of = file.position
     settings = kind_of.settings_type(**{**given, **_computed(file, dimension, rounds, who.clients)})
+    if issubclass(kind_of, SecureSum) and who.clients < _LEAST_SHARING:
+        raise JobError(
+            [
+                f"{who.clients} clients are too few for {file.protection.name}: secure aggregation "
+                f"needs at least {_LEAST_SHARING}"
+            ]
+        )
     for rule in kind_of.rules:
         if (problem := rule(settings, Cohort(who.clients, who.clients))) is not None:
             raise JobError([f"protection.{kind_of.block}.{problem}"])

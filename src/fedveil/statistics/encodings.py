@@ -34,7 +34,8 @@ class Rows:
     """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
 
     `moved` marks rows with a value that was moved into its range, and `lost` rows that do not count
-    because a value is missing or has no cell.
+    because a value is missing or has no cell. `spare` are the cells of rows that do not count, if
+    they shall have one.
     """
 
     width: int
@@ -42,6 +43,7 @@ class Rows:
     lost: Bools
     cells: Int64s | None = None
     values: Float64s | None = None
+    spare: Int64s | None = None
 
     def total(self, rows: Int64s) -> Float64s:
         """Return the sum of the vectors of `rows`."""
@@ -55,9 +57,10 @@ class Rows:
     def without(self, keep: Bools) -> Rows:
         """Return these rows, in which only those that `keep` marks count."""
         gone = ~keep
-        cells = None if self.cells is None else np.where(keep, self.cells, -1)
+        spare = -1 if self.spare is None else self.spare
+        cells = None if self.cells is None else np.where(keep, self.cells, spare)
         values = None if self.values is None else np.where(keep[:, None], self.values, 0.0)
-        return Rows(self.width, self.moved & ~gone, self.lost & ~gone, cells, values)
+        return Rows(self.width, self.moved & ~gone, self.lost & ~gone, cells, values, self.spare)
 
 
 class Encoding(ABC):
@@ -215,21 +218,24 @@ class Moments(Encoding):
 
 
 class Ends(Encoding):
-    """A number as one of its range's two ends, drawn so that the mean is the number.
+    """A product of scaled numbers as -1 or 1, drawn so that its mean is the product.
 
-    The cells are the lower and the upper end. It carries a mean through one-hot codes.
+    The cells are -1 and 1. So a mean or another moment is carried through one-hot codes.
     """
 
     width = 2
 
-    def __init__(self, column: Scaled) -> None:
-        self.column = column
+    def __init__(self, *columns: Scaled) -> None:
+        self.columns = columns
 
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        x, moved, lost = self.column.values(table)
+        known = [column.values(table) for column in self.columns]
+        x = np.prod([values for values, _, _ in known], axis=0)
+        moved = np.logical_or.reduce([outside for _, outside, _ in known])
+        lost = np.logical_or.reduce([missing for _, _, missing in known])
         uniform = (entropy.words(len(x)) >> np.uint64(11)) * 2.0**-53
         upper = (uniform < (1 + x) / 2).astype(np.int64)
-        return Rows(2, moved, lost, np.where(lost, -1, upper))
+        return Rows(2, moved & ~lost, lost, np.where(lost, -1, upper))
 
     @property
     def centre(self) -> Float64s:
@@ -238,6 +244,40 @@ class Ends(Encoding):
     @property
     def radius(self) -> float:
         return math.sqrt(0.5)
+
+    @property
+    def reach(self) -> float:
+        return 1.0
+
+
+class Below(Encoding):
+    """A single cell, for rows whose number is below an `edge`.
+
+    A row that does not count has the cell with probability q. So the expected number of rows in the
+    cell, less q times all rows, is positive exactly if the edge is above the quantile q.
+    """
+
+    width = 1
+
+    def __init__(self, column: Scaled, edge: float, q: float, *groups: Axis) -> None:
+        self.column, self.edge, self.q, self.groups = column, edge, q, groups
+
+    def rows(self, table: Table, entropy: Entropy) -> Rows:
+        _, moved, lost = self.column.values(table)
+        for group in self.groups:
+            lost = lost | (group.cells(table)[0] < 0)
+        uniform = (entropy.words(len(lost)) >> np.uint64(11)) * 2.0**-53
+        spare = np.where(uniform < self.q, 0, -1)
+        own = np.where(table.numbers(self.column.column) < self.edge, 0, -1)
+        return Rows(1, moved & ~lost, lost, np.where(lost, spare, own), spare=spare)
+
+    @property
+    def centre(self) -> Float64s:
+        return np.full(1, 0.5)
+
+    @property
+    def radius(self) -> float:
+        return 0.5
 
     @property
     def reach(self) -> float:

@@ -10,6 +10,9 @@ The variance of sampling is a bound that needs no further data, so that no budge
     variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers
     correlation (1 - r²)² / n, as for normal numbers
 
+Under rr and oue, a mean and a variance are functions of means of numbers -1 and 1, whose sampling
+variance is exact.
+
 Several rows of one client may be equal. So n rows of clients that contribute up to m rows count as
 n / m independent ones.
 """
@@ -19,7 +22,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
@@ -87,12 +92,20 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """A statistic of sums: its value, its sampling variance for one row, and its possible range."""
+    """A statistic of sums: its value, its sampling variance for one row, and its possible range.
+
+    `divisor` is a further number by which it divides.
+    """
 
     value: Callable[[Float64s], float]
     spread: Callable[[Float64s], float]
     low: float
     high: float
+    divisor: Callable[[Float64s], float] = lambda s: 1.0
+
+
+#: A statistic, and the number of rows in it, both as functions of sums.
+Statistic: TypeAlias = tuple[Shape, Callable[[Float64s], float]]
 
 
 def ratio(
@@ -100,12 +113,11 @@ def ratio(
 ) -> Estimate:
     """Return the estimate of a statistic that is a function of ratios of sums.
 
-    `present` returns the number of rows. If its own noise is too large, the answer is the whole
-    range.
+    `present` returns the number of rows. If its own noise, or that of another divisor, is too
+    large, the answer is the whole range.
     """
     rows = present(sums.values)
-    wrong = math.sqrt(_through(present, sums))
-    if rows <= 0 or wrong > _MOST_NOISE * rows:
+    if not (_steady(present, sums) and _steady(shape.divisor, sums)):
         middle, spread = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
         return Estimate(label, middle, shape.low, shape.high, spread, spread)
     value = min(max(shape.value(sums.values), shape.low), shape.high)
@@ -114,6 +126,12 @@ def ratio(
     reach = z * math.sqrt(noise + sampling)
     low, high = max(shape.low, value - reach), min(shape.high, value + reach)
     return Estimate(label, value, low, high, math.sqrt(noise), math.sqrt(sampling))
+
+
+def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
+    """Return True if noise is a small part of a divisor."""
+    size = divisor(sums.values)
+    return size > 0 and math.sqrt(_through(divisor, sums)) <= _MOST_NOISE * size
 
 
 def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
@@ -130,14 +148,11 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
     return total
 
 
-def mean(column: Scaled, *, ends: bool) -> tuple[Shape, Callable[[Float64s], float]]:
-    """Return the mean of a scaled column, from (x, 1), or from counts of its two `ends`."""
-
-    def present(s: Float64s) -> float:
-        return float(s[0] + s[1] if ends else s[1])
+def mean(column: Scaled) -> Statistic:
+    """Return the mean of a scaled column, from (x, 1)."""
 
     def scaled(s: Float64s) -> float:
-        return float(s[1] - s[0] if ends else s[0]) / present(s)
+        return float(s[0] / s[1])
 
     def spread(s: Float64s) -> float:
         return column.half**2 * (1 - min(1.0, scaled(s) ** 2))
@@ -145,10 +160,10 @@ def mean(column: Scaled, *, ends: bool) -> tuple[Shape, Callable[[Float64s], flo
     shape = Shape(
         lambda s: column.middle + column.half * scaled(s), spread, column.low, column.high
     )
-    return shape, present
+    return shape, lambda s: float(s[1])
 
 
-def variance(column: Scaled) -> tuple[Shape, Callable[[Float64s], float]]:
+def variance(column: Scaled) -> Statistic:
     """Return the variance of a scaled column, from (x, x² - 1, 1)."""
 
     def scaled(s: Float64s) -> float:
@@ -163,15 +178,48 @@ def variance(column: Scaled) -> tuple[Shape, Callable[[Float64s], float]]:
     return shape, lambda s: float(s[2])
 
 
-def correlation() -> tuple[Shape, Callable[[Float64s], float]]:
+def correlation() -> Statistic:
     """Return Pearson's correlation, from (x, y, x² - 1, y² - 1, xy, 1)."""
 
-    def value(s: Float64s) -> float:
+    def spreads(s: Float64s) -> float:
+        """Return the product of both deviations."""
         n = s[5]
-        mx, my = s[0] / n, s[1] / n
-        spreads = (1 + s[2] / n - mx**2) * (1 + s[3] / n - my**2)
-        if spreads <= 0:
-            return 0.0
-        return float(min(1.0, max(-1.0, (s[4] / n - mx * my) / math.sqrt(spreads))))
+        x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
+        return math.sqrt(x * y) if x > 0 and y > 0 else 0.0
 
-    return Shape(value, lambda s: (1 - value(s) ** 2) ** 2, -1.0, 1.0), lambda s: float(s[5])
+    def value(s: Float64s) -> float:
+        product = s[4] / s[5] - s[0] * s[1] / s[5] ** 2
+        return float(product / spreads(s)) if spreads(s) else 0.0
+
+    def spread(s: Float64s) -> float:
+        return float((1 - min(1.0, value(s) ** 2)) ** 2)
+
+    return Shape(value, spread, -1.0, 1.0, spreads), lambda s: float(s[5])
+
+
+def of_ends(column: Scaled, *, squares: bool) -> Statistic:
+    """Return the mean, or with `squares` the variance, from counts of -1 and 1 for x and for x².
+
+    Each power comes from clients of its own. So the sampling variances of the powers' means, which
+    are those of numbers -1 and 1, add up through the statistic's derivatives.
+    """
+
+    def means(s: Float64s) -> Float64s:
+        counted = s.reshape(-1, 2)
+        found: Float64s = (counted[:, 1] - counted[:, 0]) / counted.sum(1)
+        return found
+
+    def value(s: Float64s) -> float:
+        m = means(s)
+        if squares:
+            return float(column.half**2 * (m[1] - m[0] ** 2))
+        return float(column.middle + column.half * m[0])
+
+    def spread(s: Float64s) -> float:
+        own = 1 - np.minimum(1.0, (m := means(s)) ** 2)
+        if squares:
+            return float(column.half**4 * (own[1] + (2 * m[0]) ** 2 * own[0]))
+        return float(column.half**2 * own[0])
+
+    ends = (0.0, column.half**2) if squares else (column.low, column.high)
+    return Shape(value, spread, *ends), lambda s: float(s.reshape(-1, 2).sum(1).min())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 _LONGEST = 1000
+_QUOTED = re.compile(r"`([^`]+)`")
 _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
 
 
@@ -42,16 +44,26 @@ class Filter:
     """A condition on a row: comparisons of a column with a value, joined by and, or and not.
 
     A column is compared as numbers with a number, and as words with a text. A comparison with a
-    missing value is false. `column in [value, ...]` compares with each value.
+    missing value is false. `column in [value, ...]` compares with each value. Backticks enclose a
+    column's name that is not a word, such as `home town`.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
+        quoted: dict[str, str] = {}
         try:
             if len(text) > _LONGEST:
                 raise ValueError
-            self._tree = ast.parse(text.strip(), mode="eval").body
-            list(_columns(self._tree))
+            for number, name in enumerate(_QUOTED.findall(text)):
+                quoted[f"_quoted_{number}"] = name
+            names = iter(quoted)
+            plain = _QUOTED.sub(lambda _: next(names), text)
+            tree = ast.parse(plain.strip(), mode="eval").body
+            list(_columns(tree))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Name):
+                    node.id = quoted.get(node.id, node.id)
+            self._tree = tree
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise JobError([f"where = {shown(text)} is not a condition: {_EXAMPLE}"]) from None
 

@@ -9,12 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.base.files import write_whole
-from fedveil.base.untrusted import MOST_DATA_BYTES, read_text
 from fedveil.errors import DeploymentError, MissingExtra
-from fedveil.flower.job.app_project import app_pyproject
-from fedveil.record.run_folder import make_folder
-from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION
+from fedveil.flower.job.app_folder import ROSTER, read_roster
+from fedveil.flower.job.app_project import EMPTY_ROSTER, app_pyproject, write_files
+from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION, saved
 from fedveil.statistics.clients import load
 from fedveil.statistics.question import QuestionFile
 
@@ -31,13 +29,11 @@ def deployable(file: QuestionFile) -> QuestionFile:
 
     Raises `DeploymentError` for settings that have no meaning outside a simulation.
     """
-    settings = file.protection.settings
     if file.fidelity == "aggregate":
         raise DeploymentError("fidelity = 'aggregate' is a simulation: use fidelity = 'per_client'")
-    if getattr(settings, "active_security", False):
+    if file.randomness == "seeded":
         raise DeploymentError(
-            "active_security = true needs a roster of the clients' keys, which a question has not: "
-            "set it to false, or deploy a job"
+            "randomness = 'seeded' is for simulations, and clients refuse it: use 'secure'"
         )
     clients = len(load(file)) if file.clients is None else file.clients
     return file.with_(clients=clients)
@@ -46,7 +42,8 @@ def deployable(file: QuestionFile) -> QuestionFile:
 def write_app(folder: Path, file: QuestionFile) -> list[Path]:
     """Write the app of a file that `deployable` returned. Returns its files.
 
-    An existing file is never overwritten unless its content is equal.
+    An existing file is never overwritten unless its content is equal. A roster that its owner has
+    filled in is kept.
     """
     name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
     name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")
@@ -58,15 +55,13 @@ def write_app(folder: Path, file: QuestionFile) -> list[Path]:
         "client_app.py": _APP.format(side="client", what="answers from a client's own rows"),
         QUESTION: file.to_yaml(),
     }
-    for path, text in texts.items():
-        target = folder / path
-        if target.exists() and read_text(target, MOST_DATA_BYTES) != text:
-            raise DeploymentError(
-                f"{folder} holds {path} already, which would change: name another folder"
-            )
-        make_folder(target.parent)
-        write_whole(target, text.encode())
-    return [folder / path for path in texts]
+    if _needs_roster(file) and not (folder / ROSTER).exists():
+        texts[ROSTER] = EMPTY_ROSTER
+    return write_files(folder, texts)
+
+
+def _needs_roster(file: QuestionFile) -> bool:
+    return file.position.needs_roster(file.protection.settings)
 
 
 def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
@@ -75,6 +70,11 @@ def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any
     if program is None:
         raise MissingExtra("flwr", "flower", "fedveil ask --on")
     write_app(folder, deployable(file))
+    if _needs_roster(file) and not read_roster(folder / ROSTER):
+        raise DeploymentError(
+            f"{folder / ROSTER} names no keys, which active_security needs: write a line for each "
+            "client, then ask again"
+        )
     answers = (folder / "answer" if out is None else out).absolute()
     config = f"folder={json.dumps(str(answers))}"
     ended = subprocess.run(
@@ -82,8 +82,7 @@ def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any
     )
     if ended.returncode or not (answers / ANSWERS).is_file():
         raise DeploymentError(f"flwr run {folder} ended without an answer; its output says why")
-    found: dict[str, Any] = json.loads(read_text(answers / ANSWERS, MOST_DATA_BYTES))
-    return {**found, "folder": str(answers), "page": str(answers / PAGE)}
+    return {**saved(answers), "folder": str(answers), "page": str(answers / PAGE)}
 
 
 def server_app(folder: str | Path) -> ServerApp:

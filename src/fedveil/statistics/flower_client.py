@@ -20,6 +20,8 @@ from fedveil.base.message import encode, only_fields, take
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower.answered_rounds import AnsweredFile
+from fedveil.flower.job.app_folder import own_roster
+from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
@@ -31,7 +33,7 @@ from fedveil.statistics.answer_folder import QUESTION
 from fedveil.statistics.carriage import Carriage, Participants, digest, make_protection
 from fedveil.statistics.clients import Clients, load
 from fedveil.statistics.question import QuestionFile
-from fedveil.statistics.schedule import Schedule, Step
+from fedveil.statistics.schedule import STEP_FIELDS, Schedule, Step
 from fedveil.statistics.simulation import Contributions
 from fedveil.statistics.tables import as_table
 
@@ -45,7 +47,8 @@ class Member:
 
     `client`: its number. `data`: its own rows, a file or package.module:function; without it, the
     client has the rows of its number in the question's data. `question`: the operator's own copy of
-    the question file. `max_epsilon`: the most that it spends on this question.
+    the question file. `max_epsilon`: the most that it spends on this question. `identity`: the file
+    with its private key. `roster`: the file with every client's public key.
     """
 
     client: int
@@ -54,6 +57,8 @@ class Member:
     max_epsilon: float | None
     keys: StateFolder
     accounts: StateFolder
+    identity: Path | None
+    roster: Path | None
 
     @classmethod
     def of(cls, config: Mapping[str, object], file: QuestionFile) -> Member:
@@ -63,15 +68,17 @@ class Member:
                 f"the node configuration says client = {number!r}, a whole number in [0, {most}) "
                 "is needed: flower-supernode --node-config 'client=0'"
             )
-        data, own = config.get("data"), config.get("question")
+        data = config.get("data")
         limit, folder = config.get("max-epsilon"), config.get(STATE_FOLDER)
         return cls(
             client=number,
             data=None if data is None else str(data),
-            question=None if own is None else Path(str(own)),
+            question=_path(config, "question"),
             max_epsilon=float(limit) if isinstance(limit, int | float) else None,
             keys=StateFolder.for_keys(folder),
             accounts=StateFolder.for_accounts(folder),
+            identity=_path(config, "identity"),
+            roster=_path(config, "roster"),
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
@@ -82,6 +89,10 @@ class Member:
         table, everything = clients.table, np.arange(len(clients.table))
         offsets = np.array([0, len(everything)])
         return Clients(as_table(table), everything, offsets, file.rows_of_a_client), 0
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    return None if config.get(key) is None else Path(str(config[key]))
 
 
 def make_app(folder: Path) -> ClientApp:
@@ -122,7 +133,12 @@ def _check_own(file: QuestionFile, member: Member) -> None:
     """Raise an error if the app's question is not the one to which this client agreed."""
     if member.question is None:
         return
-    own = QuestionFile.load(member.question).with_(clients=file.clients)
+    own = QuestionFile.load(member.question)
+    if own.clients is None:
+        raise DeploymentError(
+            f"{member.question} does not state clients, on which each client's share of the noise "
+            "rests: write their number there"
+        )
     changed = differences(file.model_dump(), own.model_dump())
     if told := [f"{key} is {theirs}, and {mine} in the own copy" for key, theirs, mine in changed]:
         raise DeploymentError(f"the app asks something else than {member.question}: {told[0]}")
@@ -130,7 +146,7 @@ def _check_own(file: QuestionFile, member: Member) -> None:
 
 def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
-    only_fields(common, "opening", "step", "candidates")
+    only_fields(common, "opening", *STEP_FIELDS)
     step, opening = Step.of(common, file), take(common, "opening", bool)
     member = Member.of(context.node_config, file)
     if addressee != member.client:
@@ -143,7 +159,12 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
         raise MessageInvalid(f"this client takes no part in round {step.round}")
     layout = schedule.layout(step)
     rounds = 1 if file.local else schedule.rounds
-    who = Participants(file.clients or 0, simulated=False)
+    who = Participants(
+        file.clients or 0,
+        simulated=False,
+        roster=own_roster(file.protection, member.roster, member.identity),
+        identity=None if member.identity is None else read_identity(member.identity),
+    )
     protection = make_protection(file, layout.dimension, rounds, who)
     state = SealedState(member.keys, digest(file), member.client, context.state)
     kept = state.take(step.round)

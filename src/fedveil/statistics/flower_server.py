@@ -14,11 +14,12 @@ from fedveil.base.plain_text import say
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost
+from fedveil.flower.job.app_folder import ROSTER, read_roster
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.records import addressed_records, check_report, common_record, encoded_message
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier
-from fedveil.rounds.outcomes import Answer
+from fedveil.rounds.outcomes import Answer, ClientId
 from fedveil.statistics.answer_folder import QUESTION, create, keep
 from fedveil.statistics.answers import Answers
 from fedveil.statistics.asking import Asking, Engine
@@ -36,7 +37,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Answers:
     """Ask the question of the app in `folder`, and keep the answers."""
     file = QuestionFile.load(folder / QUESTION)
     named = context.run_config.get(FOLDER)
-    asking = Asking(file, FlowerEngine(grid, file))
+    asking = Asking(file, FlowerEngine(grid, file, read_roster(folder / ROSTER)))
     kept = create(Path(str(named)) if named else None, file.name)
     try:
         answers = asking.run(say)
@@ -52,11 +53,11 @@ class FlowerEngine(Engine):
 
     reports_leave = True
 
-    def __init__(self, grid: Grid, file: QuestionFile) -> None:
+    def __init__(self, grid: Grid, file: QuestionFile, roster: Mapping[ClientId, bytes]) -> None:
         assert file.clients is not None, "`deployable` has counted them"
         self._grid, self._file = grid, file
         self._members = Members(grid, Job(clients={"number": file.clients}), say)  # type: ignore[arg-type]
-        self.who = Participants(file.clients, simulated=False)
+        self.who = Participants(file.clients, simulated=False, roster=roster)
 
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
         """Wait for the clients, and return the carrier of the step's messages."""

@@ -39,12 +39,14 @@ class OneHot:
 
         rr:  p = 1 - q,  q = 1 / (e^(eps / 2) + 1)
         oue: p = 1/2,    q = 1 / (e^eps + 1)
+        a single bit, both: p = 1 - q,  q = 1 / (e^eps + 1)  (Warner's randomized response)
 
     q is rounded up to a double. With these numbers the distribution is exact.
 
     Privacy: eps for the whole code, pure, replace-one. Two codes differ in two bits or, if one is
     zero, in one. A pair of bits has the likelihood ratio p (1 - q) / (q (1 - p)), which is e^eps
-    for both kinds. A single bit has at most max(p / q, (1 - q) / (1 - p)), which is smaller.
+    for both kinds. A single bit has at most max(p / q, (1 - q) / (1 - p)), which is smaller in a
+    longer code, and e^eps in a code of one bit.
 
     Estimate of the share f of clients in a cell, from n reports: (frequency - q) / (p - q). It is
     unbiased, and its variance for fixed data is
@@ -55,10 +57,10 @@ class OneHot:
     def __init__(self, kind: Literal["rr", "oue"], eps: float, cells: int) -> None:
         self.kind, self.cells = kind, integer("cells", cells, 1)
         self.eps = within("eps", eps, 0, _MAX_EPS, open_low=True)
-        q = double_above_q(eps / 2 if kind == "rr" else eps)
+        q = double_above_q(eps / 2 if kind == "rr" and cells > 1 else eps)
         if q >= 0.5:
             raise InvalidValue(f"epsilon = {eps!r} is too small for {kind}: q would be 1/2")
-        self.p, self.q = (1 - q if kind == "rr" else 0.5), q
+        self.p, self.q = (1 - q if kind == "rr" or cells == 1 else 0.5), q
         self.loss = PrivacyLoss(self.eps)
 
     def perturb(self, code: Uint8s, entropy: Entropy) -> Uint8s:

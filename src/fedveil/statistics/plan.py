@@ -4,8 +4,10 @@
     count           one cell
     histogram       one-hot cells
     contingency     one-hot cells of two columns
-    mean, variance, correlation     powers of scaled numbers; a mean under rr and oue: one-hot ends
-    quantiles       one-hot cells for each level of a tree, whose levels share the budget equally
+    mean, variance, correlation     powers of scaled numbers; under rr and oue a part for each of x
+                    and x², which is drawn as -1 or 1
+    quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
+                    under rr and oue: whether a value is below an edge, another one in every round
     heavy_hitters   one-hot prefixes, new ones in every round
 
 Under a protection that sums, the parts of all questions form one vector. Part i is divided by its
@@ -31,6 +33,7 @@ from fedveil.entropy import Entropy
 from fedveil.statistics.clients import Clients
 from fedveil.statistics.encodings import (
     Axis,
+    Below,
     Bins,
     Categories,
     Cells,
@@ -106,26 +109,46 @@ def _encodings(question: QuestionSettings, *, local: bool) -> Iterator[Encoding]
         case "histogram":
             yield Cells(*groups, axis(question))
         case "contingency":
-            yield Cells(axis(question), axis(question, "other_"))
+            yield Cells(*groups, axis(question), axis(question, "other_"))
         case "quantiles":
             assert question.column is not None, "the rules have checked it"
             for level in range(1, levels(question) + 1):
                 edges = edges_of(question, level)
                 yield Cells(*groups, Bins(question.column, edges.tolist(), clamp=True))
         case "mean" | "variance" | "correlation":
-            inner = _numbers(question, local=local)
-            yield Grouped(inner, groups[0]) if groups else inner
+            for inner in _powers(question) if local else [_moments(question)]:
+                yield Grouped(inner, groups[0]) if groups else inner
 
 
-def _numbers(question: QuestionSettings, *, local: bool) -> Encoding:
+def columns_of(question: QuestionSettings) -> list[Scaled]:
+    """Return the scaled columns of a mean, a variance or a correlation."""
     assert question.column is not None, "the rules have checked it"
-    column = Scaled(question.column, question.range)
+    columns = [Scaled(question.column, question.range)]
     if question.ask == "correlation":
         assert question.other is not None, "the rules have checked it"
-        return Moments([column, Scaled(question.other, question.other_range)], squares=True)
-    if local:
-        return Ends(column)
-    return Moments([column], squares=question.ask == "variance")
+        columns.append(Scaled(question.other, question.other_range))
+    return columns
+
+
+def _moments(question: QuestionSettings) -> Encoding:
+    return Moments(columns_of(question), squares=question.ask != "mean")
+
+
+def _powers(question: QuestionSettings) -> Iterator[Encoding]:
+    """Yield x, and for a variance x², as one-hot ends."""
+    (column,) = columns_of(question)
+    yield Ends(column)
+    if question.ask == "variance":
+        yield Ends(column, column)
+
+
+def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
+    """Return the part of a round of a quantile's search. `group` is None without groups."""
+    question = file.questions[name]
+    assert question.column is not None, "the rules have checked it"
+    groups = [] if question.by is None else [Categories(question.by, [group])]
+    encoding = Below(Scaled(question.column, question.range), edge, q, *groups)
+    return Part(name, encoding, file.conditions(question))
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[str]) -> Part:

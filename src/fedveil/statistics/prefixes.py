@@ -1,30 +1,88 @@
 """The prefixes of unknown words, counted round after round along a tree.
 
-In round l, the candidates are the frequent prefixes of l - 1 letters, each followed by every letter
-of the alphabet or by the end of the word. So the words themselves need not be known, and the number
-of candidates stays small.
+In a round, the candidates are the frequent prefixes of the round before, each followed by further
+letters of the alphabet or by the end of the word. So the words themselves need not be known, and
+the number of candidates stays small.
+
+Under rr and oue every round asks clients of its own. There the noise of a count grows with the
+number of rounds, and only slowly with the number of candidates. So a round adds as many letters as
+a report can carry, and the last round, which decides about the words, asks three times as many
+clients as each round before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Bools, Float64s
+from fedveil.base.lazy import special
 from fedveil.entropy import Entropy
 from fedveil.statistics.encodings import Cells, Rows
+from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.tables import Table
 
 #: Ends a word that is shorter than the longest.
 END = "\0"
 #: Frequent prefixes that are kept, for each word that is asked for.
-_KEPT = 8
+KEPT = 8
+#: The most candidates of a round: a report of one-hot bits then has 32 kB.
+_MOST_CANDIDATES = 1 << 18
+#: Expected share of words that are chosen by chance among those that are returned.
+FALSE_WORDS = 0.1
+
+
+def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
+    """Return the number of candidates if `letters` are added to each of the prefixes."""
+    return int(prefixes * sum(alphabet**added for added in range(letters + 1)))
+
+
+def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
+    """Return how many letters each round of heavy_hitters adds to the prefixes.
+
+    Under rr and oue (`local`), these are the fewest rounds whose candidates fit into a report.
+    Otherwise a round adds one letter, since a sum of long vectors is slow.
+    """
+    if not local:
+        return [1] * question.length
+    first, later = (
+        max((n for n in range(1, 19) if _fits(prefixes, len(question.alphabet), n)), default=1)
+        for prefixes in (1, KEPT * question.most)
+    )
+    rounds = 1 + max(0, math.ceil((question.length - first) / later))
+    each = min(later, math.ceil(question.length / rounds))
+    return [question.length - (rounds - 1) * each, *[each] * (rounds - 1)]
+
+
+def _fits(prefixes: int, alphabet: int, letters: int) -> bool:
+    return _candidates(prefixes, alphabet, letters) <= _MOST_CANDIDATES
+
+
+def too_many(question: QuestionSettings) -> bool:
+    """Return True if no round can add a letter: too many words are asked for."""
+    return not _fits(KEPT * question.most, len(question.alphabet), 1)
+
+
+def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
+    """Return the candidates: each prefix with up to `letters` letters and the end of the word."""
+    return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
+
+
+def _extended(prefix: str, question: QuestionSettings, letters: int) -> Iterator[str]:
+    if letters == 0:
+        yield prefix
+        return
+    if prefix:
+        yield prefix + END
+    for letter in question.alphabet:
+        yield from _extended(prefix + letter, question, letters - 1)
 
 
 class Prefixes(Cells):
-    """One-hot codes of a word's prefix among `candidates`, which all have the same length.
+    """One-hot codes of a word's prefix among `candidates`.
 
     A word longer than `length` is cut. A word with a letter outside the `alphabet` does not count.
     """
@@ -50,45 +108,74 @@ class Prefixes(Cells):
         return Rows(self.width, cut[inverse], foreign[inverse], cells[inverse])
 
 
+@dataclass(frozen=True)
+class Found:
+    """A word with its estimated count, the variance of its noise, and the round that counted it."""
+
+    word: str
+    count: float
+    variance: float
+    round: int
+
+
 class PrefixTree:
     """The frequent prefixes after each round, and the words that have ended."""
 
-    def __init__(self, alphabet: str, length: int, most: int) -> None:
-        self._alphabet, self._length = alphabet, length
-        self._kept, self._size = _KEPT * most, 0
-        self._alive: list[str] = [""]
-        #: Each ended word with its estimated count, and the variance of the noise in it.
-        self.found: dict[str, tuple[float, float]] = {}
+    def __init__(self, question: QuestionSettings, *, local: bool) -> None:
+        self.question, self._local = question, local
+        self.letters = letters_of(question, local=local)
+        self._done = 0
+        self.prefixes: list[str] = [""]
+        self.found: list[Found] = []
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds: one for each letter."""
-        return self._length
+        """The largest number of rounds."""
+        return len(self.letters)
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the clients that each round asks, if each asks clients of its own."""
+        weights = [1.0] * (self.rounds - 1) + [3.0 if self.rounds > 1 else 1.0]
+        return [weight / sum(weights) for weight in weights]
 
     @property
     def over(self) -> bool:
         """True if no prefix is left to extend."""
-        return not self._alive or self._size == self._length
+        return not self.prefixes or self._done == self.rounds
 
-    def candidates(self) -> list[str]:
-        """Return the prefixes of the next round."""
-        letters = self._alphabet + (END if self._size else "")
-        return [prefix + letter for prefix in self._alive for letter in letters]
+    def size(self, round: int) -> int:
+        """Return the length of the prefixes that are extended in a round, counted from 0."""
+        return sum(self.letters[:round])
 
-    def answered(self, candidates: Sequence[str], counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent prefixes, given the candidates' estimated counts.
+    def answered(self, counts: Float64s, variance: Float64s) -> None:
+        """Keep the frequent prefixes, given the candidates' estimated counts."""
+        candidates = extended(self.prefixes, self.question, self.letters[self._done])
+        self._done += 1
+        last = self._done == self.rounds
+        ended = np.array([last or word.endswith(END) for word in candidates])
+        deviation = np.sqrt(variance)
+        # A frequent word's count has more noise than that of a word that nobody has.
+        for i in np.flatnonzero(ended)[_frequent(counts[ended], float(deviation.min()))]:
+            word = candidates[i].removesuffix(END)
+            self.found.append(Found(word, float(counts[i]), float(variance[i]), self._done - 1))
+        # A prefix that is dropped is lost, and one that is kept costs little under rr and oue.
+        level = 1.0 if self._local else math.sqrt(2 * math.log(max(len(candidates), 2)))
+        alive = np.flatnonzero(~ended & (counts > level * deviation))
+        best = alive[np.argsort(-counts[alive], kind="stable")][: KEPT * self.question.most]
+        self.prefixes = [candidates[i] for i in best]
 
-        A count is kept if it exceeds the largest noise to be expected among all candidates, which
-        is √(2 ln k) standard deviations for k of them.
-        """
-        self._size += 1
-        level = math.sqrt(2 * math.log(max(len(candidates), 2)))
-        order = np.argsort(-counts, kind="stable")
-        chosen = [int(i) for i in order if counts[i] > level * math.sqrt(variance[i])]
-        self._alive = []
-        for i in chosen[: self._kept]:
-            word = candidates[i]
-            if word.endswith(END) or self._size == self._length:
-                self.found[word.rstrip(END)] = float(counts[i]), float(variance[i])
-            else:
-                self._alive.append(word)
+
+def _frequent(counts: Float64s, deviation: float) -> Bools:
+    """Return True for the counts that are told from the noise of a word that nobody has.
+
+    Benjamini and Hochberg's rule: of the counts that it chooses, a share of FALSE_WORDS is expected
+    to be noise. Without noise, every positive count is chosen.
+    """
+    if deviation == 0:
+        return np.asarray(counts > 0, np.bool_)
+    chance = special().ndtr(-counts / deviation)
+    limits = FALSE_WORDS * np.arange(1, len(chance) + 1) / len(chance)
+    passed = np.flatnonzero(np.sort(chance) <= limits)
+    most = np.sort(chance)[passed[-1]] if len(passed) else -1.0
+    return np.asarray(chance <= most, np.bool_)

@@ -13,6 +13,7 @@ from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.settings import allowed
 from fedveil.settings.checked_job import CheckedJob
+from fedveil.settings.settings import RunName
 from fedveil.statistics.filters import Filter
 from fedveil.statistics.question_rules import problems_of
 from fedveil.statistics.question_settings import QuestionSettings
@@ -36,7 +37,7 @@ _COMPUTED = {
 class QuestionFile(CheckedJob):
     """Questions about the rows of clients, asked together: they share one epsilon."""
 
-    name: str = Field("question", description="name of the answer's folder")
+    name: RunName = Field("question", description="name of the answer's folder")
     data: str = Field(
         "",
         description="a CSV or Parquet file, a data set of fedveil, or package.module:function, "
@@ -51,6 +52,7 @@ class QuestionFile(CheckedJob):
     rows: int | None = Field(
         None,
         ge=1,
+        le=1 << 24,
         description="largest number of rows that a client contributes, drawn at random from its "
         "rows. null: 1 under `unit: client`, and under `unit: row` as many as a report can carry",
     )
@@ -59,7 +61,7 @@ class QuestionFile(CheckedJob):
         default_factory=ProtectionSettings, description="the protection of every report"
     )
     epsilon: float | None = Field(
-        None, gt=0, description="epsilon of all answers together; null: no noise"
+        None, ge=1e-3, le=700, description="epsilon of all answers together; null: no noise"
     )
     delta: float = Field(1e-6, gt=0, lt=1, description="the delta that belongs to epsilon")
     max_epsilon: float | None = Field(
@@ -71,7 +73,10 @@ class QuestionFile(CheckedJob):
         "other questions share",
     )
     confidence: float = Field(
-        0.95, gt=0.5, lt=1, description="probability with which an interval holds the true value"
+        0.95,
+        gt=0.5,
+        le=0.999999,
+        description="probability with which an interval holds the true value",
     )
     randomness: Literal["secure", "seeded"] = Field(
         "secure", description="source of the noise. seeded: from `seed`, for simulation only"
@@ -134,6 +139,11 @@ class QuestionFile(CheckedJob):
             yield (
                 f"rows = {self.rows} needs a protection that sums vectors: under "
                 f"{self.protection.name} a client reports one of its rows"
+            )
+        elif (self.rows or 1) > 1 and self.client is None and self.clients is None:
+            yield (
+                f"rows = {self.rows} needs client, the column that names each row's client: "
+                "without it, every row is a client"
             )
         if self.fidelity == "aggregate" and not self.local:
             yield (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from fedveil.settings.allowed import shown
+from fedveil.statistics.prefixes import END, too_many
 from fedveil.statistics.question_settings import QuestionSettings
 
 #: Keys that a kind of question reads, besides ask, where and weight.
@@ -19,12 +20,13 @@ READ = {
     "quantiles": ("column", "range", "at", "cells", *_GROUPED),
     "correlation": ("column", "other", "range", "other_range", *_GROUPED),
     "heavy_hitters": ("column", "alphabet", "length", "most"),
-    "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories"),
+    "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories", *_GROUPED),
 }
 _ALWAYS = ("ask", "where", "weight")
-_NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
-#: Questions that need sums of numbers, which one-hot codes do not carry.
-_OF_NUMBERS = ("variance", "correlation")
+#: The least width of a range, as a part of its ends.
+_NARROW = 1e-9
+#: Keys without which a question that reads them means nothing.
+NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
 def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Iterator[str]:
@@ -33,7 +35,7 @@ def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Itera
     `local` is True under a protection that carries frequencies only.
     """
     kind = question.ask
-    if local and kind in _OF_NUMBERS:
+    if local and kind == "correlation":
         yield (
             f"{place}.ask = {kind!r} needs sums of numbers, and rr and oue carry frequencies: "
             "use a protection that sums, such as distributed_dp"
@@ -42,7 +44,7 @@ def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Itera
         unread = key not in (*_ALWAYS, *READ[kind])
         if unread and getattr(question, key) != field.get_default(call_default_factory=True):
             yield f"{place}.{key} has no meaning for ask = {kind!r}: remove the line"
-    for key in _NEEDED:
+    for key in NEEDED:
         if key in READ[kind] and not getattr(question, key):
             yield f"{place}.{key} is missing: ask = {kind!r} needs it"
     if "edges" in READ[kind]:
@@ -72,8 +74,11 @@ def _ranges(place: str, question: QuestionSettings) -> Iterator[str]:
         ends = getattr(question, key)
         if ends and (len(ends) != 2 or ends[0] >= ends[1]):
             yield f"{place}.{key} = {shown(ends)} is not a lowest and a highest value"
+        elif ends and not _NARROW * max(1e-100, *map(abs, ends)) < ends[1] - ends[0] < 1e100:
+            yield f"{place}.{key} = {shown(ends)} is too narrow or too wide for 64-bit numbers"
     if any(not 0 < share < 1 for share in question.at):
         yield f"{place}.at = {shown(question.at)} has a share outside (0, 1)"
+    yield from _distinct(f"{place}.at", question.at)
     if question.cells & (question.cells - 1):
         yield f"{place}.cells = {question.cells} is not a power of two"
 
@@ -82,8 +87,15 @@ def _words(place: str, question: QuestionSettings) -> Iterator[str]:
     if (question.by is None) != (not question.groups):
         yield f"{place}: by names a column and groups lists its values: write both or neither"
     yield from _distinct(f"{place}.groups", question.groups)
+    if question.ask == "heavy_hitters" and too_many(question):
+        yield (
+            f"{place}.most = {question.most} with {len(question.alphabet):,} letters is too many "
+            "words for a report: ask for fewer, or of a smaller alphabet"
+        )
     if len(set(question.alphabet)) < len(question.alphabet):
         yield f"{place}.alphabet = {shown(question.alphabet)} has a letter twice"
+    if END in question.alphabet:
+        yield f"{place}.alphabet = {shown(question.alphabet)} has the character 0, which ends words"
 
 
 def _distinct(key: str, words: Sequence[object]) -> Iterator[str]:

@@ -52,12 +52,16 @@ class QuestionSettings(Block):
     at: list[float] = Field(
         default_factory=list, description="shares for which quantiles are asked. 0.5: the median"
     )
-    cells: int = Field(256, ge=2, le=1024, description="cells of a quantile's tree, a power of two")
+    cells: int = Field(256, ge=2, le=1024, description="cells of a quantile, a power of two")
     alphabet: str = Field(
         "abcdefghijklmnopqrstuvwxyz", description="the letters of the words of heavy_hitters"
     )
     length: int = Field(12, ge=1, le=64, description="longest word of heavy_hitters, in letters")
     most: int = Field(20, ge=1, le=1000, description="number of words that heavy_hitters returns")
     weight: float = Field(
-        1.0, gt=0, description="share of the noise budget, relative to the other questions"
+        1.0,
+        ge=1e-3,
+        le=1e3,
+        description="share of the noise budget, relative to the other questions; under rr and oue "
+        "the share of the clients",
     )

@@ -7,104 +7,182 @@ are divided at random, with a public seed, and each takes part in one round.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from fedveil.base.message import Message, take
 from fedveil.entropy import Seeded
 from fedveil.errors import MessageInvalid
-from fedveil.statistics.plan import Layout, Part, parts_of, prefix_part
-from fedveil.statistics.prefixes import END, PrefixTree
+from fedveil.statistics.plan import (
+    Layout,
+    Part,
+    below_part,
+    edges_of,
+    levels,
+    parts_of,
+    prefix_part,
+)
+from fedveil.statistics.prefixes import KEPT, PrefixTree, extended
+from fedveil.statistics.quantile_search import Search
 from fedveil.statistics.question import QuestionFile
 
-Candidates = Mapping[str, Sequence[str]]
-#: The most candidates of a round. More would make a report of tens of megabytes.
-_MOST_CANDIDATES = 1 << 20
+#: Fields of a round's messages that describe its step.
+STEP_FIELDS = ("step", "prefixes", "edge")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A round: its number from 1, and the candidates of each heavy_hitters question in it."""
+    """A round: its number from 1, and what follows from the answers of earlier rounds.
+
+    `prefixes`: those that are extended, for each heavy_hitters question in the round. `edge`: the
+    index of the edge that a quantile's search asks about, or 0.
+    """
 
     round: int
-    candidates: Candidates = field(default_factory=dict)
+    prefixes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    edge: int = 0
 
     def message(self) -> Message:
         """Return the step as fields of a message to the clients."""
-        return {"step": self.round, "candidates": json.dumps(self.candidates)}
+        return {"step": self.round, "prefixes": json.dumps(self.prefixes), "edge": self.edge}
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
         """Read the step in an untrusted message. Raises `MessageInvalid`."""
-        number, text = take(message, "step", int), take(message, "candidates", str)
+        number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
-            step = cls(number, {str(k): [str(w) for w in words] for k, words in found.items()})
-        except (ValueError, AttributeError, TypeError):
-            raise MessageInvalid("field candidates is no mapping of questions to words") from None
-        schedule = Schedule(file)
-        for name, words in step.candidates.items():
-            if name not in schedule.trees or not 0 < len(words) <= _MOST_CANDIDATES:
-                raise MessageInvalid(f"field candidates names {name!r}, which is not asked")
-            sizes = {len(word) for word in words}
-            if len(sizes) != 1 or not 0 < max(sizes) <= file.questions[name].length + len(END):
-                raise MessageInvalid("field candidates holds words of several lengths")
-            if len(set(words)) < len(words):
-                raise MessageInvalid("field candidates holds a word twice")
+            prefixes = {str(k): [str(w) for w in words] for k, words in found.items()}
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            raise MessageInvalid("field prefixes is no mapping of questions to words") from None
+        step, schedule = cls(number, prefixes, take(message, "edge", int)), Schedule(file)
         if not 1 <= number <= schedule.rounds:
             raise MessageInvalid(f"field step is outside [1, {schedule.rounds}]")
+        schedule.check(step)
         return step
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A round under rr and oue: the clients' share that it asks, and a part, a tree or a search."""
+
+    question: str
+    share: float
+    part: Part | None = None
+    tree: PrefixTree | None = None
+    search: Search | None = None
+    group: object = None
 
 
 class Schedule:
     """The steps of a question file, and the parts of each."""
 
     def __init__(self, file: QuestionFile) -> None:
-        self.file = file
-        self.static = [
-            part
-            for name, question in file.questions.items()
-            if question.ask != "heavy_hitters"
-            for part in parts_of(file, name)
-        ]
+        self.file, local = file, file.local
         self.trees = {
-            name: PrefixTree(question.alphabet, question.length, question.most)
+            name: PrefixTree(question, local=local)
             for name, question in file.questions.items()
             if question.ask == "heavy_hitters"
         }
+        #: The searches of each quantiles question under rr and oue, with their groups.
+        self.searches = {
+            name: [
+                (group, Search(edges_of(question, levels(question)), q))
+                for group in (question.groups if question.by is not None else [None])
+                for q in question.at
+            ]
+            for name, question in file.questions.items()
+            if local and question.ask == "quantiles"
+        }
+        self.static = [
+            part
+            for name in file.questions
+            if name not in self.trees and name not in self.searches
+            for part in parts_of(file, name)
+        ]
+        self.turns = list(self._turns()) if local else []
+
+    def _turns(self) -> Iterator[Turn]:
+        """Yield the rounds under rr and oue. A question of a larger weight asks more clients."""
+        weights = {name: question.weight for name, question in self.file.questions.items()}
+        for part in self.static:
+            yield Turn(part.question, weights[part.question] * part.share, part)
+        for name, searches in self.searches.items():
+            rounds = sum(search.rounds for _, search in searches)
+            for group, search in searches:
+                share = weights[name] / rounds
+                yield from [Turn(name, share, search=search, group=group)] * search.rounds
+        for name, tree in self.trees.items():
+            for share in tree.shares:
+                yield Turn(name, weights[name] * share, tree=tree)
 
     @property
     def rounds(self) -> int:
         """The largest number of rounds. The budget is divided among them."""
-        lengths = [tree.rounds for tree in self.trees.values()]
         if self.file.local:
-            return len(self.static) + sum(lengths)
-        return max(lengths, default=1)
+            return len(self.turns)
+        return max((tree.rounds for tree in self.trees.values()), default=1)
 
     def next(self, done: int) -> Step | None:
-        """Return the step after `done` rounds, or None if nothing is left to ask."""
-        if done == self.rounds:
-            return None
-        growing = {name: tree for name, tree in self.trees.items() if not tree.over}
+        """Return the step after round `done`, or None if nothing is left to ask."""
         if self.file.local:
-            return self._next_local(done, growing)
-        if done and not growing:
+            return self._next_local(done)
+        growing = {name: tree.prefixes for name, tree in self.trees.items() if not tree.over}
+        if done == self.rounds or (done and not growing):
             return None
-        return Step(done + 1, {name: tree.candidates() for name, tree in growing.items()})
+        return Step(done + 1, growing)
 
-    def _next_local(self, done: int, growing: Mapping[str, PrefixTree]) -> Step | None:
-        if done < len(self.static):
-            return Step(done + 1)
-        for name, tree in growing.items():
-            return Step(done + 1, {name: tree.candidates()})
+    def _next_local(self, done: int) -> Step | None:
+        for number, turn in enumerate(self.turns[done:], done + 1):
+            if turn.search is not None:
+                return Step(number, edge=turn.search.next())
+            if turn.tree is None:
+                return Step(number)
+            if not turn.tree.over:
+                return Step(number, {turn.question: turn.tree.prefixes})
         return None
+
+    def check(self, step: Step) -> None:
+        """Raise `MessageInvalid` if a step from outside asks for what its round cannot ask."""
+        turn = self.turns[step.round - 1] if self.file.local else None
+        search = None if turn is None else turn.search
+        if not (1 <= step.edge < len(search.edges) - 1 if search else step.edge == 0):
+            raise MessageInvalid(f"field edge is {step.edge}, which round {step.round} has not")
+        if turn is None:
+            asked = {name for name, tree in self.trees.items() if step.round <= tree.rounds}
+        else:
+            asked = {turn.question} if turn.tree is not None else set()
+        if not step.prefixes.keys() <= asked or (turn is not None and asked - step.prefixes.keys()):
+            raise MessageInvalid(f"field prefixes names what round {step.round} does not ask")
+        for name, words in step.prefixes.items():
+            tree, question = self.trees[name], self.file.questions[name]
+            size, letters = tree.size(self._level(name, step)), set(question.alphabet)
+            if not 0 < len(words) <= KEPT * question.most or len(set(words)) < len(words):
+                raise MessageInvalid("field prefixes holds too many words, none, or one twice")
+            if any(len(word) != size or not set(word) <= letters for word in words):
+                raise MessageInvalid(f"field prefixes holds a word that is not of {size} letters")
+
+    def _level(self, name: str, step: Step) -> int:
+        """Return the round of a tree, counted from 0, that takes place in a step."""
+        first = next((i for i, turn in enumerate(self.turns) if turn.question == name), 0)
+        return step.round - 1 - first
 
     def parts(self, step: Step) -> list[Part]:
         """Return the parts that clients are asked for in a step."""
-        trees = [prefix_part(self.file, name, words) for name, words in step.candidates.items()]
+        trees = []
+        for name, words in step.prefixes.items():
+            letters = self.trees[name].letters[self._level(name, step)]
+            candidates = extended(words, self.file.questions[name], letters)
+            trees.append(prefix_part(self.file, name, candidates))
         if not self.file.local:
             return [*self.static, *trees]
-        return trees or [self.static[step.round - 1]]
+        turn = self.turns[step.round - 1]
+        if turn.search is not None:
+            edge = float(turn.search.edges[step.edge])
+            return [below_part(self.file, turn.question, turn.group, turn.search.q, edge)]
+        return trees if turn.part is None else [turn.part]
 
     def layout(self, step: Step) -> Layout:
         """Return the joint vector of a step."""
@@ -115,4 +193,6 @@ class Schedule:
         if not self.file.local:
             return list(range(clients))
         order = Seeded(self.file.seed, "cohorts").permutation(clients)
-        return sorted(int(client) for client in order[step.round - 1 :: self.rounds])
+        ends = np.cumsum([0.0, *(turn.share for turn in self.turns)])
+        first, last = np.round(ends[step.round - 1 : step.round + 1] / ends[-1] * clients)
+        return sorted(int(client) for client in order[int(first) : int(last)])

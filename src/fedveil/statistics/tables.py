@@ -180,7 +180,10 @@ def as_table(data: Any, name: str = "data") -> Table:
         return ArrayTable(name, {str(c): data[c].to_numpy() for c in data.columns})
     if isinstance(data, tuple) and len(data) == 2:
         return ArrayTable(name, _of_pair(*data))
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError:
+        array = np.empty(0)
     if array.dtype.names:
         return ArrayTable(name, {column: array[column] for column in array.dtype.names})
     if array.ndim == 2:

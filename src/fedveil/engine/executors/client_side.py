@@ -27,7 +27,14 @@ from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, State, Update
+from fedveil.protections.base import (
+    ClientContext,
+    ClientRound,
+    Protection,
+    State,
+    Update,
+    origin_of,
+)
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
@@ -98,6 +105,8 @@ class ClientsData:
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:
     """Return True if the indices are consecutive integers."""
+    if indices[-1] - indices[0] != len(indices) - 1:  # most clients, without a pass
+        return False
     return bool((np.diff(indices) == 1).all())
 
 
@@ -171,7 +180,7 @@ class LocalTraining(Training):
         trained = self.trainer.train([self._of(client) for client in waiting])
         while waiting:
             effort = Effort()
-            with noting_warnings(effort):
+            with WarningsNoted(effort):
                 rows, failures = next(trained)
             for row, failure in zip(rows, failures, strict=True):
                 effort.training_s = time.perf_counter() - began
@@ -194,10 +203,12 @@ class ClientSide:
     ) -> None:
         self.protection = protection
         self.model = model
+        #: The part of `model` that updates change.
+        self.weights = model[: protection.dimension]
         self._training = training
         self._entropy = entropy
         self._halves: dict[ClientId, ClientRound] = {}
-        self._round = 0
+        self._round, self._origin = 0, b""
 
     @property
     def chunk(self) -> int:
@@ -218,7 +229,7 @@ class ClientSide:
 
         Discards the client halves of the last round.
         """
-        self._round = round
+        self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
 
@@ -285,9 +296,10 @@ class ClientSide:
             ClientContext(
                 client=client,
                 round=self._round,
-                model=self.model,
+                model=self.weights,
                 examples=self._training.examples(client),
                 entropy=self._entropy.stream("report", self._round, client),
+                origin=self._origin,
             )
         )
 
@@ -310,7 +322,7 @@ def _measured(effort: Effort) -> Iterator[None]:
     """Record the block's duration and warnings in `effort`."""
     began = time.perf_counter()
     try:
-        with noting_warnings(effort):
+        with WarningsNoted(effort):
             yield
     finally:
         effort.protection_s += time.perf_counter() - began
@@ -328,38 +340,43 @@ _listeners = 0
 _filters = ExitStack()
 
 
-@contextmanager
-def listening() -> Iterator[None]:
+class WarningsApart:
     """Record each thread's warnings separately. Python itself has one warning filter per process.
 
     Entering costs more than recording a few warnings, so a thread that plays many clients stays
     inside.
     """
-    global _listeners
-    with _lock:
-        if not _listeners:
-            _filters.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("always")
-            warnings.showwarning = partial(_note, warnings.showwarning)
-        _listeners += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _listeners
+        with _lock:
+            if not _listeners:
+                _filters.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("always")
+                warnings.showwarning = partial(_note, warnings.showwarning)
+            _listeners += 1
+
+    def __exit__(self, *raised: object) -> None:
+        global _listeners
         with _lock:
             _listeners -= 1
             if not _listeners:
                 _filters.close()
 
 
-@contextmanager
-def noting_warnings(effort: Effort) -> Iterator[None]:
+class WarningsNoted(WarningsApart):
     """Record the warnings of this block in `effort`."""
-    with listening():
-        _ears.effort = effort
-        try:
-            yield
-        finally:
-            _ears.effort = None
+
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        _ears.effort = self._effort
+
+    def __exit__(self, *raised: object) -> None:
+        _ears.effort = None
+        super().__exit__(*raised)
 
 
 def _note(

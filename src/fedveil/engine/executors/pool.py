@@ -193,10 +193,10 @@ class WorkerPool(Executor):
         self._capacity = max(self._capacity, self._least)
 
     def open(self, context: RoundContext) -> None:
-        self._exchange.array("model")[:] = context.model
+        self._exchange.array("model")[:] = context.sent
         self._owner.clear()
         for worker in self._workers:
-            worker.send(("open", replace(context, model=_NO_MODEL)))
+            worker.send(("open", replace(context, model=_NO_MODEL, whole=None)))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield the clients' answers as they arrive.

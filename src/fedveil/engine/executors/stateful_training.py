@@ -17,7 +17,7 @@ import torch
 
 from fedveil.base.array_types import Bools, Float32s
 from fedveil.engine.client_learning_rate import client_rate
-from fedveil.engine.executors.client_side import ClientsData, Trained, Training, noting_warnings
+from fedveil.engine.executors.client_side import ClientsData, Trained, Training, WarningsNoted
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
@@ -197,7 +197,7 @@ class KeptTraining(Training):
         if correction is not None:
             data = replace(data, correction=torch.from_numpy(correction))
         self._trainer.start(start, self._round)
-        with noting_warnings(effort):
+        with WarningsNoted(effort):
             rows, (failure,) = next(self._trainer.train([data]))
         effort.training_s = time.perf_counter() - began
         if failure is not None:

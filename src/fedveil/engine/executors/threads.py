@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import torch
 
 from fedveil.base.message import Message
-from fedveil.engine.executors.client_side import ClientSide, listening
+from fedveil.engine.executors.client_side import ClientSide, WarningsApart
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.protections.base import RoundContext
@@ -42,13 +42,13 @@ class Threads(Executor):
     """An executor with one thread per client side. All client sides share one array of weights."""
 
     def __init__(self, sides: Sequence[ClientSide]) -> None:
-        self._threads = [_Thread(side, Folding(side.protection, side.model)) for side in sides]
+        self._threads = [_Thread(side, Folding(side.protection, side.weights)) for side in sides]
         self._pool = ThreadPoolExecutor(len(sides), "clients")
         self._owner: dict[ClientId, _Thread] = {}
         gc.freeze()  # a garbage collection of the run's permanent objects takes as long as a round
 
     def open(self, context: RoundContext) -> None:
-        self._threads[0].side.model[:] = context.model
+        self._threads[0].side.model[:] = context.sent
         self._owner.clear()
         for thread in self._threads:
             thread.side.open(context.round)
@@ -82,7 +82,7 @@ class Threads(Executor):
 
         def serve(thread: _Thread) -> None:
             made, handed_over = list[Answer](), time.perf_counter()
-            with listening():
+            with WarningsApart():
                 for queue in (thread.mine, anyone):
                     while queue:
                         try:

@@ -73,7 +73,7 @@ def _serve(
     sums: npt.NDArray[np.uint8],
 ) -> None:
     common: Message = {}
-    folding = Folding(side.protection, side.model)
+    folding = Folding(side.protection, side.weights)
     while True:
         word, *rest = inbox.get()
         if word == "open":

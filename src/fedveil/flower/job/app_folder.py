@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedveil.errors import DeploymentError, JobError
 from fedveil.federated.job import Job
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings import yaml_file
 
@@ -75,3 +77,35 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
             )
         roster[int(number)] = bytes.fromhex(key)
     return roster
+
+
+def own_roster(
+    protection: ProtectionSettings, roster: Path | None, identity: Path | None
+) -> Mapping[ClientId, bytes]:
+    """Return all clients' public keys, from the file `roster` of this client's own operator.
+
+    The app's roster comes from the server, which could put its own keys into it and then read every
+    update. So does the app's `protection`, from which the server could remove active security.
+    Raises `DeploymentError` if the protection needs a roster and the operator gave none, or if the
+    operator gave keys that it does not need.
+    """
+    needed = protection.position.needs_roster(protection.settings)
+    if not needed and (roster or identity):
+        raise DeploymentError(
+            f"this node's configuration names keys for signed rounds (roster, identity), and the "
+            f"app has protection.name = {protection.name} without active_security, which a server "
+            f"that lies can open: set active_security in the app, or remove the keys from the "
+            f"node's configuration"
+        )
+    if not needed:
+        return {}
+    if roster is None:
+        raise DeploymentError(
+            f"protection.name = {protection.name} with active_security rests on every client's "
+            f"public key, and this node's configuration names no file with them: add "
+            f"roster='/path/to/roster.yaml' to flower-supernode --node-config, a file that did not "
+            f"come from the server"
+        )
+    if not roster.exists():
+        raise DeploymentError(f"there is no roster {roster}, which this node's configuration names")
+    return read_roster(roster)

@@ -1,8 +1,22 @@
-"""The project file of the Flower apps that fedveil writes."""
+"""Files that all Flower apps of fedveil have, and the writing of an app's folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from fedveil import __version__
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
+from fedveil.errors import DeploymentError
+from fedveil.record.run_folder import make_folder
+
+#: The roster of an app whose protection needs one, to be filled in.
+EMPTY_ROSTER = """\
+# Every client's public signing key, a line for each, from `fedveil identity FILE`:
+#   client-0: "64 hexadecimal digits"
+# This file is for the server. A client only trusts the roster in its own node configuration.
+"""
 
 
 def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
@@ -15,6 +29,39 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
     )
 
 
+def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
+    """Write the files of an app, given their texts by name. Returns their paths.
+
+    An existing file is never overwritten unless its content is equal.
+    """
+    taken = [
+        path
+        for path, text in files.items()
+        if (folder / path).exists() and not _holds(folder / path, text)
+    ]
+    if taken:
+        raise DeploymentError(
+            f"{folder} holds {', '.join(sorted(taken))} already, which would change: name another "
+            f"folder"
+        )
+    for path, text in files.items():
+        target = folder / path
+        make_folder(target.parent)
+        try:
+            write_whole(target, text.encode())
+        except OSError as error:
+            raise DeploymentError(f"{target} cannot be written: {error.strerror}") from None
+    return [folder / path for path in files]
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Return True if the file at `path` contains exactly this text."""
+    try:
+        return read_bytes(path, MOST_DATA_BYTES) == text.encode()
+    except OSError:
+        return False
+
+
 _PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -25,7 +72,7 @@ name = "{name}"
 version = "1.0.0"
 description = "A fedveil {what} on Flower."
 license = {{ text = "as its owner decides" }}
-dependencies = ["flwr>=1.41,<1.42", "fedveil[{extras}]=={version}"]
+dependencies = ["flwr>=1.41,<1.43", "fedveil[{extras}]=={version}"]
 
 [tool.flwr.app]
 publisher = "fedveil"

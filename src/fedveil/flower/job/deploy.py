@@ -7,14 +7,12 @@ import sys
 from pathlib import Path
 
 from fedveil.base import own_code
-from fedveil.base.files import write_whole
-from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes, read_text
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_text
 from fedveil.engine.assembly import load_data, make_partition
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import JOB, ROSTER, check_deployable
-from fedveil.flower.job.app_project import app_pyproject
-from fedveil.record.run_folder import make_folder
+from fedveil.flower.job.app_project import EMPTY_ROSTER, app_pyproject, write_files
 
 #: Flower's limit on an app's name.
 _MAX_NAME = 32
@@ -52,34 +50,9 @@ def write_app(folder: Path, job: Job) -> list[Path]:
         "README.md": _README.format(name=name, clients=job.clients.number),
     }
     if job.protection.position.needs_roster(job.protection.settings):
-        files[ROSTER] = _ROSTER
+        files[ROSTER] = EMPTY_ROSTER
     files |= _own_modules(job.own_names)
-    taken = [
-        path
-        for path, text in files.items()
-        if (folder / path).exists() and not _holds(folder / path, text)
-    ]
-    if taken:
-        raise DeploymentError(
-            f"{folder} holds {', '.join(sorted(taken))} already, which would change: name another "
-            f"folder"
-        )
-    for path, text in files.items():
-        target = folder / path
-        make_folder(target.parent)
-        try:
-            write_whole(target, text.encode())
-        except OSError as error:
-            raise DeploymentError(f"{target} cannot be written: {error.strerror}") from None
-    return [folder / path for path in files]
-
-
-def _holds(path: Path, text: str) -> bool:
-    """Return True if the file at `path` contains exactly this text."""
-    try:
-        return read_bytes(path, MOST_DATA_BYTES) == text.encode()
-    except OSError:
-        return False
+    return write_files(folder, files)
 
 
 def _app_name(name: str) -> str:
@@ -130,12 +103,6 @@ from fedveil.flower.job import client_app
 
 app = client_app(Path(__file__).parent)
 '''
-
-_ROSTER = """\
-# Every client's public signing key, a line for each, from `fedveil identity FILE`:
-#   client-0: "64 hexadecimal digits"
-# This file is for the server. A client only trusts the roster in its own node configuration.
-"""
 
 _README = """\
 # {name}: a fedveil job on Flower

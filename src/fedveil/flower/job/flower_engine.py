@@ -101,8 +101,8 @@ class FlowerEngine(Engine):
         Raises an error for unsendable reports.
         """
         protection = make_protection(job, dimension, Deployed(self._roster))
-        weights = np.empty(dimension, np.float32)
-        check_carried(f"a model of {dimension:,} numbers", encoded_bytes({"weights": weights}))
+        weights = np.empty(job.training.sent_length(dimension), np.float32)
+        check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))
         check_report(protection)
         return protection
 

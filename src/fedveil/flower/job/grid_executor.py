@@ -141,11 +141,11 @@ class GridExecutor(Executor):
 
     def _common(self, trains: bool) -> Message:
         context, shape = self._context, self._shape
-        common = {"opening": self._opening, "round": context.round, "dimension": len(context.model)}
+        common = {"opening": self._opening, "round": context.round, "dimension": len(context.sent)}
         if not trains:
             return common
         return common | {
-            "weights": context.model,
+            "weights": context.sent,
             "example_shape": telling(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,

@@ -40,7 +40,7 @@ from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, 
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update, origin_of
 from fedveil.protections.catalog import find
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.differences import differences
@@ -192,38 +192,6 @@ def _check_own_job(job: Job, member: Member) -> None:
         )
 
 
-def _own_roster(job: Job, member: Member) -> Mapping[ClientId, bytes]:
-    """Return all clients' public keys, from the file that this client's own operator gave it.
-
-    The app's roster comes from the server, which could put its own keys into it and then read every
-    update. So does the app's job, from which the server could remove active security. Raises
-    `DeploymentError` if the job needs a roster and the operator gave none, or if the operator gave
-    one that the job does not need.
-    """
-    needed = job.protection.position.needs_roster(job.protection.settings)
-    if not needed and (member.roster or member.identity):
-        raise DeploymentError(
-            f"this node's configuration names keys for signed rounds (roster, identity), and the "
-            f"app's job has protection.name = {job.protection.name} without active_security, which "
-            f"a server that lies can open: set active_security in the job, or remove the keys from "
-            f"the node's configuration"
-        )
-    if not needed:
-        return {}
-    if member.roster is None:
-        raise DeploymentError(
-            f"protection.name = {job.protection.name} with active_security rests on every client's "
-            f"public key, and this node's configuration names no file with them: add "
-            f"roster='/path/to/roster.yaml' to flower-supernode --node-config, a file that did not "
-            f"come from the server"
-        )
-    if not member.roster.exists():
-        raise DeploymentError(
-            f"there is no roster {member.roster}, which this node's configuration names"
-        )
-    return app_folder.read_roster(member.roster)
-
-
 def _answer(job: Job, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
@@ -242,22 +210,23 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
     state = SealedState(member.keys, job_digest(job), member.client, context.state)
     kept = state.take(round)
     deployed = Deployed(
-        roster=_own_roster(job, member),
+        roster=app_folder.own_roster(job.protection, member.roster, member.identity),
         identity=None if member.identity is None else read_identity(member.identity),
     )
-    protection = make_protection(job, dimension, deployed)
+    protection = make_protection(job, job.training.report_length(dimension), deployed)
 
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
-    def half(examples: int, model: Update) -> ClientRound:
+    def half(examples: int, sent: Update) -> ClientRound:
         mine = protection.client_round(
             ClientContext(
                 client=member.client,
                 round=round,
-                model=model,
+                model=sent[: protection.dimension],
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
                 answered=AnsweredFile(answered_file),
+                origin=origin_of(sent, protection.dimension),
             )
         )
         if kept is not None and not opening:

@@ -90,7 +90,9 @@ class DiscreteGaussian:
         """Add an independent draw to every value, in place. Integers of 32 bits wrap around."""
         redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
         if len(redo):
-            values[redo] += self.draw(len(redo), entropy)
+            more = np.zeros(len(redo), values.dtype)  # one kind of integers: compiled once
+            self.add_to(more, entropy)
+            values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
         """Add draws without place bits to `values`. Returns the indices of the rejected draws."""

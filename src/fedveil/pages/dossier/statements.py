@@ -17,6 +17,7 @@ from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
 from fedveil.privacy.loss import format_delta, format_epsilon
+from fedveil.protections.catalog import POSITIONS
 from fedveil.record.account_lines import UNPROTECTED
 
 _REPLACE = (
@@ -81,7 +82,9 @@ def _federated(evidence: Evidence) -> Iterator[Statement]:
     if last["promise_run_every_round"] == "none":
         against = ""
     holds = [f"The guarantee holds against {against}.", trusted] if against else []
-    none = "the protection is a class of the user's own, or guarantees nothing"
+    none = f"the protection {run.job['protection']['name']} states no finite epsilon here"
+    if run.job["protection"]["name"] not in POSITIONS:
+        none = "the protection is a class of the user's own, which the dossier does not load"
     yield Statement("trust", "Trust model", holds, none)
     name = run.job["protection"]["name"]
     settings = {k: v for k, v in _settings(run.job["protection"]).items() if v is not None}
@@ -94,8 +97,6 @@ def _federated(evidence: Evidence) -> Iterator[Statement]:
 
 def _settings(switch: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a job's protection."""
-    from fedveil.protections.catalog import POSITIONS
-
     position = POSITIONS.get(str(switch["name"]))
     block = position.block if position is not None else "own"
     return dict(switch.get(block or "") or {})
@@ -170,6 +171,8 @@ def _composition(accounts: list[Account]) -> list[str]:
         how = "the privacy curves are composed"
         if account.adaptive:
             how = "epsilons add up, since losses may depend on earlier rounds"
+        if any(r["law"] == "none" for r in account.releases):
+            how = "a release of law 'none' is not protected, so no epsilon is finite"
         found.append(f"For {account.of}: {', '.join(laws) or 'no release'}; {how}.")
     return found
 

@@ -1,0 +1,73 @@
+"""Compiles the loops of a job's protection in a second process, once on a machine.
+
+Compiling holds the GIL, so a thread would not help. The first process imports PyTorch and compiles
+the training in the meantime, and then finds the loops in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from fedveil.base.kernels import is_cached
+from fedveil.base.message import decode, encode
+from fedveil.engine.job_protection import make_protection
+from fedveil.entropy import Seeded
+from fedveil.federated.job import Job
+from fedveil.protections.base import ClientContext, RoundContext
+
+#: The loops do not depend on the length of an update.
+_DIMENSION = 1000
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def precompiling(job: Job) -> Iterator[None]:
+    """Compile the loops of the job's protection beside this block, unless they are cached.
+
+    Does nothing on one core. The second process ends with the block.
+    """
+    loop = job.protection.position.loop
+    if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:
+        yield
+        return
+    command = [sys.executable, "-m", "fedveil.engine.precompile"]
+    try:
+        beside = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    except OSError:  # the run compiles its loops itself
+        yield
+        return
+    try:
+        assert beside.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError), beside.stdin as to:
+            to.write(job.model_dump_json().encode())
+        yield
+    finally:
+        beside.kill()
+        beside.wait()
+
+
+def make_one_report(job: Job) -> None:
+    """Make a report as a client of the job does, and receive it as its server does. No masks."""
+    protection = make_protection(job.with_({"simulation.masks": False}), _DIMENSION)
+    model = np.zeros(protection.dimension, np.float32)
+    server = protection.server_round(RoundContext(range(job.clients_per_round), 1, model))
+    told = server.opening()
+    half = protection.client_round(ClientContext(0, 1, model, 1, Seeded(0)))
+    update = np.ones_like(model) if half.wants_update(told) else None
+    server.receive(0, decode(encode(half.respond(told, update))))
+
+
+if __name__ == "__main__":
+    make_one_report(Job(**json.loads(sys.stdin.read())))

@@ -1,0 +1,74 @@
+"""Epsilon of different losses whose order and number are chosen in view of earlier results.
+
+For each order a of a fixed grid, a loss has the Rényi cost log E[exp((a - 1) L)] / (a - 1), where L
+is its privacy loss. Costs of one order add up, also if each loss is chosen adaptively, as long as
+their sum stays within a fixed limit (Feldman and Zrnic, Individual Privacy Accounting via a Rényi
+Filter, 2021). By Markov's inequality, the total loss then exceeds the sum by more than
+log(1 / delta) / (a - 1) with probability at most delta. All orders are stated together, so each
+gets an equal share of delta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedveil.base.array_types import Float64s
+from fedveil.base.lazy import special
+from fedveil.base.validate import within
+from fedveil.privacy.compose import Charge
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.loss_distribution import LossDistribution
+
+#: The orders, less 1: from 1/2 to 128.
+_ABOVE_ONE: Float64s = 2.0 ** np.arange(-1.0, 7.5, 0.5)
+#: Every sum may be this much too small.
+_ROUNDING = 1e-9
+
+
+def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
+    """Return the epsilon at `delta` of all (loss, count) pairs together. Never rounded down.
+
+    >>> from fedveil.privacy import Gaussian, PrivacyLoss
+    >>> from fedveil.privacy.renyi_filter import filtered_epsilon
+    >>> sampled, noisy = PrivacyLoss(0.5), PrivacyLoss.of_release(Gaussian(9.0))
+    >>> round(filtered_epsilon([(sampled, 3), (noisy, 4)], 1e-6), 1)
+    2.8
+    """
+    total, lost = np.zeros(len(_ABOVE_ONE)), 0.0
+    for loss, count in charges:
+        cost, infinite = _cost(loss)
+        total, lost = total + count * cost, lost + count * infinite
+    left = within("delta", delta, 0, 1) - lost
+    if left <= 0:
+        return math.inf
+    epsilons = total + (math.log(len(_ABOVE_ONE) / left)) / _ABOVE_ONE
+    return float(epsilons.min()) * (1 + _ROUNDING)
+
+
+def _cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
+    """Return a loss's Rényi cost at each order, and the probability of an infinite loss."""
+    release = loss.release
+    if isinstance(release, Gaussian):
+        return (1 + _ABOVE_ONE) / (2 * release.ratio**2), 0.0
+    if release is not None:
+        return _of_distribution(release.distribution())
+    if math.isinf(loss.epsilon):
+        return np.full(len(_ABOVE_ONE), math.inf), 0.0
+    # Of all (epsilon, 0) mechanisms, randomized response loses most.
+    likely = 1 / (1 + math.exp(-loss.epsilon))
+    losses, chances = np.array([loss.epsilon, -loss.epsilon]), np.array([likely, 1 - likely])
+    return _moments(losses, chances), loss.delta
+
+
+def _of_distribution(found: LossDistribution) -> tuple[Float64s, float]:
+    return _moments(found.losses, found.masses), found.infinite
+
+
+def _moments(losses: Float64s, chances: Float64s) -> Float64s:
+    some = chances > 0
+    exponents = np.outer(_ABOVE_ONE, losses[some])
+    moments: Float64s = special().logsumexp(exponents, axis=1, b=chances[some])
+    return np.asarray(np.maximum(moments, 0.0) / _ABOVE_ONE, np.float64)

@@ -1,0 +1,101 @@
+"""Quantiles under rr and oue: a search in which each client answers one yes-or-no question.
+
+A client says whether its value is below an edge, by randomized response with the whole epsilon. A
+client that does not count (another group, a missing value) says yes with probability q instead. So
+the share of yes, less q, is positive above the quantile q and negative below it, and nobody needs
+the number of clients that count. Each round asks other clients about the edge at the middle of
+what is known: the median of the places at which the answers so far put the quantile (a noisy
+binary search; Burnashev and Zigangirov, 1974).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from fedveil.base.array_types import Float64s
+from fedveil.base.lazy import special
+from fedveil.statistics.answers import Estimate
+
+
+class Search:
+    """The answers of a search for the quantile `q` between `edges`."""
+
+    def __init__(self, edges: Float64s, q: float) -> None:
+        self.edges, self.q = edges, q
+        #: For each edge that was asked: Σ excess / v, Σ 1 / v, and Σ noise / v², of the answers'
+        #: variances v.
+        self._answers: dict[int, Float64s] = defaultdict(lambda: np.zeros(3))
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds: as many as a binary search without noise would need."""
+        return math.ceil(math.log2(len(self.edges) - 1))
+
+    def next(self) -> int:
+        """Return the index of the edge to ask about, which is none of the two ends."""
+        weights = np.zeros(len(self.edges) - 1)
+        for edge, (total, precision, _) in self._answers.items():
+            score = total / math.sqrt(precision)
+            # The logarithm of the chance that the quantile is below the edge, or above it.
+            weights[:edge] += float(special().log_ndtr(score))
+            weights[edge:] += float(special().log_ndtr(-score))
+        chances = np.cumsum(np.exp(weights - weights.max()))
+        return 1 + int(np.abs(chances[:-1] / chances[-1] - 0.5).argmin())
+
+    def answered(self, edge: int, share: float, noise: float, clients: int) -> None:
+        """Record the share of yes among `clients`, with the variance of its noise."""
+        variance = noise + self.q * (1 - self.q) / clients
+        self._answers[edge] += [(share - self.q) / variance, 1 / variance, noise / variance**2]
+
+    def estimate(self, z: float, label: dict[str, str]) -> Estimate:
+        """Return where the rising function nearest to the answers crosses zero.
+
+        The interval begins at the last edge before the first that is not significantly below the
+        quantile, and ends likewise. It misses the quantile only if one given edge, the nearest on
+        that side, is significant by chance.
+        """
+        asked = sorted(self._answers)
+        totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
+        scores = totals / np.sqrt(precisions)
+        low = high = 0
+        while low < len(asked) and scores[low] < -z:
+            low += 1
+        while high < len(asked) and scores[-1 - high] > z:
+            high += 1
+        places = [0, *asked, len(self.edges) - 1]
+        ends = float(self.edges[places[low]]), float(self.edges[places[-1 - high]])
+        first, last = min(ends), max(ends)
+        rising = np.array([-self.q, *_rising(totals / precisions, precisions), 1 - self.q])
+        value = float(np.interp(0.0, *_strict(rising, self.edges[places])))
+        spread, part = (last - first) / (2 * z), float(noises.sum() / precisions.sum())
+        return Estimate(
+            label={**label, "quantile": f"{self.q:g}"},
+            value=min(max(value, first), last),
+            low=first,
+            high=last,
+            noise=spread * math.sqrt(part),
+            sampling=spread * math.sqrt(max(0.0, 1 - part)),
+        )
+
+
+def _rising(values: Float64s, weights: Float64s) -> list[float]:
+    """Return the rising values nearest to `values` in weighted squares, by pooling neighbours."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        pool = float(value), float(weight), 1
+        while pools and pools[-1][0] >= pool[0]:
+            mean, mass, many = pools.pop()
+            both = mass + pool[1]
+            pool = (mean * mass + pool[0] * pool[1]) / both, both, many + pool[2]
+        pools.append(pool)
+    return [mean for mean, _, many in pools for _ in range(many)]
+
+
+def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
+    """Return values that rise strictly, with the mean place of equal ones."""
+    clipped = np.clip(values, values[0], values[-1])
+    distinct, inverse = np.unique(clipped, return_inverse=True)
+    return distinct, np.bincount(inverse, places) / np.bincount(inverse)

@@ -1,0 +1,69 @@
+"""Means and variances under rr and oue, from numbers that are drawn as -1 or 1."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedveil.statistics.encodings import Scaled
+from fedveil.statistics.estimates import Sums, correlation, of_ends, ratio
+from statistics_parts import asked, only
+
+
+@pytest.mark.parametrize(("squares", "true"), [(False, 40.0), (True, 400.0)])
+def test_intervals_from_ends_cover_the_population(squares: bool, true: float) -> None:
+    """Beta(2, 3) on [0, 100]: the mean is 40, and the variance 400."""
+    column, rng, hits, errors = Scaled("x", [0.0, 100.0]), np.random.default_rng(4), 0, []
+    asked_of, clients, noise = 1501, 4003, 90.0
+    for _ in range(300):
+        counts = []
+        for power in (1, 2)[: 1 + squares]:
+            x = 2 * rng.beta(2, 3, asked_of) - 1
+            ones = (rng.random(asked_of) < (1 + x**power) / 2).sum()
+            counts += [asked_of - ones, ones]
+        values = np.array(counts) * clients / asked_of + rng.normal(0, noise, len(counts))
+        sums = Sums(values, np.full(len(counts), noise**2), asked_of, clients)
+        found = ratio(sums, *of_ends(column, squares=squares), {}, 1.96)
+        hits += found.low <= true <= found.high
+        errors.append((found.value - true) / np.hypot(found.noise, found.sampling))
+    assert hits >= 274  # 95%, less three deviations
+    assert 0.85 < np.std(errors) < 1.15
+    assert abs(np.mean(errors)) < 5 / np.sqrt(300)
+
+
+@pytest.mark.parametrize("protection", ["rr", "oue"])
+def test_a_variance_of_groups_is_near_the_truth(protection: str) -> None:
+    rng = np.random.default_rng(5)
+    data = {"x": rng.beta(2, 3, 6007) * 9, "g": rng.choice(["a", "b"], 6007, p=[0.8, 0.2])}
+    question = {
+        "ask": "variance", "column": "x", "range": [0.0, 9.0], "by": "g", "groups": ["a"],
+    }  # fmt: skip
+    answers = asked({"v": question}, data, protection, epsilon=5.0, fidelity="aggregate")
+    (found,) = answers["v"].estimates
+    true = data["x"][data["g"] == "a"].var()
+    assert abs(found.value - true) < 4 * np.hypot(found.noise, found.sampling)
+    assert found.noise < true
+    assert answers.epsilon == 5.0
+
+
+def test_a_correlation_whose_variances_drown_in_noise_states_nothing() -> None:
+    """Clipped at 1, it would otherwise have an interval of no width."""
+    shape, present = correlation()
+    sums = Sums(np.array([0.0, 0.0, -985.0, -985.0, 60.0, 1000.0]), np.full(6, 100.0), 1000, 1000)
+    found = ratio(sums, shape, present, {}, 1.96)
+    assert (found.low, found.high) == (-1, 1)
+    small = Sums(sums.values, np.full(6, 1e-4), 1000, 1000)
+    clipped = ratio(small, shape, present, {}, 1.96)
+    assert clipped.value == 1
+    assert clipped.noise > 0
+
+
+def test_a_table_of_two_columns_has_groups() -> None:
+    data = {"a": ["u", "v", "u", "v", "u"], "b": ["x", "x", "y", "y", "x"], "g": list("pqpqq")}
+    question = {
+        "ask": "contingency", "column": "a", "categories": ["u", "v"], "other": "b",
+        "other_categories": ["x", "y"], "by": "g", "groups": ["q", "p"],
+    }  # fmt: skip
+    found = only(question, data)
+    assert [e.value for e in found] == [1, 0, 1, 1, 1, 1, 0, 0]
+    assert found[2].label == {"g": "q", "a": "v", "b": "x"}

@@ -1,0 +1,135 @@
+"""Frequent words: how many letters a round adds, which prefixes survive, which words are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.errors import JobError, MessageInvalid
+from fedveil.statistics.prefixes import END, PrefixTree, extended, letters_of
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.question_settings import QuestionSettings
+from fedveil.statistics.schedule import Schedule, Step
+
+DIGITS = "0123456789"
+
+
+def words(**keys: Any) -> QuestionSettings:
+    return QuestionSettings(**{"ask": "heavy_hitters", "column": "w", **keys})
+
+
+def test_rounds_are_as_few_as_a_report_can_carry_under_rr_and_oue() -> None:
+    asked = words(alphabet=DIGITS, length=6, most=20)
+    assert letters_of(asked, local=False) == [1] * 6
+    assert letters_of(asked, local=True) == [3, 3]
+    assert letters_of(words(length=12, most=20), local=True) == [2] * 6
+    assert letters_of(words(alphabet="ab", length=3), local=True) == [3]
+    for question in (asked, words(length=11, most=7), words(alphabet="ab", length=31, most=900)):
+        letters = letters_of(question, local=True)
+        assert sum(letters) == question.length
+        for number, added in enumerate(letters):
+            prefixes = ["x"] * (8 * question.most if number else 1)
+            assert len(prefixes) * len(question.alphabet) ** added <= 1 << 18
+
+
+def test_candidates_are_longer_prefixes_and_ended_words() -> None:
+    question = words(alphabet="ab", length=4)
+    assert extended([""], question, 2) == [
+        "a" + END, "aa", "ab", "b" + END, "ba", "bb",
+    ]  # fmt: skip
+    assert extended(["ba"], question, 1) == ["ba" + END, "baa", "bab"]
+
+
+def test_words_are_told_from_noise_with_few_false_ones() -> None:
+    rng = np.random.default_rng(9)
+    question = words(alphabet=DIGITS, length=3, most=500)
+    false = true = 0
+    for _ in range(40):
+        tree = PrefixTree(question, local=True)
+        counts = rng.normal(0, 1, len(extended([""], question, 3)))
+        held = rng.choice(len(counts), 50, replace=False)
+        counts[held] += 4
+        tree.answered(counts, np.ones(len(counts)))
+        names = extended([""], question, 3)
+        real = {names[i].removesuffix(END) for i in held}
+        found = {found.word for found in tree.found}
+        false, true = false + len(found - real), true + len(found & real)
+    assert 0.05 < false / (false + true) < 0.13  # a tenth
+    assert true > 0.9 * 40 * 50
+    assert tree.over
+
+
+def test_a_prefix_survives_under_rr_and_oue_that_sums_would_drop() -> None:
+    question, counts = words(alphabet="abc", length=25, most=2), np.array([0.5, 1.9, 9.0])
+    survivors = {}
+    for local in (True, False):
+        tree = PrefixTree(question, local=local)
+        tree.letters[0] = 1
+        many = extended([""], question, 1)
+        tree.answered(np.array([counts["abc".index(w[0])] if len(w) == 1 else 0 for w in many]),
+                      np.full(len(many), 1.8))  # fmt: skip
+        survivors[local] = tree.prefixes
+    assert survivors == {True: ["c", "b"], False: ["c"]}
+
+
+def test_too_many_words_for_a_report_are_refused() -> None:
+    letters = "".join(chr(0x4E00 + i) for i in range(2000))
+    with pytest.raises(JobError, match=r"most = 20 with 2,000 letters is too many words"):
+        QuestionFile.read(
+            {
+                "protection": "not_encrypt",
+                "questions": {"w": {"ask": "heavy_hitters", "column": "w", "alphabet": letters}},
+            },
+            [],
+        )
+
+
+def local_file(**more: Any) -> QuestionFile:
+    questions = {
+        "n": {"ask": "count", "weight": 3.0},
+        "w": {"ask": "heavy_hitters", "column": "w", "alphabet": DIGITS, "length": 6, "most": 2},
+        "q": {"ask": "quantiles", "column": "x", "range": [0.0, 8.0], "at": [0.5], "cells": 4},
+    }
+    return QuestionFile.read(
+        {"protection": "oue", "epsilon": 1.0, "questions": questions, **more}, []
+    )
+
+
+def test_clients_are_divided_by_weight_and_the_last_round_of_words_asks_most() -> None:
+    schedule = Schedule(local_file())
+    # A count of weight 3, two rounds of a search of weight 1, and two rounds of words.
+    cohorts = [schedule.cohort(Step(number), 1001) for number in range(1, schedule.rounds + 1)]
+    assert [len(cohort) for cohort in cohorts] == [601, 100, 100, 50, 150]
+    assert sorted(client for cohort in cohorts for client in cohort) == list(range(1001))
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Step(1, {"w": [""]}), "names what round 1 does not ask"),
+        (Step(1, edge=1), "field edge is 1, which round 1 has not"),
+        (Step(2), "field edge is 0, which round 2 has not"),
+        (Step(2, edge=4), "field edge is 4"),
+        (Step(4), "names what round 4 does not ask"),
+        (Step(4, {"w": ["1"]}), "not of 0 letters"),
+        (Step(5, {"w": ["12"]}), "not of 3 letters"),
+        (Step(5, {"w": ["1a2"]}), "not of 3 letters"),
+        (Step(5, {"w": ["123", "123"]}), "one twice"),
+        (Step(5, {"w": [f"{n:03d}" for n in range(17)]}), "too many words"),
+        (Step(6), "outside"),
+    ],
+)
+def test_a_server_cannot_ask_for_what_the_question_does_not(step: Step, said: str) -> None:
+    with pytest.raises(MessageInvalid, match=said):
+        Step.of(step.message(), local_file())
+
+
+def test_steps_travel_unchanged() -> None:
+    for step in (Step(1), Step(3, edge=2), Step(5, {"w": ["123", "900"]})):
+        assert Step.of(step.message(), local_file()) == step
+    summed = local_file(protection="central_gaussian")
+    assert Step.of(Step(2, {"w": ["7", "1"]}).message(), summed) == Step(2, {"w": ["7", "1"]})
+    with pytest.raises(MessageInvalid, match="not of 1 letters"):
+        Step.of(Step(2, {"w": ["71"]}).message(), summed)
