@@ -64,7 +64,8 @@ def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
     assert list(anchors(other)) == [("bank", *head)]
     said = [head]
     assert faults(path, said) == []
-    for lines in (LINES[:-1], [*LINES[:1], *LINES[2:]], [*LINES[:4], "failed"]):
+    begun = [LINES[0], "step 8", *LINES[2:]]
+    for lines in (LINES[:-1], [*LINES[:1], *LINES[2:]], [*LINES[:4], "failed"], begun):
         for file in (path, tmp_path / CHAIN):
             file.unlink()
         again = EventLog(path)
