@@ -75,7 +75,7 @@ class Calibrator(Settings):
     def decided(self, probabilities: Float64s) -> npt.NDArray[np.int64]:
         """Return the number of each example's predicted class."""
         if self.threshold is None:
-            return probabilities.argmax(axis=1)
+            return np.asarray(probabilities.argmax(axis=1), np.int64)
         return (probabilities[:, 1] >= self.threshold).astype(np.int64)
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +43,10 @@ from fedveil.vertical.rows import Ids, Positions
 #: The number of ids sent at a time, while the same number is raised on either side.
 BATCH = 1 << 12
 
-#: The number of ids, by subset.
-Counts = Mapping[str, int]
+#: A set of examples: one of a task's, or the rows to score.
+Set: TypeAlias = Any
+#: The number of ids, by set.
+Counts = Mapping[Set, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +57,8 @@ class Found:
     follower drew, or -1 if the follower does not have it.
     """
 
-    places: Mapping[str, Mapping[str, Positions]]
-    _raised: Mapping[str, Mapping[str, tuple[Points, Points]]]
+    places: Mapping[Set, Mapping[str, Positions]]
+    _raised: Mapping[Set, Mapping[str, tuple[Points, Points]]]
     _blinding: Blinding
 
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
@@ -101,15 +104,15 @@ class Exchanged:
         )  # fmt: skip
 
 
-def lead(ids: Mapping[str, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
+def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
     """Find, for each follower, the places of the leader's ids. Raises Unfit for an invalid answer.
 
     `counts` has the number of ids that each follower says that it has. If a follower or the leader
     has none, there is nothing to find.
     """
     blinding = Blinding(Secure())
-    places: dict[str, Mapping[str, Positions]] = {}
-    raised: dict[str, Mapping[str, tuple[Points, Points]]] = {}
+    places: dict[Set, Mapping[str, Positions]] = {}
+    raised: dict[Set, Mapping[str, tuple[Points, Points]]] = {}
     for subset in ids:
         having = {name: held[subset] for name, held in counts.items() if held[subset]}
         table = _Table(ids[subset], having if len(ids[subset]) else {}, subset)
@@ -118,8 +121,8 @@ def lead(ids: Mapping[str, Ids], counts: Mapping[str, Counts], attempt: int) -> 
 
 
 def follow(
-    ids: Mapping[str, Ids], leads: Counts, leader: str, attempt: int, first: Message
-) -> Exchange[tuple[Message, Mapping[str, Exchanged]]]:
+    ids: Mapping[Set, Ids], leads: Counts, leader: str, attempt: int, first: Message
+) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
     """Run a follower's side. Returns the leader's message that ends it, and the exchanges by
     subset.
 
@@ -127,7 +130,7 @@ def follow(
     subset is omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
     """
     blinding, message = Blinding(Secure()), first
-    done: dict[str, Exchanged] = {}
+    done: dict[Set, Exchanged] = {}
     for subset in ids:
         order = Secure().permutation(len(ids[subset]))
         shuffled = ids[subset][order]

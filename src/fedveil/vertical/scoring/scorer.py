@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array
-from fedveil.base.message import Message, only_fields, take, take_array
+from fedveil.base.message import Message, Value, only_fields, take, take_array
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
@@ -170,7 +170,7 @@ class Scorer:
                 self._check(asked)
                 self._request += 1
                 allowed = self.scored.allowed(self._used[asked])
-                said = {"kind": "allowed", "request": self._request}
+                said: dict[str, Value] = {"kind": "allowed", "request": self._request}
                 yield Send(leader, {**said, "allowed": allowed.astype(np.uint8)})
                 going = self._asked((yield from received(leader)), "go", self._request)
                 if not np.isin(going, asked[allowed]).all():

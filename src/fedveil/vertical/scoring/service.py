@@ -139,8 +139,9 @@ class PredictionService:
             self.failure = error
             self._failed.set()
             return Answer(503, {"error": "a party is lost"})
-        if is_one and (error := found[0].get("error")) is not None:
-            return Answer(404 if error == _UNKNOWN else 403, found[0])
+        why = found[0].get("error")
+        if is_one and why is not None:
+            return Answer(404 if why == _UNKNOWN else 403, found[0])
         return Answer(200, found[0] if is_one else {"predictions": found})
 
     def _ended(self, work: asyncio.Future[Any]) -> None:

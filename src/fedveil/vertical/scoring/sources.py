@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from fedveil.errors import (
     RunFolderError,
     Unfit,
 )
-from fedveil.link.channel import drive, drive_together
+from fedveil.link.channel import Exchange, drive, drive_together
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
@@ -34,6 +34,8 @@ from fedveil.vertical.rows import Positions, align
 from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.row_alignment import PURPOSE
 from fedveil.vertical.scoring.scorer import Scorer, Scores
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -70,7 +72,7 @@ class Together:
         leader = self.leader
         followers = {n: s for n, s in self._all.items() if n != leader.name}
         positions = self._place[rows]
-        exchanges = {leader.name: _once(leader, positions)}
+        exchanges: dict[str, Exchange[Any]] = {leader.name: _once(leader, positions)}
         for name, scorer in followers.items():
             exchanges[name] = scorer.answer()
         found: Scores = drive_together(exchanges, encoded=self._encoded)[leader.name]
@@ -115,7 +117,7 @@ class Apart:
         self._place = _places(self.common, len(self.leader.ids))
         self._agreed = True
 
-    def _retrying(self, work: Callable[[], Scores]) -> Scores:
+    def _retrying(self, work: Callable[[], T]) -> T:
         while True:
             try:
                 return work()
@@ -197,7 +199,7 @@ def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
     return files
 
 
-def _once(leader: Scorer, positions: Positions):  # type: ignore[no-untyped-def]
+def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
     found = yield from leader.ask(positions)
     yield from leader.finish()
     return found
