@@ -63,17 +63,17 @@ class Served:
         self._loop.close()
 
     def ask(
-        self, path: str, body: Any = None, method: str = "", tls: ssl.SSLContext | None = None
+        self, path: str, body: Any = None, tls: ssl.SSLContext | None = None, timeout: float = 30
     ) -> tuple[int, Any]:
         connection: http.client.HTTPConnection
         if tls is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         else:
             connection = http.client.HTTPSConnection(
                 "127.0.0.1", self.port, timeout=30, context=tls
             )
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
-        connection.request(method or ("GET" if body is None else "POST"), path, data)
+        connection.request("GET" if body is None else "POST", path, data)
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
@@ -150,7 +150,7 @@ def test_a_full_queue_refuses_and_a_lost_party_ends_the_service(
     going, ids = threading.Event(), source.leader.ids[source.common].tolist()
 
     def scores(rows: Any) -> Any:
-        going.wait(30)
+        going.wait(10)
         raise ExchangeError("bank sent nonsense")
 
     monkeypatch.setattr(source, "scores", scores)
@@ -162,7 +162,7 @@ def test_a_full_queue_refuses_and_a_lost_party_ends_the_service(
         first.start()
         while not served.service._waiting:
             pass
-        assert served.ask("/predict", {"id": ids[1]})[0] == 503
+        assert served.ask("/predict", {"id": ids[1]}, timeout=5)[0] == 503
         assert served.ask("/health")[0] == 200
         going.set()
         first.join(30)
