@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.rows import Rows
+from fedveil.vertical.rows import Order
 from fedveil.vertical.split import Crossing, SplitModel
-from fedveil.vertical.task import Subset
 
 
-def sentences(job: VerticalJob, split: SplitModel, rows: Mapping[Subset, Rows]) -> Iterator[str]:
-    """Yield one sentence for each direction between two parties."""
-    train, test = rows["train"].count, rows["test"].count
-    each = f"of each of {train:,} training examples in every epoch"
+def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
+    """Yield one sentence for each direction between two parties.
+
+    `order` has the training examples, and there are `held_out` others.
+    """
+    each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
-        each += f" and of {test:,} held-out examples in every evaluation"
+        each += f" and of {held_out:,} held-out examples in every evaluation"
+    if order.aside:
+        each += f", and once of {order.aside:,} training examples set aside"
     for sender, receiver in dict.fromkeys((c.sender, c.receiver) for c in split.crossings):
         parts = [c for c in split.crossings if (c.sender, c.receiver) == (sender, receiver)]
         yield f"{sender} sends {receiver}, {each}: {_listed([_output(c) for c in parts])}."
@@ -28,8 +31,12 @@ def sentences(job: VerticalJob, split: SplitModel, rows: Mapping[Subset, Rows]) 
     others = _listed(list(split.followers))
     if job.record.followers_see_loss:
         yield f"{split.leader} tells {others} the mean loss of every step."
-    labels = "drawn under label_dp" if job.privacy.label_dp else "unprotected in the gradients"
-    yield f"No party sends its columns, its weights or its labels: the labels are {labels}."
+    labels = "Nothing protects the labels in the gradients."
+    if job.privacy.label_dp is not None:
+        labels = "The labels in training are drawn under label_dp."
+    elif job.privacy.label_protection is not None:
+        labels = "The noise in the gradients hinders the reading of labels."
+    yield f"No party sends its weights or its labels. {labels}"
 
 
 def _output(crossing: Crossing) -> str:

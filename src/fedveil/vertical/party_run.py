@@ -145,7 +145,8 @@ class PartyRun:
             self.log.show_records()
             for sentence in account.opening(self.setting.split, self.name):
                 self.log.say(sentence)
-            for sentence in sentences(job, self.setting.split, self.setting.rows):
+            held_out = self.setting.rows["test"].count
+            for sentence in sentences(job, self.setting.split, parts.order, held_out):
                 self.log.event(f"{CROSSES}{sentence}")
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
                 self.log.say(forecast)
