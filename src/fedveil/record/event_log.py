@@ -36,7 +36,8 @@ class EventLog:
         for file, held in ((path, self._log), (chain, self._chain)):
             if file.stat().st_size and not _ends_whole(file):
                 _append(held, b"\n")
-        self._count, self._head = len(digests), digests[-1].decode() if digests else _START
+        self._count = len(digests)
+        self._head = digests[-1].decode("ascii", "replace") if digests else _START
         # A log without a chain is of an earlier version. A killed process may lack the last digest.
         if not digests or len(lines) == len(digests) + 1:
             for line in lines[len(digests) :]:
