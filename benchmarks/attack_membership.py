@@ -6,7 +6,8 @@ overfitted: Location-30 and purchase100-synthetic with the dense network of the 
 with LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every
 protection with two or three settings. mnist and purchase: the same for the other two datasets. At
 quick the parts take 4, 6, 10 and 20 minutes of one core. Half of that is each job's four reference
-runs, of which standard has 16.
+runs, of which standard has 32. clients: whether a client took part, for 4 and 20 clients with
+examples of Location-30, under every protection with a few settings.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import partial
 import torch
 
 from fedveil.attacks.effort import Effort, Watch
+from fedveil.attacks.membership import client_membership
 from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.target import Target
 from fedveil.data.datasets import load
@@ -67,6 +69,12 @@ POSITIONS = {
         for e in (9.6, 4.8, 1)
     },
 }
+BY_CLIENT = (
+    "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50", "distributed_dp, target_epsilon 500",
+    "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8",
+    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100", "rr, eps 9.6",
+    "oue, eps 9.6",
+)  # fmt: skip
 SHOWN = (
     "accuracy on members", "accuracy on others", "loss balanced accuracy",
     "calibrated loss balanced accuracy", "shadow models balanced accuracy", "LiRA AUC",
@@ -135,16 +143,7 @@ def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
     for name, settings in POSITIONS.items():
         if not name.startswith(only):
             continue
-        position = name.partition(",")[0]
-        clients = Job.load(None, job).clients_per_round
-        threshold = f"reconstruct_secrets_threshold={clients // 2 + 1}"
-        settings = (
-            f"protection.pw_encrypt.{threshold}",
-            f"protection.distributed_dp.{threshold}",
-            "protection.distributed_dp.dropout_tolerance=0",
-            *settings,
-        )
-        overrides = (*job, f"protection.name={position}", *settings)
+        overrides = under(name, settings, job)
         report = Target.of(Job.load(None, overrides)).promised()
         finding = found(name, overrides, effort)
         figures = {figure.name: figure for figure in finding.figures}
@@ -158,11 +157,50 @@ def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
         print(f"| {name} | {spent} | {' | '.join(cells)} |", flush=True)
 
 
+def under(name: str, settings: Sequence[str], job: Sequence[str]) -> tuple[str, ...]:
+    """Return a job's overrides with the protection that `name` begins with, and its settings."""
+    clients = Job.load(None, job).clients_per_round
+    threshold = f"reconstruct_secrets_threshold={clients // 2 + 1}"
+    return (
+        *job,
+        f"protection.name={name.partition(',')[0]}",
+        f"protection.pw_encrypt.{threshold}",
+        f"protection.distributed_dp.{threshold}",
+        "protection.distributed_dp.dropout_tolerance=0",
+        *settings,
+    )
+
+
+def clients(effort: Effort, only: str) -> None:
+    """Print how well clients that took part are told from others, for 4 and 20 clients."""
+    shown = ("client AUC", "client balanced accuracy", "client TPR at 1.0% FPR")
+    print(f"\n| clients, effort {effort} | rounds | epsilon | {' | '.join(shown)} | seconds |")
+    print("|---" * (4 + len(shown)) + "|")
+    for count in (4, 20):
+        job = (*MANY, f"clients={{number: {count}, fraction: 1.0}}")
+        for name in BY_CLIENT:
+            if not f"{count} {name}".startswith(only):
+                continue
+            began = time.monotonic()
+            target = Target.of(Job.load(None, under(name, POSITIONS[name], job)))
+            finding = client_membership.attack(target, effort, Watch())
+            spent = told(finding.epsilon, finding.delta)
+            found = [str(finding.figure(figure)).partition(", g")[0] for figure in shown]
+            cells = [text.removeprefix(figure) for text, figure in zip(found, shown, strict=True)]
+            rounds = min(target.job.rounds, 5 if effort == "quick" else 20)
+            taken = f"{time.monotonic() - began:.0f}"
+            print(
+                f"| {count}, {name} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |",
+                flush=True,
+            )
+
+
 PARTS = {
     "overfitted": overfitted,
     "positions": positions,
     "mnist": partial(overfitted_positions, data="MNIST"),
     "purchase": partial(overfitted_positions, data="purchase100"),
+    "clients": clients,
 }
 
 

@@ -4,6 +4,7 @@
 EXPERIMENTS = {
     "signds-table": "signds_table:SignDSTable",
     "signds-lenet": "signds_lenet:SignDSLeNet",
+    "dp-encrypt-clients": "noise_by_clients:NoiseByClients",
     "ldp-convergence": "ldp_figures:Convergence",
     "ldp-cells": "ldp_figures:Cells",
     "ldp-epsilon": "ldp_figures:Epsilons",

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any, get_args
 
 import numpy as np
@@ -38,6 +39,7 @@ from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.starter import DEFAULT_JOB
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
+from fedveil.studies.evidence import idle, learnt, with_interval
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.studies.saved_results import kept
 from fedveil.studies.several_runs import ended_run
@@ -82,6 +84,9 @@ _RATES = {"small": 1.6, "medium": 2.56, "full": 2.56}
 _LEAST_STEPS, _MOST_STEPS = 1, 6
 #: The share of the training examples used only to judge rates.
 _HELD = 10
+#: Labels of the digits. Accuracies less than `_APART` apart are nearly the same.
+_LABELS, _APART = 10, 0.1
+_FEW = "fewer than two points end above chance level"
 _ASKED = 120
 
 
@@ -136,18 +141,17 @@ class AccuracyEpsilon(Experiment):
         seeds, job = SEEDS[scale], study.job
         ran = (
             f"{job.clients.number:,} clients, {job.rounds} rounds, {job.model} on {job.data.name}, "
-            f"{seeds} seed{'s' if seeds > 1 else ''} a point; delta {job.privacy.delta:g}, "
-            f"replace-one, a client that is drawn in every round. The server's rate of every point "
-            f"was chosen on a tenth of the training examples that was held back, from "
-            f"{_RATES[scale]:g} downwards by factors of {STEP:g}; the test examples have chosen "
-            f"nothing. No epsilon covers that choice. {', '.join(LIKE)} have the rates of "
-            f"{', '.join(LIKE.values())}, whose noise is much the same. Clips are the bundled "
-            f"job's. Members are told from others by two attacks: by the loss of the finished "
-            f"model, and by one client's report in the first round, which begins with the same "
-            f"model at every point."
+            f"delta {job.privacy.delta:g}, replace-one, a client that is drawn in every round. "
+            f"The server's rate of every point was chosen on a tenth of the training examples that "
+            f"was held back, from {_RATES[scale]:g} downwards by factors of {STEP:g}; the test "
+            f"examples have chosen nothing. No epsilon covers that choice. {', '.join(LIKE)} have "
+            f"the rates of {', '.join(LIKE.values())}, whose noise is much the same. Clips are the "
+            f"bundled job's. Members are told from others by two attacks: by the loss of the "
+            f"finished model, and by one client's report in the first round, which begins with the "
+            f"same model at every point."
         )
         picture = folder / "accuracy-epsilon.svg"
-        return Outcome(ran, verdicts(points), [_table(points)], (), [picture])
+        return Outcome(ran, verdicts(points), [_table(points)], (), [picture], seeds)
 
 
 class Study:
@@ -295,30 +299,58 @@ def _by_report(target: Target, pool: Pool) -> Measured:
 
 def verdicts(points: Sequence[Point]) -> list[Verdict]:
     """Judge the sources' claims about epsilons, here at equal promises."""
-    by = {name: sorted((p.epsilon, p.accuracy) for p in points if p.position == name)
-          for name in (*SUM, *REPORT)}  # fmt: skip
+    reached = {
+        name: [
+            (p.epsilon, p.accuracies)
+            for p in sorted(points, key=lambda p: p.epsilon)
+            if p.position == name
+        ]
+        for name in (*BARE, *SUM, *REPORT)
+    }
+    return judged(reached)
+
+
+def judged(reached: Mapping[str, Sequence[tuple[float, Sequence[float]]]]) -> list[Verdict]:
+    """Judge the claims by the accuracies of all seeds, from the smallest epsilon to the largest.
+
+    `reached` maps the name of a protection to its points.
+    """
+    plain = [mean(each) for name in BARE for _, each in reached.get(name, ())]
+    bare = idle({"without noise": min(plain)}, _LABELS) if plain else ""
     found = []
     for name in REPORT:
-        least, most = by[name][0], by[name][-1]
+        mine = reached[name]
+        good = [point for point in mine if learnt(mean(point[1]), _LABELS)]
+        least, most = good[0] if good else mine[0], mine[-1]
         found.append(
             Verdict.of(
-                most[1] > least[1],
+                mean(most[1]) > mean(least[1]),
                 f"{name}: accuracy grows with epsilon",
                 "it grows",
-                f"{least[1]:.3f} at {least[0]:.3g}, {most[1]:.3f} at {most[0]:.3g}",
+                f"{with_interval(least[1])} at {least[0]:.3g}, "
+                f"{with_interval(most[1])} at {most[0]:.3g}",
+                held_to="the largest epsilon above the smallest one above chance level",
                 same="less noise in every report",
                 other="the rate that was chosen hides it",
+                nothing=bare or ("" if len(good) > 1 else _FEW),
             )
         )
-    apart = max(abs(a - b) for (_, a), (_, b) in zip(by["rr"], by["oue"], strict=True))
+    pairs = [
+        (mean(a), mean(b))
+        for (_, a), (_, b) in zip(reached["rr"], reached["oue"], strict=True)
+        if learnt(mean(a), _LABELS) and learnt(mean(b), _LABELS)
+    ]
+    apart = max((abs(a - b) for a, b in pairs), default=0.0)
     found.append(
         Verdict.of(
-            apart < 0.1,
+            apart < _APART,
             "rr and oue at the same epsilon",
             "nearly the same",
             f"at most {apart:.3f} apart",
+            held_to=f"less than {_APART:g} apart where both end above chance level",
             same="at equal promises for the whole run, not at equal parameters",
             other="at equal promises they are not at equal parameters",
+            nothing=bare or ("" if pairs else _FEW),
         )
     )
     return found

@@ -58,13 +58,16 @@ def _unsplit(job: VerticalJob, evidence: Evidence, effort: Effort) -> torch.Tens
     """Attack as `Aim` does, but from blocks that were never trained."""
     task = make_task(job)
     assert isinstance(task, image_cut.ImageCut)
-    network = task.images.network
+    images = task.images
+
+    def made() -> torch.nn.Module:
+        return image_cut.block_of(images.network, images.shape[0])
 
     def other(number: int) -> torch.nn.Module:
-        return initial(1000 + number, image_cut.BLOCK, lambda: image_cut.block_of(network))
+        return initial(1000 + number, image_cut.BLOCK, made)
 
     return unsplit.invert(
-        other, evidence, image_cut.SHAPE, low=-1.0, high=1.0,
+        other, evidence, images.shape, low=-1.0, high=1.0,
         starts=by_effort(effort, 2, 5, 10), rounds=by_effort(effort, 45, 150, 500),
     ).inputs  # fmt: skip
 

@@ -3,9 +3,10 @@
     block:  edge    <- data.image    a convolution and a stage of residual blocks, trained before
     rest:   leader  <- block         the other stages, which are trained here
 
-The block was trained on public images of the same classes, and is not trained further. The edge has
-it, and so does every attacker. The cut lies before the block's last ReLU, with which `rest` begins:
-the network is unchanged, and so are the bits, 1 where a value is above 0.
+The block was trained on public images, and is not trained further. The edge has it, and so does
+every attacker. Of CIFAR-10, one half of the training images is the parties', and of the other half
+the first five classes are public. The cut lies before the block's last ReLU, with which `rest`
+begins: the network is unchanged, and so are the bits, 1 where a value is above 0.
 
 There is no batch normalisation, whose answer to one image depends on others: groups of channels
 are normalised within an image.
@@ -15,20 +16,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
+from fedveil.data import cifar10, image_folder
+from fedveil.data.data_folders import find
 from fedveil.data.datasets import load
 from fedveil.data.examples import Dataset, Examples
+from fedveil.entropy import Seeded
+from fedveil.errors import DataUnavailable
 from fedveil.tasks.scoring import ByLabel
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
 
 BLOCK, REST, EDGE = "block", "rest", "edge"
 SHAPE, CLASSES = (1, 28, 28), 10
+#: CIFAR-10 from JPEG files in $FEDVEIL_DATA/cifar10, in place of the official ones.
+JPEG = "cifar10_jpeg"
 _OPTIMIZER = Optimizer("adam", lr=0.001)
 _BATCH = 32
 
@@ -56,6 +64,7 @@ class Images:
     most_train: int = 60_000
     most_test: int = 10_000
     epochs_before: int = 3
+    shape: tuple[int, int, int] = SHAPE
 
 
 class Residual(nn.Module):
@@ -78,10 +87,10 @@ class Residual(nn.Module):
         return total
 
 
-def block_of(network: Network) -> nn.Sequential:
-    """Return the part before the cut, untrained."""
+def block_of(network: Network, channels: int = SHAPE[0]) -> nn.Sequential:
+    """Return the part before the cut, untrained, for images with `channels` channels."""
     width = network.widths[0]
-    stem = [nn.Conv2d(SHAPE[0], width, 3, 1, 1, bias=False), nn.GroupNorm(4, width)]
+    stem = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.GroupNorm(4, width)]
     residuals = (Residual(width, width, 1) for _ in range(network.blocks))
     return nn.Sequential(*stem, *(layer for each in residuals for layer in (nn.ReLU(), each)))
 
@@ -111,10 +120,13 @@ class ImageCut(ByLabel):
         self.images, self._seed = images, seed
 
     def split_model(self) -> SplitModel:
-        network = self.images.network
-        block, rest = block_of(network), initial(self._seed, REST, lambda: rest_of(network))
+        network, (channels, *size) = self.images.network, self.images.shape
+        block, rest = (
+            block_of(network, channels),
+            initial(self._seed, REST, lambda: rest_of(network)),
+        )
         block.load_state_dict(trained_block(self.images))
-        inner = (network.widths[0], *SHAPE[1:])
+        inner = (network.widths[0], *size)
         parts = [
             Part(BLOCK, EDGE, ("data.image",), inner, block, frozen=True),
             Part(REST, self.leader, (BLOCK,), (CLASSES,), rest, optimizer=_OPTIMIZER),
@@ -136,19 +148,34 @@ class ImageCut(ByLabel):
 
 def _public_and_own(data: str) -> tuple[Examples, Dataset]:
     """Return the block's public training images, and the data set of the parties."""
-    if data != "digits":
+    if data in ("mnist", "fashion_mnist"):
         return load("digits").train, load(data)
-    whole = load("digits")
-    half = len(whole.train) // 2
-    first, second = (whole.train.of(part) for part in (slice(half), slice(half, None)))
+    whole = loaded(data)
+    order = Seeded(0, "halves").permutation(len(whole.train))
+    if data == "digits":
+        order = np.arange(len(whole.train))
+    first, second = (whole.train.of(part) for part in np.array_split(order, 2))
+    if data != "digits":
+        first = first.of(first.y < CLASSES // 2)
     return first, replace(whole, train=second)
+
+
+@lru_cache(maxsize=1)
+def loaded(data: str) -> Dataset:
+    """Return the data set, from the JPEG files of CIFAR-10 too."""
+    if data != JPEG:
+        return load(data)
+    train = find(cifar10.FOLDER, image_folder.TRAIN)
+    if train is None:
+        raise DataUnavailable(f"data {data}: {cifar10.FOLDER}/train is not on this machine")
+    return load(image_folder.NAME, folder=str(train.parent))
 
 
 @lru_cache(maxsize=4)
 def trained_block(images: Images) -> dict[str, torch.Tensor]:
     """Return the block's weights after training on public images, independent of the job's seed."""
     public, _ = _public_and_own(images.data)
-    block = initial(0, BLOCK, lambda: block_of(images.network))
+    block = initial(0, BLOCK, lambda: block_of(images.network, images.shape[0]))
     model = nn.Sequential(block, initial(0, "before", lambda: rest_of(images.network)))
     optimizer = torch.optim.Adam(model.parameters(), _OPTIMIZER.lr)
     x, y = torch.from_numpy(public.x.copy()), torch.from_numpy(public.y.copy())
@@ -176,7 +203,20 @@ TASKS = {
     "digits_medium": Images("digits", RESNET_18),
     "digits_small": Images("digits", SLIM),
     "digits_tiny": Images("digits", TINY, 64, 64, 1),
+    **{
+        f"{data}_{scale}": Images(data, network, train, test, shape=cifar10.SHAPE)
+        for data in ("cifar10", JPEG)
+        for scale, network, train, test in (
+            ("full", RESNET_18, 25_000, 10_000),
+            ("medium", RESNET_18, 2_500, 1_000),
+            ("small", SLIM, 3_000, 2_000),
+        )
+    },
 }
-mnist_full, mnist_medium, mnist_small, digits_full, digits_medium, digits_small, digits_tiny = (
-    partial(task_of, name) for name in TASKS
-)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the function that makes the task called `name`, as jobs name it."""
+    if name in TASKS:
+        return partial(task_of, name)
+    raise AttributeError(name)

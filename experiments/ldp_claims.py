@@ -4,41 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.ldp_jobs import BASELINES, CELLS, LARGE, SPLITS, TASKS, Task
+from experiments.ldp_jobs import (
+    BASELINES,
+    CELLS,
+    LARGE,
+    LOCATION,
+    SPLITS,
+    Task,
+    labels,
+    source_task,
+)
 from fedveil.privacy.finding import Measured
-from fedveil.studies.experiment import Verdict
+from fedveil.studies.evidence import Lost, idle
+from fedveil.studies.experiment import Scale, Verdict
 from fedveil.studies.several_runs import Runs, accuracy, falls, listed, mean_accuracy
 
 #: Loss rates by task and mechanism.
-Rates = Mapping[tuple[Task, str], Sequence[float]]
+Rates = Mapping[tuple[Task, str], Lost]
 #: Mean accuracies within this distance count as equal: one seed is noisy.
 _SLACK = 0.02
 
 
-def _falling(values: Sequence[float], slack: float, what: str, *, same: str, other: str) -> Verdict:
-    """Judge whether loss rates fall all the way, but for rises up to `slack`."""
-    ours = listed(values)
-    return Verdict.of(falls(values, slack), what, "falls", ours, same=same, other=other)
+def _falling(lost: Lost, slack: float, what: str, *, same: str, other: str) -> Verdict:
+    """Judge whether loss rates fall all the way from the first run that learnt something."""
+    return Verdict.of(
+        bool(lost.trend) and falls(lost.trend, slack), what, "falls", listed(lost.rates),
+        held_to=f"the last is below the first run above chance level; no rise above {slack:g}",
+        same=same, other=other, nothing=lost.nothing,
+    )  # fmt: skip
 
 
 def converges(runs: Runs, kind: str) -> Verdict:
     """Judge whether a larger epsilon converges faster."""
-    speeds = [mean_accuracy(runs[f"{kind}-{eps:g}"]) for eps in LARGE]
+    noisy = [runs[f"{kind}-{eps:g}"] for eps in LARGE]
+    plain = [accuracy(runs["plain"])] * len(LARGE)
+    lost = Lost(plain, [accuracy(run) for run in noisy], 10)
+    speeds = [mean_accuracy(run) for run in noisy]
+    told = speeds[len(speeds) - len(lost.trend) :]
     return Verdict.of(
-        falls([-speed for speed in speeds], _SLACK),
+        bool(told) and falls([-speed for speed in told], _SLACK),
         f"{kind}: mean accuracy over all rounds, by epsilon {listed(LARGE, 1)}",
         "rises with epsilon", listed(speeds),
+        held_to=f"the last is above the first run above chance level; no fall above {_SLACK:g}",
         same="less noise, sooner there",
         other="it does not rise from each epsilon to the next",
+        nothing=lost.nothing,
     )  # fmt: skip
 
 
-def cells_help(series: tuple[str, float], rates: Sequence[float]) -> Verdict:
+def cells_help(series: tuple[str, float], lost: Lost) -> Verdict:
     """Judge whether the loss falls all the way to the most cells."""
     split, eps = series
-    best = min(zip(rates, CELLS, strict=True))[1]
+    best = min(zip(lost.rates, CELLS, strict=True))[1]
     return _falling(
-        rates, 0.03,
+        lost, 0.03,
         f"{split}, epsilon {eps:g}: accuracy-loss rate at {', '.join(map(str, CELLS))} cells",
         same="at this epsilon rounding costs more than the noise, which grows with the cells too",
         other=f"the noise grows with the cells: its variance is (cells + 1)(2 cells + 1)/(3 cells) "
@@ -46,64 +65,89 @@ def cells_help(series: tuple[str, float], rates: Sequence[float]) -> Verdict:
     )  # fmt: skip
 
 
-def baselines_reached(runs: Runs) -> Iterator[Verdict]:
-    """Judge the accuracies without protection."""
-    for task in TASKS:
-        reached, theirs = accuracy(runs[task]), BASELINES[task, "iid"]
+def baselines_reached(scale: Scale, runs: Runs, tasks: Sequence[Task]) -> Iterator[Verdict]:
+    """Judge the accuracies without protection. The source has none of Location-30."""
+    for task in tasks:
+        if task == LOCATION:
+            continue
+        reached, theirs = accuracy(runs[task]), BASELINES[source_task(task), "iid"]
         yield Verdict.of(
             abs(reached - theirs) <= 0.01, f"{task}: accuracy without protection",
-            f"{theirs:.4f}", f"{reached:.4f}",
+            f"{theirs:.4f}", f"{reached:.4f}", held_to="at most 0.01 apart",
             same="within a point", other="the data, the model or the rounds are not the source's",
+            nothing=idle({task: reached}, labels(scale, task)),
         )  # fmt: skip
 
 
 def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
     """Judge the trends of the source's text by these loss rates."""
     nothing, unusable, alike = 0.05, 0.5, 0.1
-    for (task, kind), values in rates.items():
+    for (task, kind), lost in rates.items():
         yield _falling(
-            values, 0.05, f"{task}, {kind}: accuracy-loss rate by epsilon",
+            lost, 0.05, f"{task}, {kind}: accuracy-loss rate by epsilon",
             same="less noise, less lost", other="it rises somewhere by more than one seed explains",
         )  # fmt: skip
-    ends = [values[-1] for values in rates.values()]
+    plain = next((lost.without for lost in rates.values() if lost.without), "")
+    collapsed = [f"{task}, {kind}" for (task, kind), lost in rates.items() if not lost.learnt[-1]]
+    ends = [lost.rates[-1] for lost in rates.values()]
     yield Verdict.of(
         max(ends) <= nothing, "the largest epsilon", "nearly nothing is lost", listed(ends),
+        held_to=f"each at most {nothing:g}",
         same=f"at most {nothing:g} of the accuracy", other="noise and rounding still cost",
+        nothing=plain or (f"at chance level: {'; '.join(collapsed)}" if collapsed else ""),
     )  # fmt: skip
-    starts = [values[0] for values in rates.values()]
+    starts = [lost.rates[0] for lost in rates.values()]
     yield Verdict.of(
         min(starts) >= unusable, "the smallest epsilon", "the model does not converge",
-        listed(starts),
+        listed(starts), held_to=f"each at least {unusable:g}",
         same=f"at least {unusable:g} of the accuracy is lost", other="it still learns",
+        nothing=plain,
     )  # fmt: skip
-    for task in TASKS:
-        apart = [oue - rr for rr, oue in zip(rates[task, "rr"], rates[task, "oue"], strict=True)]
+    for task in dict.fromkeys(task for task, _ in rates):
+        rr, oue = rates[task, "rr"], rates[task, "oue"]
+        apart = [b - a for a, b in zip(rr.rates, oue.rates, strict=True)]
+        both = [a and b for a, b in zip(rr.learnt, oue.learnt, strict=True)]
+        compared = [abs(each) for each, ok in zip(apart, both, strict=True) if ok]
+        silent = "" if compared else "at no epsilon do both end above chance level"
         yield Verdict.of(
-            max(map(abs, apart)) <= alike, f"{task}: OUE's loss rate less RR's",
+            max(compared, default=0.0) <= alike, f"{task}: OUE's loss rate less RR's",
             "nearly 0", listed(apart),
+            held_to=f"at most {alike:g} where both end above chance level",
             same=f"they lie at most {alike:g} apart",
             other="at equal epsilon OUE's estimate has about four times RR's variance, or more: a "
             "report of RR costs twice as much",
+            nothing=rr.without or silent,
         )  # fmt: skip
 
 
 def leakage_within(leaks: Mapping[Task, Sequence[Measured]]) -> Iterator[Verdict]:
-    """Judge whether every leakage rate lies on the axis of the source's figure."""
+    """Judge whether every leakage rate lies on the axis of the source's figure.
+
+    An attack that guesses even without protection measures nothing.
+    """
     low, high = 0.45, 0.75
     for task, measured in leaks.items():
         values = [leak.value for leak in measured]
+        plain = measured[0]
+        guesses = (
+            f"without protection the attack is right {plain.value:.3f} of the time, "
+            f"[{plain.low:.3f}, {plain.high:.3f}], which holds the 0.5 of guessing"
+        )
         yield Verdict.of(
             low <= min(values) and max(values) <= high,
             f"{task}: leakage rate without protection, and of RR by epsilon",
-            f"an axis from {low:g} to {high:g}", listed(values),
-            same="all lie on that axis", other="the model is better known by heart, or less",
+            f"an axis from {low:g} to {high:g}", listed(values), held_to="all lie on that axis",
+            same=f"the interval without protection, [{plain.low:.3f}, {plain.high:.3f}], lies "
+            f"above guessing, and all rates lie on the axis",
+            other="the model is better known by heart, or less",
+            nothing="" if plain.low > 0.5 else guesses,
         )  # fmt: skip
 
 
-def clients_help(kind: str, numbers: Sequence[int], rates: Sequence[float]) -> Verdict:
+def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
     """Judge whether the loss falls with the number of clients."""
     return _falling(
-        rates, 0.05, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
+        lost, 0.05, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
         same="with more reports the variance of their sum rises, as the source says, and that of "
         "their mean falls",
         other="it rises somewhere by more than one seed explains",
@@ -111,60 +155,82 @@ def clients_help(kind: str, numbers: Sequence[int], rates: Sequence[float]) -> V
 
 
 def few_labels_cost_without(runs: Runs) -> Verdict:
-    """Judge whether non-IID ends below IID without protection."""
+    """Judge whether both baselines are the source's, with non-IID below IID."""
     theirs = [BASELINES["lenet-mnist", split] for split in SPLITS]
     ours = [accuracy(runs[split]) for split in SPLITS]
+    near = all(abs(a - b) <= 0.01 for a, b in zip(ours, theirs, strict=True))
     return Verdict.of(
-        ours[1] < ours[0], "without protection: accuracy IID, non-IID",
-        listed(theirs, 4), listed(ours, 4),
+        near and ours[1] < ours[0], "without protection: accuracy IID, non-IID",
+        listed(theirs, 4), listed(ours, 4), held_to="at most 0.01 apart, and non-IID below IID",
         same="non-IID ends below, after twice the rounds",
-        other="twice the rounds make up for what few labels cost",
+        other="the data, the model or the rounds are not the source's, or twice the rounds make "
+        "up for what few labels cost",
+        nothing=idle(dict(zip(SPLITS, ours, strict=True)), 10),
     )  # fmt: skip
 
 
-def few_labels_cost(iid: Sequence[float], shards: Sequence[float]) -> Verdict:
-    """Judge whether non-IID loses more at every epsilon at which either still learns."""
-    pairs = [f"{a:.3f} / {b:.3f}" for a, b in zip(iid, shards, strict=True)]
+def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
+    """Judge whether non-IID loses more at every epsilon at which both learn."""
+    pairs = [*zip(iid.rates, shards.rates, strict=True)]
+    both = [a and b for a, b in zip(iid.learnt, shards.learnt, strict=True)]
+    compared = [pair for pair, ok in zip(pairs, both, strict=True) if ok]
+    more = [b - a for a, b in compared]
+    silent = "" if compared else "at no epsilon do both end above chance level"
     return Verdict.of(
-        all(b > a for a, b in zip(iid, shards, strict=True)),
+        bool(more) and min(more) > -_SLACK and max(more) > _SLACK,
         f"accuracy-loss rate IID / non-IID at epsilon {listed(LARGE, 1)}",
-        "non-IID loses more", ", ".join(pairs),
+        "non-IID loses more", ", ".join(f"{a:.3f} / {b:.3f}" for a, b in pairs),
+        held_to=f"where both end above chance level: more than {_SLACK:g} more at one epsilon, and "
+        f"at none {_SLACK:g} less",
         same="clients of few labels pull further apart, and the noise comes on top",
-        other="not at every epsilon: twice the rounds make up for some of it, and where nothing "
-        "is learnt both lose alike",
+        other="not at every epsilon: twice the rounds make up for some of it",
+        nothing=iid.without or shards.without or silent,
     )  # fmt: skip
 
 
-def adapting_helps(runs: Runs, spent: Mapping[str, float]) -> Iterator[Verdict]:
+def adapting_helps(
+    scale: Scale, runs: Runs, spent: Mapping[str, float], tasks: Sequence[Task]
+) -> Iterator[Verdict]:
     """Judge the source's claims about the strategy on these runs."""
     speed = {name: mean_accuracy(run) for name, run in runs.items()}
-    gains = {task: speed[f"{task}-adaptive"] - speed[f"{task}-fixed"] for task in TASKS}
-    for task in TASKS:
+    gains = {task: speed[f"{task}-adaptive"] - speed[f"{task}-fixed"] for task in tasks}
+
+    def silent(task: Task, *kinds: str) -> str:
+        reached = {f"{task}-{kind}": accuracy(runs[f"{task}-{kind}"]) for kind in kinds}
+        return idle(reached, labels(scale, task))
+
+    for task in tasks:
         yield Verdict.of(
             gains[task] > _SLACK, f"{task}: mean accuracy over all rounds, fixed and adaptive",
             "adaptive is faster", f"{speed[f'{task}-fixed']:.3f}, {speed[f'{task}-adaptive']:.3f}",
+            held_to=f"more than {_SLACK:g} above the fixed one",
             same="it adds less noise", other="no faster than one seed explains",
+            nothing=silent(task, "fixed", "adaptive"),
         )  # fmt: skip
-    lenet, dnn = (gains[task] for task in TASKS)
+    lenet, dnn = tasks[:2]
     yield Verdict.of(
-        lenet > dnn, "gain of LeNet, gain of the net of Purchase-100",
-        "LeNet gains more", f"{lenet:+.3f}, {dnn:+.3f}",
-        same="its successive models differ more",
+        gains[lenet] > gains[dnn], f"gain of {lenet}, gain of {dnn}",
+        "LeNet gains more", f"{gains[lenet]:+.3f}, {gains[dnn]:+.3f}",
+        held_to="the first is larger", same="its successive models differ more",
         other="how alike successive models are depends on the noise in them as much as on what "
         "they learnt",
+        nothing=silent(lenet, "fixed", "adaptive") or silent(dnn, "fixed", "adaptive"),
     )  # fmt: skip
-    for task in TASKS:
+    for task in tasks:
         grown = spent[f"{task}-adaptive"] / spent[f"{task}-fixed"]
         yield Verdict.of(
             grown <= 1.0001, f"{task}: the total budget", "unchanged", f"{grown:.2f} times as much",
+            held_to="at most 1.0001 times as much",
             same="every quotient was 1", other="A_s is at most 1, so that eps / A_s is never below "
             "eps: all it can do is to spend more",
+            nothing=silent(task, "adaptive"),
         )  # fmt: skip
         at_total = speed[f"{task}-adaptive"] - speed[f"{task}-same-total"]
         yield Verdict.of(
             at_total > _SLACK, f"{task}: mean accuracy over all rounds, adaptive less a fixed "
             "epsilon of the same total", "adaptive is faster", f"{at_total:+.3f}",
-            same="it spends where it matters",
+            held_to=f"more than {_SLACK:g}", same="it spends where it matters",
             other="no more than one seed explains: what it gains, it gains by spending more, and "
             "so does a larger fixed epsilon",
+            nothing=silent(task, "adaptive", "same-total"),
         )  # fmt: skip

@@ -23,10 +23,10 @@ from experiments.ldp_jobs import (
     LARGE,
     MECHANISMS,
     SPLITS,
-    TASKS,
     LDPFigure,
     Task,
     estimate_s,
+    labels,
     title,
 )
 from experiments.leakage import leakage
@@ -36,6 +36,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
 from fedveil.record.run_folder import RunFolder
+from fedveil.studies.evidence import Lost
 from fedveil.studies.experiment import Outcome, Scale, Tell
 from fedveil.studies.several_runs import (
     Arm,
@@ -44,7 +45,6 @@ from fedveil.studies.several_runs import (
     curve,
     first_round,
     listed,
-    loss_rate,
     mean_accuracy,
     trained,
 )
@@ -52,18 +52,20 @@ from fedveil.studies.several_runs import (
 More = Mapping[str, Mapping[str, Any]]
 
 
-def _lost(runs: Runs, plain: str, names: Iterable[str]) -> list[float]:
-    return [loss_rate(runs[plain], runs[name]) for name in names]
+def _lost(runs: Runs, plain: str, names: Iterable[str], of: int = 10) -> Lost:
+    """Return the accuracies of `names` beside that of `plain`, on data with `of` labels."""
+    noisy = [accuracy(runs[name]) for name in names]
+    return Lost([accuracy(runs[plain])] * len(noisy), noisy, of)
 
 
 def _rates(
-    name: str, text: str, x: Axis, points: Sequence[float], rates: Mapping[str, Sequence[float]]
+    name: str, text: str, x: Axis, points: Sequence[float], rates: Mapping[str, Lost]
 ) -> Plot:
     """Plot loss rates, a curve for each series."""
     at = [*map(float, points)]
     curves = [
-        Curve(series, at, values, marks=True, protection=series if series in MECHANISMS else "")
-        for series, values in rates.items()
+        Curve(series, at, lost.rates, marks=True, protection=series if series in MECHANISMS else "")
+        for series, lost in rates.items()
     ]
     return Plot(name, text, x, Axis("accuracy-loss rate"), curves)
 
@@ -151,7 +153,7 @@ class Epsilons(LDPFigure):
     what = "What epsilon costs in accuracy, and what a membership attack still finds."
     source = "002, figure 3"
     scales = get_args(Scale)
-    tasks = TASKS
+    dense = True
     medium_rounds = 50  # about half an hour
     #: Some of the four epsilons that are too small to learn anything are omitted below full.
     shown: Mapping[Scale, Sequence[float]] = {
@@ -162,26 +164,28 @@ class Epsilons(LDPFigure):
 
     def table(self, scale: Scale) -> More:
         """Return, for each task, a run without protection, and each mechanism at each epsilon."""
+        tasks = self.tasks(scale)
         return {
-            **{task: {"task": task} for task in TASKS},
+            **{task: {"task": task} for task in tasks},
             **{f"{task}-{kind}-{eps:g}": {"task": task, "protection": kind, "eps": eps}
-               for task in TASKS for kind in MECHANISMS for eps in self.shown[scale]},
+               for task in tasks for kind in MECHANISMS for eps in self.shown[scale]},
         }  # fmt: skip
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Judge all runs, and the attack on the models of RR."""
         tell("membership attacks")
-        shown = self.shown[scale]
-        leaks = {
+        shown, tasks = self.shown[scale], self.tasks(scale)
+        leaks: dict[Task, Sequence[Measured]] = {
             task: [leakage(folder / name) for name in
                    [task, *(f"{task}-rr-{eps:g}" for eps in shown)]]
-            for task in TASKS
+            for task in tasks
         }  # fmt: skip
         rates = {
-            (task, kind): _lost(runs, task, (f"{task}-{kind}-{eps:g}" for eps in shown))
-            for task in TASKS
+            (task, kind): _lost(runs, task, (f"{task}-{kind}-{eps:g}" for eps in shown),
+                                labels(scale, task))
+            for task in tasks
             for kind in MECHANISMS
-        }
+        }  # fmt: skip
         ran = (
             f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced "
             f"accuracy of a loss threshold on the final model, whose attacker knows half of the "
@@ -192,9 +196,10 @@ class Epsilons(LDPFigure):
                 task, f"{title(scale, task)}: accuracy lost by epsilon of a bit",
                 Axis("epsilon", log=True), shown, {kind: rates[task, kind] for kind in MECHANISMS},
             )
-            for task in TASKS
+            for task in tasks
         ]  # fmt: skip
-        verdicts = [*baselines_reached(runs), *epsilon_decides(rates), *leakage_within(leaks)]
+        baselines = baselines_reached(scale, runs, tasks)
+        verdicts = [*baselines, *epsilon_decides(rates), *leakage_within(leaks)]
         return Outcome(ran, verdicts, (), [*plots, _leak_plot(scale, shown, leaks)])
 
 
@@ -239,10 +244,11 @@ class Clients(LDPFigure):
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compute the loss rate of both, against equally many clients without protection."""
         numbers = self.numbers[scale]
-        rates = {
-            kind: [loss_rate(runs[f"not_encrypt-{n}"], runs[f"{kind}-{n}"]) for n in numbers]
-            for kind in MECHANISMS
+        reached = {
+            kind: [accuracy(runs[f"{kind}-{n}"]) for n in numbers]
+            for kind in ("not_encrypt", *MECHANISMS)
         }
+        rates = {kind: Lost(reached["not_encrypt"], reached[kind], 10) for kind in MECHANISMS}
         ran = (
             f"{', '.join(map(str, numbers))} clients, half of them in a round, at epsilon "
             f"{self.eps:g}; the same examples are dealt to all of them, and the loss is that "
@@ -296,10 +302,10 @@ class Adaptive(LDPFigure):
     what = "What the adaptive epsilon does for convergence, and what it spends."
     source = "002, figure 5 and algorithm 2"
     scales = get_args(Scale)
-    tasks = TASKS
+    dense = True
     medium_rounds = 100  # about half an hour
     #: An epsilon for each task at which it converges, but not at once.
-    eps: Mapping[Task, float] = {"lenet-mnist": EPSILONS[5], "dnn-purchase100": EPSILONS[6]}
+    lenet_eps, dense_eps = EPSILONS[5], EPSILONS[6]
     legend: Mapping[str, str] = {
         "fixed": "fixed",
         "adaptive": "adaptive",
@@ -315,8 +321,12 @@ class Adaptive(LDPFigure):
             "adaptive": {"protection": "rr", "adaptive": True},
         }
         return {
-            f"{task}-{kind}": {"task": task, "eps": self.eps[task], **more}
-            for task in TASKS
+            f"{task}-{kind}": {
+                "task": task,
+                "eps": self.lenet_eps if task == "lenet-mnist" else self.dense_eps,
+                **more,
+            }
+            for task in self.tasks(scale)
             for kind, more in kinds.items()
         }
 
@@ -327,14 +337,15 @@ class Adaptive(LDPFigure):
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Run each task with a fixed epsilon at the adaptive one's total too, and compare."""
+        tasks = self.tasks(scale)
         spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
-        more = [self._same_total(scale, task, spent[f"{task}-adaptive"]) for task in TASKS]
+        more = [self._same_total(scale, task, spent[f"{task}-adaptive"]) for task in tasks]
         runs = {**runs, **trained(folder, more, tell)}
         spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
         ran = (
             f"Epsilon of the next round is eps / A_s, A_s the angular similarity of two successive "
-            f"models; eps is {self.eps['lenet-mnist']:g} (LeNet) and "
-            f"{self.eps['dnn-purchase100']:g} (Purchase-100). The source compares with the same "
+            f"models; eps is {self.lenet_eps:g} (LeNet) and {self.dense_eps:g} (the dense nets). "
+            f"The source compares with the same "
             f"eps kept fixed; here also with a fixed one that spends as much in total."
         )
         rows = [
@@ -345,8 +356,8 @@ class Adaptive(LDPFigure):
         columns = ("run", "accuracy, last five tests", "mean over all rounds",
                    "mean epsilon of a bit")  # fmt: skip
         table = Table(columns, rows, "What each run reached, and what it spent.")
-        plots = [self._plot(scale, runs, task) for task in TASKS]
-        return Outcome(ran, list(adapting_helps(runs, spent)), [table], plots)
+        plots = [self._plot(scale, runs, task) for task in tasks]
+        return Outcome(ran, [*adapting_helps(scale, runs, spent, tasks)], [table], plots)
 
     def _same_total(self, scale: Scale, task: Task, eps: float) -> Arm:
         return self.arm(scale, f"{task}-same-total", task, eps=eps, protection="rr")

@@ -10,16 +10,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from fedveil.data import purchase100
+from experiments import small_stand_ins
+from fedveil.data import location30, purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell
 from fedveil.studies.several_runs import Arm, Runs, trained
 
-Task = Literal["lenet-mnist", "dnn-purchase100"]
+Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]
 SPLITS: tuple[Split, ...] = ("iid", "shards")
+#: The source's tasks.
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
+#: The public data set of the same benchmarks whose rows are real and small enough to be at hand.
+LOCATION: Task = "dnn-location30"
 MECHANISMS = ("rr", "oue")
 #: Epsilon of a bit: 0.075 * 2^x.
 EPSILONS = tuple(0.075 * 2**x for x in range(8))
@@ -64,24 +68,25 @@ PLAIN_LR = 0.001
 NON_IID_ROUNDS = 2
 
 _PARTS = "experiments.small_stand_ins"
+_SMALL_DENSE = {"lr": 0.01, "optimizer": "adam", "batch_size": 6, "epochs": 5, "engine": "vmap"}
 #: Replacements for a task that is not of the source's own size.
 _SMALL: Mapping[Task, Mapping[str, Any]] = {
     "lenet-mnist": {
         "data": {"name": f"{_PARTS}:pooled_mnist"},
         "training": {"lr": 0.1, "batch_size": 5, "epochs": 5},
     },
-    "dnn-purchase100": {
-        "data": {"name": f"{_PARTS}:purchase_part_synthetic"},
-        "training": {"lr": 0.01, "optimizer": "adam", "batch_size": 6, "epochs": 5,
-                     "engine": "vmap"},
+    "dnn-purchase100-synthetic": {
+        "data": {"name": f"{_PARTS}:purchase_part_synthetic"}, "training": _SMALL_DENSE
     },
+    LOCATION: {"data": {"name": "location30"}, "training": _SMALL_DENSE},
 }  # fmt: skip
 SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
 #: Seconds of a round on two cores, measured on one machine: of the replacements, of the source's.
 _SMALL_ROUND_S = 0.6
-_ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0}
+_ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0, LOCATION: 1.0}
 _SYNTHETIC = "The file of Purchase-100 is not here: a synthetic set of its shape stands in."
 _ELSEWHERE = "What stands in, and what the source leaves open, is in the index of the pages."
+_SHAPES = "The rows of `dnn-location30` are real; the source has no figure for them."
 #: Text that all pages of 002 share, for their index.
 SHARED = """Without protection the net of Purchase-100 has Adam at 0.001; non-IID runs have twice
 the rounds. Not stated there: one local epoch in batches of 10 (small: five, of 5 or 6), and 50
@@ -89,7 +94,9 @@ cells where they are not varied. Its epsilon is that of one bit of a code: a rep
 (RR) or as much (OUE) for each of the model's parameters. The sum of a cohort's reports is drawn at
 once, from its exact law. At scale small one hidden layer of 24 stands in for LeNet, on 4,000 images
 of MNIST in 7x7 pixels, and for the net of Purchase-100, on 20 classes and 300 features of a
-synthetic set of its shape, with Adam at 0.01 throughout; its jobs:
+synthetic set of its shape, with Adam at 0.01 throughout. `dnn-purchase100-synthetic` is the name of
+that arm. Beside it stands `dnn-location30`, whose rows are real, if its file is on the machine. The
+jobs of scale small:
 """
 
 
@@ -138,20 +145,49 @@ def _full(task: Task, *, perturbed: bool) -> dict[str, Any]:
         plain = {"data": {"name": "mnist"}, "model": "lenet"}
         return {**plain, "training": {**training, "lr": 0.1}}
     training |= {"optimizer": "adam", "lr": 0.01 if perturbed else PLAIN_LR}
-    name = "purchase100" if _purchase_is_here() else purchase100.SYNTHETIC
+    name = {"dnn-purchase100": "purchase100", LOCATION: "location30"}.get(
+        task, purchase100.SYNTHETIC
+    )
     return {"data": {"name": name}, "model": "purchase_dnn", "training": training}
 
 
 def title(scale: Scale, task: Task) -> str:
     """Return the task's title in a plot."""
-    return task if _own_size(scale, task) else f"stand-in for {task}"
+    return task if _own_size(scale, task) else f"small net for {task}"
+
+
+def source_task(task: Task) -> Task:
+    """Return the source's task that `task` repeats, or `task` itself."""
+    return TASKS[1] if task == "dnn-purchase100-synthetic" else task
+
+
+def labels(scale: Scale, task: Task) -> int:
+    """Return the number of labels in the data of `task`."""
+    if task == "lenet-mnist":
+        return 10
+    if task == LOCATION:
+        return location30.CLASSES
+    return purchase100.CLASSES if _own_size(scale, task) else small_stand_ins.CLASSES
+
+
+def tasks_of(scale: Scale) -> tuple[Task, ...]:
+    """Return LeNet, the dense net of Purchase-100, and that of Location-30 if its file is here."""
+    real = scale == "full" and _purchase_is_here()
+    purchase: Task = "dnn-purchase100" if real else "dnn-purchase100-synthetic"
+    here = find(location30.FOLDER, location30.FILE) is not None
+    return ("lenet-mnist", purchase, *((LOCATION,) if here else ()))
 
 
 class LDPFigure(Experiment):
     """A figure of 002: a table of runs, and what the source claims of them."""
 
-    tasks: ClassVar[Sequence[Task]] = ("lenet-mnist",)
+    #: True if the figure has the dense nets beside LeNet.
+    dense: ClassVar[bool] = False
     medium_rounds: ClassVar[int] = 0
+
+    def tasks(self, scale: Scale) -> tuple[Task, ...]:
+        """Return the tasks of the figure."""
+        return tasks_of(scale) if self.dense else TASKS[:1]
 
     @abstractmethod
     def table(self, scale: Scale) -> Mapping[str, Mapping[str, Any]]:
@@ -177,7 +213,7 @@ class LDPFigure(Experiment):
         """Run all arms, and judge them."""
         runs = trained(folder, self.arms(scale), tell)
         found = self.judged(scale, runs, folder, tell)
-        return replace(found, ran=_told(scale, self.tasks, found.ran, self.medium_rounds))
+        return replace(found, ran=_told(scale, self.tasks(scale), found.ran, self.medium_rounds))
 
 
 def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:
@@ -190,6 +226,8 @@ def estimate_s(scale: Scale, jobs: Iterable[Job]) -> float:
 
 
 def _task(job: Job) -> Task:
+    if "location" in job.data.name:
+        return LOCATION
     return "dnn-purchase100" if "purchase" in job.data.name else "lenet-mnist"
 
 
@@ -199,10 +237,12 @@ def _told(scale: Scale, tasks: Sequence[Task], ran: str, medium_rounds: int) -> 
     if scale == "medium":
         parts.append(
             f"LeNet, MNIST and the clients are the source's, for {medium_rounds} rounds in place "
-            f"of 500; Purchase-100 is that of scale small, for as many."
+            f"of 500; the dense nets are those of scale small, for as many."
         )
-    elif scale == "full" and "dnn-purchase100" in tasks and not _purchase_is_here():
+    elif scale == "full" and "dnn-purchase100-synthetic" in tasks:
         parts.append(_SYNTHETIC)
+    if LOCATION in tasks:
+        parts.append(_SHAPES)
     return " ".join([*parts, _ELSEWHERE])
 
 

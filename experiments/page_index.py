@@ -10,7 +10,7 @@ from fedveil.pages.table import Table
 from fedveil.studies.catalog import find, takes_about
 from fedveil.studies.several_runs import settings
 
-_TALLY = re.compile(r"^\*\*(.*) with the source\.\*\* Scale: (\w+)\.$", re.MULTILINE)
+_TALLY = re.compile(r"^\*\*(.*)\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _HEAD = """# The sources' experiments again
 
 The experiments are in the folder `experiments/` of the repository. In a checkout:
@@ -21,8 +21,10 @@ The experiments are in the folder `experiments/` of the repository. In a checkou
     fedveil reproduce NAME                 # the source's own size; cut off, it goes on where it was
 
 Every page says what was run and what was not as in the source, and sets the source's figures
-beside ours; a verdict is computed from the figures. Where the sources' curves are pictures alone,
-what their text says of a curve is what is tested. Each run is one seed.
+beside ours. A verdict is computed from the figures and names the bound that it was held to. It says
+nothing if a run that it needs ended at chance level. Where the sources' curves are pictures alone,
+what their text says of a curve is what is tested.
+[The list of statements](statements.md) has every testable statement of the sources.
 """
 
 
@@ -30,8 +32,10 @@ def index(folder: Path) -> str:
     """Return an index of the experiments' pages in `folder`."""
     columns = ("experiment", "what", "verdicts", "scale", "full takes about")
     pages = Table(columns, [_row(folder, name) for name in EXPERIMENTS])
-    jobs = {task: ldp_jobs.job("small", task, task, protection="rr") for task in ldp_jobs.TASKS}
-    tables = [settings(ldp_jobs.SOURCE[task], jobs[task]) for task in ldp_jobs.TASKS]
+    small = ldp_jobs.tasks_of("small")[: len(ldp_jobs.TASKS)]
+    jobs = [ldp_jobs.job("small", task, task, protection="rr") for task in small]
+    sources = ldp_jobs.SOURCE.values()
+    tables = [settings(source, job) for source, job in zip(sources, jobs, strict=True)]
     parts = (_HEAD, pages.markdown(), "## What the pages of 002 share\n", ldp_jobs.SHARED)
     return "\n".join([*parts, *(f"{table.markdown()}" for table in tables)])
 
@@ -43,4 +47,5 @@ def _row(folder: Path, name: str) -> tuple[str, ...]:
     if found is None:
         return (name, experiment.what, "not run", "", full)
     tally, scale = found.groups()
+    tally = tally.replace(" with the source", "")
     return (f"[{name}]({name}.md)", experiment.what, tally, scale, full)

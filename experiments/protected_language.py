@@ -48,6 +48,8 @@ _SAID = {
 _EVERY, _POINTS = 10, 10
 #: Largest difference from the source's share of the fall that counts as equally small.
 _NEAR = 0.1
+#: A run whose loss falls by a smaller share learnt nothing. The source's falls by 17%.
+_LEAST_FALL = 0.05
 #: The text: the available parts of WikiText-2. The source uses Wikipedia.
 _TEXTS = ("wikitext2-valid.txt", "wikitext2-test.txt")
 
@@ -223,7 +225,8 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
 
 def gap(one: Sequence[float], other: Sequence[float], plain: Sequence[float]) -> float:
     """Return how far `one` lies above `other` on average, as a share of the fall of `plain`."""
-    return mean(a - b for a, b in zip(one, other, strict=True)) / (plain[0] - plain[-1])
+    above, fall = mean(a - b for a, b in zip(one, other, strict=True)), plain[0] - plain[-1]
+    return above / fall if fall else math.inf
 
 
 def apart_by(one: Sequence[float], other: Sequence[float]) -> float:
@@ -239,7 +242,9 @@ def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
         yield Verdict.of(
             mine[-1] < mine[0], f"the loss falls: {_SAID[name]}",
             f"{theirs[0]:.3f} to {theirs[-1]:.3f}", f"{mine[0]:.3f} to {mine[-1]:.3f}",
+            held_to="the last ten steps' mean below the first's",
             same="from that of guessing among all tokens down", other="it does not",
+            nothing=_idle(ours, name),
         )  # fmt: skip
     cost, our_cost = (
         gap(curves[PROTECTED], curves[PLAIN], curves[PLAIN]) for curves in (SOURCE, ours)
@@ -248,16 +253,17 @@ def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
     yield Verdict.of(
         abs(cost - our_cost) <= _NEAR,
         f"what eps {EPS:g} costs: how far its loss lies above, over what the loss falls",
-        f"{cost:.1%}", f"{our_cost:.1%}",
+        f"{cost:.1%}", f"{our_cost:.1%}", held_to=f"at most {_NEAR:.0%} of the fall apart",
         same=f"little: the signs of a vector, 1 in 13 of them false, say most of it; {learnt}",
         other=f"models of other sizes do not learn alike in so few steps; {learnt}",
+        nothing=_idle(ours, PLAIN, PROTECTED),
     )  # fmt: skip
     far, our_far = (apart_by(curves[PROTECTED], curves[APART]) for curves in (SOURCE, ours))
     yield Verdict.of(
         our_far <= max(2 * far, 0.01), f"eps {EPS:g}, one process and two: how far apart",
-        f"{far:.3f}", f"{our_far:.3f}",
+        f"{far:.3f}", f"{our_far:.3f}", held_to=f"at most {max(2 * far, 0.01):.3f}",
         same="both draw their own noise: two processes draw it from the operating system",
-        other="more than the noise explains",
+        other="more than the noise explains", nothing=_idle(ours, PROTECTED, APART),
     )  # fmt: skip
     same = runs[PLAIN].models == runs[PLAIN_APART].models
     equal = list(runs[PLAIN].losses) == list(runs[PLAIN_APART].losses)
@@ -265,9 +271,22 @@ def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
         same and equal, "no protection, one process and two",
         "the loss falls alike; here the same bytes are promised",
         f"{'the same' if equal else 'other'} losses, {'the same' if same else 'other'} weights",
+        held_to="equal bytes",
         same="every step is the same computation, wherever a party is",
-        other="a party on its own computed something else",
+        other="a party on its own computed something else", nothing=_idle(ours, PLAIN, PLAIN_APART),
     )  # fmt: skip
+
+
+def _idle(curves: Mapping[str, Sequence[float]], *names: str) -> str:
+    """Return a sentence that names the runs whose loss hardly fell, or an empty one."""
+    found = [
+        f"{_SAID[name]} ({curve[0]:.3f} to {curve[-1]:.3f})"
+        for name in names
+        for curve in [curves[name]]
+        if curve[-1] > (1 - _LEAST_FALL) * curve[0]
+    ]
+    least = f"the loss falls by less than {_LEAST_FALL:.0%}, as if nothing was learnt: "
+    return f"{least}{', '.join(found)}" if found else ""
 
 
 def _learnt(loss: float, frequencies: float) -> str:

@@ -64,7 +64,7 @@ class SignDSTable(Experiment):
             f"that are drawn."
         )
         tables = [shares, _dimensions(drawn)]
-        return Outcome(ran, _verdicts(mechanism), tables, [_plot(drawn, rounds)])
+        return Outcome(ran, _verdicts(mechanism), tables, [_plot(drawn, rounds)], seeds=0)
 
 
 def aggregate() -> Float64s:
@@ -143,20 +143,23 @@ def _verdicts(mechanism: SignDS) -> list[Verdict]:
     return [
         Verdict.of(
             off <= 0.005, "mean of the three updates", _row(MEAN), _row(mean),
+            held_to="at most 0.005 apart",
             same="to the two places that are printed",
             other=f"they lie up to {off:.2g} apart",
         ),
         Verdict.of(
             abs(step - 1) < 1e-12, "step 2 · r_est · clients at r_est = 1/6", "1", f"{step:g}",
+            held_to="at most 1e-12 apart",
             same="what the step estimate gives", other="the step is another",
         ),
         Verdict.of(
             far < 1e-12, "aggregate of the printed reports", _row(RESULT), _row(ours),
+            held_to="at most 1e-12 apart",
             same="the server's half of a round gives it", other=f"they lie up to {far:.2g} apart",
         ),
         Verdict.of(
             rarest > _RARE, "the printed reports are draws of the mechanism", "yes",
-            f"the rarest has probability {rarest:.2g}",
+            f"the rarest has probability {rarest:.2g}", held_to=f"each above {_RARE:g}",
             same="each is a report that a client may well send",
             other=f"a report with fewer than {plan.threshold} dimensions of the top-k set is e^"
             f"{EPS:g} times rarer: the example shows what reports look like, not what is likely",

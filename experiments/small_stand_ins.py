@@ -14,7 +14,7 @@ from fedveil.data.datasets import load
 
 #: Pixels of an image's side that become one; classes and features kept from Purchase-100.
 _POOLED = 4
-_CLASSES, _FEATURES, _EXAMPLES = 20, 300, 15_000
+CLASSES, _FEATURES, _EXAMPLES = 20, 300, 15_000
 
 
 @cache  # loaded once for several runs
@@ -38,7 +38,7 @@ def purchase_part_synthetic() -> tuple[Array, Array, Array, Array]:
     data = purchase100.synthesize(_EXAMPLES)
     parts = []
     for part in (data.train, data.test):
-        held = part.y < _CLASSES
+        held = part.y < CLASSES
         parts += [part.x[held][:, :_FEATURES], part.y[held]]
     return tuple(parts)  # type: ignore[return-value]
 

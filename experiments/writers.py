@@ -1,4 +1,4 @@
-"""Handwriting by writer: FEMNIST if available, otherwise MNIST in simulated hands."""
+"""Handwriting by writer: FEMNIST's or MNIST's writers if available, otherwise simulated hands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from scipy import ndimage
 
 from fedveil.base.array_types import Array
-from fedveil.data import femnist
+from fedveil.data import femnist, mnist
 from fedveil.data.data_folders import find
 from fedveil.data.datasets import load
 from fedveil.entropy import Seeded
@@ -38,6 +38,42 @@ def femnist_100() -> dict[str, Any]:
         "x_test": data.test.x,
         "y_test": data.test.y,
         "client_ids": data.owners[held],
+        "classes": data.classes,
+    }
+
+
+def mnist_name(scale: str) -> str:
+    """Return the function here that has the data of a scale: MNIST's writers if they are known."""
+    kind = "written" if mnist.writers_are_here() else "synthetic"
+    return f"mnist_{kind}" if scale == "full" else f"mnist_{kind}_{scale}"
+
+
+def mnist_written() -> dict[str, Any]:
+    """Return the first hundred writers of MNIST, with all of their images."""
+    return _written_by(WRITERS, None)
+
+
+def mnist_written_medium() -> dict[str, Any]:
+    """Return the first hundred writers of MNIST, with 40 images each."""
+    return _written_by(WRITERS, _MEDIUM_IMAGES)
+
+
+def mnist_written_small() -> dict[str, Any]:
+    """Return the first thirty writers of MNIST, with 20 images each."""
+    return _written_by(SMALL_WRITERS, _SMALL_IMAGES)
+
+
+def _written_by(writers: int, images: int | None) -> dict[str, Any]:
+    """Return real writers' first images, at most `images` each. Others wrote the test images."""
+    data = load("mnist", writers=True)
+    assert data.owners is not None
+    rows = np.concatenate([np.flatnonzero(data.owners == w)[:images] for w in range(writers)])
+    return {
+        "x_train": data.train.x[rows],
+        "y_train": data.train.y[rows],
+        "x_test": data.test.x,
+        "y_test": data.test.y,
+        "client_ids": data.owners[rows],
         "classes": data.classes,
     }
 

@@ -88,6 +88,8 @@ def test_the_site_has_the_tables_that_the_code_knows(site: Path) -> None:
     assert "mindspore_keys" not in shown
     shown = (site / "reproductions" / "index.html").read_text("utf-8")
     for page in (DOCS / "reproductions").glob("[!i]*.md"):
+        if page.stem == "statements":
+            continue
         agree = re.search(r"\*\*(\d+ of \d+ agree)", page.read_text("utf-8"))
         assert agree
         row = rf'<a href="{page.stem}/">{page.stem}</a></td>\s*<td>[^<]*</td>\s*<td>{agree[1]}<'

@@ -39,7 +39,7 @@ ENTROPY = Seeded(3, "distinguishing")
 #: Small enough that a few hundred trials could show more.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp_encrypt": {"dp_eps": 1.6, "dp_delta": DELTA},
-    "signds": {"sign_k": 0.25, "sign_eps": 1.0, "sign_mag_eps": 1.0, "sign_dim_out": 2},
+    "signds": {"sign_k": 0.25, "sign_eps": 1.0, "sign_dim_out": 2},
     "rr": {"eps": 0.05, "cells": 3},
     "oue": {"eps": 0.1, "cells": 3, "report": "bits"},
 }
@@ -96,6 +96,7 @@ def test_no_position_is_refuted(name: str) -> None:
     assert (report.audit.trials, run.audit.trials) == (1200, 400)
     for one in (report, run):
         assert not one.audit.refuted
+        assert one.audit.bound <= one.curve <= one.audit.claim.epsilon
         assert one.audit.claim.delta == DELTA
     assert report.right.low > 0.5
 
@@ -103,8 +104,10 @@ def test_no_position_is_refuted(name: str) -> None:
 def test_half_the_noise_is_refuted() -> None:
     (found,) = played(made("dp_encrypt", HalfNoise), 2500)
     assert found.audit.refuted
+    claim = found.audit.claim.epsilon
+    assert found.curve > 1.5 * claim
     (sound,) = played(made("dp_encrypt"), 2500)
-    assert sound.audit.bound < sound.audit.claim.epsilon
+    assert sound.audit.bound < 0.7 * claim < sound.curve < claim
 
 
 def test_guesses_are_as_good_as_the_best_test() -> None:
@@ -143,6 +146,13 @@ def test_sums_are_told_apart_where_reports_say_nothing() -> None:
     found = summed("distributed_dp", 1200, noise_multiplier=0.7, bits=16)
     assert 0.3 * found.audit.claim.epsilon < found.audit.bound <= found.audit.claim.epsilon
     assert found.right.low < stats.norm.cdf(1 / 0.7 / 2) < found.right.high
+    assert 0.8 * found.audit.claim.epsilon < found.curve <= found.audit.claim.epsilon
+
+
+def test_a_protection_without_a_parameter_of_cost_has_no_curves() -> None:
+    found = summed("pw_encrypt", 100)
+    assert math.isnan(found.curve)
+    assert not any("curve" in figure.name for figure in found.figures())
 
 
 def test_plain_updates_are_told_apart_for_certain() -> None:
@@ -207,6 +217,8 @@ def test_against_a_job() -> None:
             bound = finding.figure(f"epsilon at least: {of}").value
             distance = finding.figure(f"distance to the ledger: {of}").value
             claim = target.promised(rounds).epsilon
+            nearer = finding.figure(f"epsilon at least, by the mechanism's curve: {of}")
             assert 0 <= bound <= claim
+            assert bound <= nearer.value <= nearer.epsilon == claim
             assert distance == pytest.approx(claim - bound)
             assert math.isclose(finding.figure(f"right guesses: {of}").guess, 0.5)

@@ -17,7 +17,7 @@ from torch import nn
 
 from data_files import TINY_SET
 from fedveil.base.untrusted import check_regular, lines, opened, read_bytes, read_text
-from fedveil.data import femnist, purchase100
+from fedveil.data import femnist, image_folder, purchase100
 from fedveil.data.idx import read_idx
 from fedveil.data.npz_archive import read_npz
 from fedveil.engine.executors.client_states import ClientStates
@@ -198,6 +198,7 @@ READERS: dict[str, tuple[type[FedveilError], Callable[[Any, Path], object]]] = {
     "idx": (DataUnavailable, plain(lambda p: read_idx(p, IMAGES))),
     "purchase": (DataUnavailable, plain(purchase100._read_text)),
     "femnist": (DataUnavailable, plain(femnist._read_file)),
+    "image": (DataUnavailable, plain(lambda p: image_folder._decoded(p, None))),
     "text": (DataUnavailable, named("a/b.txt", lambda p: text.read(p.parent))),
     "certificate": (
         CertificateError,

@@ -330,7 +330,7 @@ def test_offline_says_what_was_tried_and_where_the_files_can_go(tmp_path, mirror
     text = str(caught.value)
     assert text.count("127.0.0.1 cannot be reached") == 2
     assert f"{IMAGES}.gz" in text
-    assert f"place the four files in $FEDVEIL_DATA/tiny or in {tmp_path}" in text
+    assert f"place the files in $FEDVEIL_DATA/tiny or in {tmp_path}" in text
 
 
 @pytest.mark.parametrize("url", ["http://example.invalid/", "ftp://example.invalid/"])
@@ -432,6 +432,27 @@ def test_loading_never_downloads_and_fetching_does_once(tiny, mirrors):
     datasets.fetch("mnist")
     assert len(datasets.load("mnist").test) > 0
     assert len(mirrors[0].asked) == 4
+
+
+def test_the_writers_come_with_the_images(tiny, mirrors, monkeypatch):
+    """From a mirror of their own, and verified like every other file."""
+    rows = np.arange(160).reshape(20, 8) * 70_000
+    content = idx(rows, 12)
+    name = "qmnist-train-labels-idx2-int"
+    mirrors[1].files = {f"{name}.gz": gzip.compress(content)}
+    md5 = hashlib.md5(content).hexdigest()
+    people = IdxSet("tiny", (IdxFile(name, rows.shape, md5, 0, 4),), (mirrors[1].url,))
+    entry = datasets._idx(source_of(mirrors[0]), "digits", people)
+    monkeypatch.setitem(datasets._CATALOGUE, "mnist", entry)
+    folder = datasets.fetch("mnist")
+    assert np.array_equal(read_idx(folder / f"{name}.gz", people.files[0]), rows)
+    assert mirrors[1].asked == [(f"{name}.gz", 0)]
+
+
+def test_mnist_has_the_published_writers():
+    (entry,) = (found for found in datasets._SETS if found.name == "mnist")
+    assert entry.downloads == (mnist.MNIST, mnist.WRITERS)
+    assert mnist.WRITERS.mirrors[0].endswith("/facebookresearch/qmnist/master/")
 
 
 def test_files_placed_by_hand_are_verified_and_left_alone(tiny, mirrors):

@@ -120,6 +120,7 @@ KNOWN = {
     "shards": [[2, 5, 7, 8], [1, 4, 9], [0, 3, 6]],
     "dirichlet": [[4, 5, 8, 9], [0, 3, 6], [1, 2, 7]],
     "by_client": [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]],
+    "writers": [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]],
 }
 
 
@@ -292,6 +293,7 @@ LABELS = np.arange(10) % 3
         (("shards", LABELS, None, 6), "= 12 shards cannot be cut from 10 examples"),
         (("dirichlet", LABELS, None, 11), "clients = 11 is more than the 10 training examples"),
         (("by_client", LABELS, None, 3), "needs data with owners, but this data has none"),
+        (("writers", LABELS, None, 3), "'writers' needs data with owners"),
         (("by_client", LABELS, LABELS, 4), "clients = 4, but the data has 3 owners"),
         (("by_client", LABELS, LABELS, 2), "clients = 2, but the data has 3 owners"),
         (("by_client", LABELS, np.zeros(0, int), None), "owners is empty"),

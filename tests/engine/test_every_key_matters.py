@@ -236,6 +236,7 @@ CASES: dict[str, Case] = {
 }
 #: What a simulation does not show, and the tests that do.
 ELSEWHERE: dict[str, str] = {
+    "data.folder": "tests/data/test_image_folder.py",
     "privacy.account": "tests/engine/test_shared_account.py",
     "simulation.workers": "tests/engine/test_simulation.py",  # the same bytes by definition
     "checkpoint.every": "tests/engine/test_simulation.py",

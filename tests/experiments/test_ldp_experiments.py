@@ -13,6 +13,7 @@ from fedveil.data import purchase100
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
 from fedveil.studies.catalog import find
+from fedveil.studies.evidence import Lost
 from fedveil.studies.reproduction import reproduce
 from fedveil.studies.several_runs import Arm
 
@@ -96,7 +97,27 @@ def test_the_file_of_purchase_100_is_used_where_it_is(
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
     (tmp_path / "purchase").mkdir()
     (tmp_path / "purchase" / "dataset_purchase").write_text("1,0\n")
+    assert ldp_jobs.tasks_of("full") == ("lenet-mnist", "dnn-purchase100")
     assert ldp_jobs.job("full", "dnn-purchase100", "x").data.name == "purchase100"
+    assert ldp_jobs.tasks_of("small")[1] == "dnn-purchase100-synthetic"
+
+
+def test_rows_that_are_synthetic_say_so_and_real_ones_stand_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    (tmp_path / "location").mkdir()
+    (tmp_path / "location" / "location30.npz").touch()
+    arms = find("ldp-epsilon").arms("full")  # type: ignore[attr-defined]
+    for arm in arms:
+        assert ("synthetic" in arm.name) is ("synthetic" in arm.job.data.name)
+        assert ("location30" in arm.name) is (arm.job.data.name == "location30")
+    sets = {arm.job.data.name for arm in arms}
+    assert sets == {"mnist", purchase100.SYNTHETIC, "location30"}
+    located = [arm.job for arm in arms if arm.job.data.name == "location30"]
+    assert {job.model for job in located} == {"purchase_dnn"}
+    counts = {task: ldp_jobs.labels("small", task) for task in ldp_jobs.tasks_of("small")}
+    assert [*counts.values()] == [10, 20, 30]
 
 
 def test_what_each_figure_varies() -> None:
@@ -116,26 +137,34 @@ def test_what_each_figure_varies() -> None:
 
 
 def test_convergence_is_judged_by_the_figures() -> None:
-    def judged(*last: float) -> bool:
-        runs = {f"rr-{e:g}": run(0, x) for e, x in zip(ldp_jobs.LARGE, last, strict=True)}
-        return ldp_claims.converges(runs, "rr").agrees
+    def judged(*last: float, plain: float = 0.9) -> str:
+        runs = {f"rr-{e:g}": run(x, x) for e, x in zip(ldp_jobs.LARGE, last, strict=True)}
+        return ldp_claims.converges({**runs, "plain": run(plain)}, "rr").answer
 
-    assert judged(0.1, 0.4, 0.8, 0.9)
-    assert not judged(0.1, 0.8, 0.4, 0.9)
-    assert not judged(0.5, 0.5, 0.5, 0.5)
+    assert judged(0.1, 0.4, 0.8, 0.9) == "agrees"
+    assert judged(0.9, 0.4, 0.8, 0.95) == "differs"
+    assert judged(0.19, 0.1, 0.8, 0.9) == "agrees"  # both at chance level
+    assert judged(0.5, 0.5, 0.5, 0.5) == "differs"
+    assert judged(0.1, 0.1, 0.1, 0.9) == "says nothing"
+    assert judged(0.1, 0.4, 0.8, 0.9, plain=0.1) == "says nothing"
 
 
 def test_cells_are_judged_by_the_figures() -> None:
-    falling = ldp_claims.cells_help(("iid", 9.6), (0.8, 0.6, 0.4, 0.2, 0.05))
-    turning = ldp_claims.cells_help(("iid", 4.8), (0.8, 0.6, 0.1, 0.2, 0.4))
+    falling = ldp_claims.cells_help(("iid", 9.6), lost(0.8, 0.6, 0.4, 0.2, 0.05))
+    turning = ldp_claims.cells_help(("iid", 4.8), lost(0.8, 0.6, 0.1, 0.2, 0.4))
     assert falling.agrees
     assert not turning.agrees
     assert "beyond 10 cells" in turning.why
 
 
+def lost(*rates: float, plain: float = 0.98) -> Lost:
+    """Runs of digits that lose these shares of the accuracy without protection."""
+    return Lost([plain] * len(rates), [plain * (1 - rate) for rate in rates], 10)
+
+
 def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
     """Both tasks with these loss rates."""
-    rates = {(task, kind): [*values] for task in ldp_jobs.TASKS
+    rates = {(task, kind): lost(*values) for task in ldp_jobs.TASKS
              for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
     return [verdict.agrees for verdict in ldp_claims.epsilon_decides(rates)]
 
@@ -150,10 +179,19 @@ def test_epsilons_are_judged_by_the_figures() -> None:
 
 
 def test_clients_and_splits_are_judged_by_the_figures() -> None:
-    assert ldp_claims.clients_help("rr", (1, 2, 3), (0.9, 0.5, 0.1)).agrees
-    assert not ldp_claims.clients_help("rr", (1, 2, 3), (0.5, 0.9, 0.1)).agrees
-    assert ldp_claims.few_labels_cost((0.9, 0.5, 0.1, 0.0), (0.95, 0.6, 0.2, 0.1)).agrees
-    assert not ldp_claims.few_labels_cost((0.9, 0.5, 0.1, 0.0), (0.95, 0.4, 0.2, 0.1)).agrees
+    assert ldp_claims.clients_help("rr", (1, 2, 3), lost(0.9, 0.5, 0.1)).agrees
+    # an idle run after one that learnt is no start of the curve
+    assert ldp_claims.clients_help("rr", (1, 2, 3), lost(0.5, 0.9, 0.1)).answer == "differs"
+    iid, both = lost(0.9, 0.5, 0.1, 0.0), ldp_claims.few_labels_cost
+    assert both(iid, lost(0.95, 0.6, 0.2, 0.1)).agrees
+    assert both(iid, lost(0.85, 0.6, 0.2, 0.1)).agrees  # neither learnt at the first
+    assert both(iid, lost(0.95, 0.4, 0.2, 0.1)).answer == "differs"
+    assert both(iid, lost(0.9, 0.9, 0.9, 0.9)).answer == "says nothing"
+    runs = {"iid": run(0.9885), "shards": run(0.9866)}
+    assert ldp_claims.few_labels_cost_without(runs).agrees
+    # the order of the source's, far below it
+    below = {"iid": run(0.83), "shards": run(0.81)}
+    assert ldp_claims.few_labels_cost_without(below).answer == "differs"
 
 
 def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
@@ -161,21 +199,22 @@ def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
         runs, spent = {}, {}
         for factor, task in enumerate(ldp_jobs.TASKS, 1):
             for kind, end in (("fixed", fixed), ("adaptive", adaptive), ("same-total", same)):
-                runs[f"{task}-{kind}"] = run(0, end / factor)
+                runs[f"{task}-{kind}"] = run(end / factor)
                 spent[f"{task}-{kind}"] = 1.0
             spent[f"{task}-adaptive"] = grown
-        return [verdict.agrees for verdict in ldp_claims.adapting_helps(runs, spent)]
+        found = ldp_claims.adapting_helps("full", runs, spent, ldp_jobs.TASKS)
+        return [verdict.agrees for verdict in found]
 
     assert judged(0.4, 0.8, 0.6, 1.0) == [True] * 7
     assert judged(0.4, 0.8, 0.8, 1.5) == [True, True, True, False, False, False, False]
-    assert judged(0.8, 0.4, 0.2, 1.0) == [False, False, False, True, True, True, True]
+    assert judged(0.8, 0.4, 0.3, 1.0) == [False, False, False, True, True, True, True]
 
 
 @pytest.fixture
 def miniature(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tasks on the embedded digits, six clients, three rounds."""
     small = {task: {"data": {"name": "digits"}, "training": {"epochs": 1}}
-             for task in ldp_jobs.TASKS}  # fmt: skip
+             for task in ldp_jobs.tasks_of("small")}  # fmt: skip
     monkeypatch.setattr(ldp_jobs, "_SMALL", small)
     monkeypatch.setattr(ldp_jobs, "SMALL_CLIENTS", 6)
     monkeypatch.setattr(ldp_jobs, "SMALL_ROUNDS", 3)
@@ -186,8 +225,8 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     said: list[str] = []
     page, outcome = reproduce("ldp-adaptive", "small", tmp_path / "a", said.append)
     text = page.read_text()
-    assert said[-1] == "run 2 of 2: dnn-purchase100-same-total"
-    assert [plot.name for plot in outcome.plots] == [*ldp_jobs.TASKS]
+    assert said[-1] == "run 2 of 2: dnn-purchase100-synthetic-same-total"
+    assert [plot.name for plot in outcome.plots] == ["lenet-mnist", "dnn-purchase100-synthetic"]
     assert (page.parent / "ldp-adaptive-lenet-mnist.svg").exists()
     fixed, adaptive, same = (
         ldp_figures.mean_eps(page.parent / f"lenet-mnist-{kind}")
@@ -197,7 +236,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     assert adaptive > 2.4
     assert same == pytest.approx(adaptive)
     grown = next(v for v in outcome.verdicts if v.what == "lenet-mnist: the total budget")
-    assert not grown.agrees
+    assert grown.answer != "agrees"
     assert grown.ours == f"{adaptive / fixed:.2f} times as much"
     assert "is in the index of the pages" in text
     said.clear()
@@ -212,7 +251,11 @@ def test_a_miniature_of_the_epsilons(
 ) -> None:
     monkeypatch.setattr(ldp_figures.Epsilons, "shown", {"small": (0.6, 9.6)})
     _, outcome = reproduce("ldp-epsilon", "small", tmp_path / "e", lambda text: None)
-    assert [plot.name for plot in outcome.plots] == [*ldp_jobs.TASKS, "leakage"]
+    assert [plot.name for plot in outcome.plots] == [
+        "lenet-mnist",
+        "dnn-purchase100-synthetic",
+        "leakage",
+    ]
     leaks = outcome.plots[-1].curves
     assert [len(c.x) for c in leaks] == [2] * 4
     assert all(0.3 < y < 0.7 for c in leaks for y in c.y)

@@ -71,6 +71,23 @@ def test_the_genuine_writers_are_taken_where_they_are(monkeypatch: pytest.Monkey
     assert names == {"experiments.writers:femnist_100"}
 
 
+def test_real_writers_are_taken_in_place_of_simulated_hands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writers.mnist, "writers_are_here", lambda: True)
+    for scale, name in (("small", "mnist_written_small"), ("full", "mnist_written")):
+        names = {arm.job.data.name for arm in SignDSLeNet().arms(scale)}  # type: ignore[arg-type]
+        assert names == {f"experiments.writers:{name}"}
+    # a real writer has as many images as were written, in an order of nobody's making
+    owned = images(110, owners=np.arange(110) % 4)
+    monkeypatch.setattr(writers, "load", lambda name, writers: owned if writers else None)
+    held = writers._written_by(3, 20)
+    assert np.bincount(held["client_ids"]).tolist() == [20] * 3
+    mine = owned.train.x[owned.owners == 1][:20]
+    np.testing.assert_array_equal(held["x_train"][held["client_ids"] == 1], mine)
+    assert np.bincount(writers._written_by(3, None)["client_ids"]).tolist() == [28, 28, 27]
+
+
 def images(count: int, owners: Any = None) -> Dataset:
     """Images that differ only in their place in the order, their label's brightness apart."""
     x = np.full((count, 1, 28, 28), -1, np.float32)

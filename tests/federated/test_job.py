@@ -173,13 +173,22 @@ def test_owners_decide_the_number_of_clients():
 
 def test_owners_are_needed_where_they_decide():
     assert problems("data: {split: by_client}") == [
-        "data.split = by_client needs data with owners, and digits has none: use femnist, or "
-        "package.module:function"
+        "data.split = by_client needs data with owners, and digits has none: use femnist, "
+        "shakespeare, or package.module:function"
     ]
     assert load("data: {name: 'mine:data', split: by_client}").clients.number is None
+    assert load("data: {name: mnist, split: writers}").clients.number is None
+    assert problems("data: {name: image_folder}") == [
+        "data.name = image_folder needs data.folder: name the folder that holds train/CLASS/ and "
+        "test/CLASS/"
+    ]
+    assert problems("data: {name: fashion_mnist, split: writers}") == [
+        "data.split = writers needs data.name = mnist, and fashion_mnist names no writers: use "
+        "mnist, or by_client for data with owners"
+    ]
     assert problems("clients: {number: null}") == [
-        "clients.number = null is allowed only under data.split = by_client; under iid use a "
-        "whole number in [1, inf)"
+        "clients.number = null is allowed only under data.split = by_client or writers; under iid "
+        "use a whole number in [1, inf)"
     ]
 
 

@@ -72,7 +72,7 @@ def _values_before_blocks(model: type, prefix: tuple[str, ...]) -> list[tuple[st
         ("clients.number", "a whole number in [1, inf) or null", "`100`"),
         ("privacy.max_epsilon", "a number in (0, inf) or null", "`null`"),
         ("record.tensorboard", "true or false", "`false`"),
-        ("data.split", "one of iid, shards, dirichlet, by_client", "`iid`"),
+        ("data.split", "one of iid, shards, dirichlet, by_client, writers", "`iid`"),
     ],
 )
 def test_rows_that_are_known(key: str, allowed: str, default: str):

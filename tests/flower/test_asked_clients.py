@@ -13,7 +13,7 @@ from fedveil.cli.ask import _print
 from fedveil.errors import DeploymentError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
 from fedveil.statistics.answer_folder import saved
-from fedveil.statistics.flower_app import client_app, deployable, write_app
+from fedveil.statistics.flower_app import client_app, deployable, run_app, write_app
 from fedveil.statistics.flower_server import serve
 from fedveil.statistics.question import QuestionFile
 from flower_parts import LocalGrid, context
@@ -82,12 +82,12 @@ def test_noise_and_account_are_those_of_a_simulation(protection: str, tmp_path: 
     assert "the time that a client takes" in answers.in_clear[0]
 
 
-def signed_grid(folder: Path, **changes: str) -> tuple[Path, SiteGrid]:
+def signed_grid(folder: Path, protection: str, *, false: bool = False) -> tuple[Path, SiteGrid]:
     """Return an app with active security whose clients have keys, and its grid.
 
-    `changes` are made to client 0's own roster.
+    With `false`, client 0's own roster names another key for client 1.
     """
-    active = {"name": "distributed_dp", "distributed_dp": {"active_security": True}}
+    active = {"name": protection, protection: {"active_security": True}}
     app = folder / "app"
     write_app(app, deployable(file_of(active, epsilon=4.0)))  # type: ignore[arg-type]
     publics = [make_identity(folder / f"client-{n}.pem") for n in range(SITES)]
@@ -97,7 +97,7 @@ def signed_grid(folder: Path, **changes: str) -> tuple[Path, SiteGrid]:
     grid = SiteGrid(app, folder)
     for n in range(SITES):
         own = folder / f"own-{n}.yaml"
-        own.write_text(roster.replace(publics[1], publics[2]) if n == 0 and changes else roster)
+        own.write_text(roster.replace(publics[1], publics[2]) if n == 0 and false else roster)
         config = {"identity": str(folder / f"client-{n}.pem"), "roster": str(own)}
         grid.contexts[100 + n].node_config.update(config)
     return app, grid
@@ -106,7 +106,7 @@ def signed_grid(folder: Path, **changes: str) -> tuple[Path, SiteGrid]:
 def test_active_security_rests_on_the_clients_own_rosters(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app, grid = signed_grid(tmp_path)
+    app, grid = signed_grid(tmp_path, "distributed_dp")
     answers = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
     assert answers.reports == SITES
     assert "a server that lies" in answers.lines[0].what
@@ -121,8 +121,17 @@ def test_active_security_rests_on_the_clients_own_rosters(
     assert "names no file with them: add roster=" in caplog.text
 
 
+def test_an_empty_roster_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active = {"name": "pw_encrypt", "pw_encrypt": {"active_security": True}}
+    monkeypatch.setattr("shutil.which", lambda name: "/nowhere/flwr")
+    with pytest.raises(DeploymentError, match=r"roster\.yaml names no keys"):
+        run_app(file_of(active), tmp_path / "app", None)  # type: ignore[arg-type]
+
+
 def test_a_client_does_not_trust_the_server_s_roster(tmp_path: Path) -> None:
-    app, grid = signed_grid(tmp_path, own="false")
+    app, grid = signed_grid(tmp_path, "pw_encrypt", false=True)
     answers = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
     assert answers.reports == SITES - 1
 
@@ -151,9 +160,10 @@ def test_a_server_cannot_lie_about_the_number_of_clients(
 ) -> None:
     """Each client's share of the noise would be that of one among thousands."""
     app, own = tmp_path / "app", tmp_path / "own.yaml"
-    write_app(app, deployable(file_of("distributed_dp", epsilon=2.0, clients=5000)))
+    more: dict[str, Any] = {"epsilon": 2.0, "rows": 1, "answer_s": 1.0}
+    write_app(app, deployable(file_of("distributed_dp", clients=5000, **more)))
     for stated, said in ((SITES, "clients is 5000, and 5 in the own"), (None, "does not state")):
-        own.write_text(file_of("distributed_dp", epsilon=2.0, clients=stated).to_yaml())
+        own.write_text(file_of("distributed_dp", clients=stated, **more).to_yaml())
         grid = SiteGrid(app, tmp_path)
         for held in grid.contexts.values():
             held.node_config["question"] = str(own)

@@ -87,6 +87,8 @@ def test_an_attack_stands_with_its_interval_and_is_the_best_on_the_model() -> No
         Measured("LiRA AUC", 0.65, 0.6, 0.7, 0.5, 9),
         Measured("LiRA balanced accuracy", 0.95, 0.9, 0.99, 0.5, 9),
         Measured("report's gradient AUC", 0.9, 0.8, 1.0, 0.5, 9),
+        Measured("sum's loss AUC", 0.91, 0.8, 1.0, 0.5, 9),
+        Measured("client AUC", 0.92, 0.8, 1.0, 0.5, 9),
     ]
     finding = Finding("membership", "quick", "dp_encrypt", figures)
     attacked, other = line(run(record(1, 0.5), findings=(finding,))), line(run(record(1, 0.5)))

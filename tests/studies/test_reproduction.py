@@ -20,7 +20,7 @@ from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
 from fedveil.studies import catalog
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.outcome_page import verdicts
+from fedveil.studies.outcome_page import Repeated, page, tally, verdicts
 from fedveil.studies.reproduction import BEGUN, reproduce
 from folders import ROOT
 
@@ -47,9 +47,11 @@ class Toy(Experiment):
             end.add_note("`fedveil run --resume attempts` goes on")
             raise end
         verdicts = [
-            Verdict.of(count == 1, "attempts", "1", str(count), same="one", other="more"),
-            Verdict.of(scale == "small", "scale", "small", scale, same="small", other="large"),
-        ]
+            Verdict.of(count == 1, "attempts", "1", str(count), held_to="equal", same="one",
+                       other="more"),
+            Verdict.of(scale == "small", "scale", "small", scale, held_to="equal", same="small",
+                       other="large"),
+        ]  # fmt: skip
         curves = [Curve("a", [1, 2], [3, 4]), Curve("b", [1, 2], [4, 3])]
         plots = [Plot("lines", "Two lines", Axis("x"), Axis("y"), curves, "They cross.")]
         picture = folder / "more" / "cat.png"
@@ -81,9 +83,9 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
         "# toy\n",
         "A toy. Source: nowhere.",
         "**2 of 2 agree with the source.** Scale: small.",
-        "It ran 1 times.",
-        "| what | the source | here | verdict | why |",
-        "| attempts | 1 | 1 | agrees | one |",
+        "It ran 1 times. Each figure is of 1 seed and has no interval.",
+        "| measure | the source | here | held to | verdict | why |",
+        "| attempts | 1 | 1 | equal | agrees | one |",
         "![Two lines](toy-lines.svg)\n\nThey cross.",
         "![cat](more/cat.png)",
         "A table.\n\n| p | q |",
@@ -118,7 +120,7 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     assert code == Exit.DONE
     assert "0 of 2 agree with the source." in out
     page = (tmp_path / "here" / "toy.md").read_text()
-    assert "| attempts | 1 | 2 | differs | more |" in page
+    assert "| attempts | 1 | 2 | equal | differs | more |" in page
     assert re.search(r"\n5,00\d s on ", page)  # what was spent before counts
     begun["seconds"] = 7000.0
     (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
@@ -242,15 +244,34 @@ def test_a_guess_of_time(seconds: float, words: str) -> None:
 
 
 def test_a_reason_is_said_once() -> None:
-    same = [Verdict("x", "1", "2", agrees, why) for agrees, why in (
-        (True, "so"), (False, "other"), (False, "so"))]  # fmt: skip
-    rows = verdicts(Outcome("", same)).rows
-    assert [row[-2:] for row in rows] == [
-        ("agrees", "so"), ("differs", "other"), ("differs", "as above"),
+    same = [Verdict("x", "1", "2", "3", answer, why) for answer, why in (
+        ("agrees", "so"), ("differs", "other"), ("says nothing", "so"))]  # fmt: skip
+    outcome = Outcome("", same)
+    assert [row[-2:] for row in verdicts(outcome).rows] == [
+        ("agrees", "so"), ("differs", "other"), ("says nothing", "as above"),
     ]  # fmt: skip
+    assert tally(outcome) == "1 of 3 agree with the source; 1 says nothing."
 
 
 @pytest.mark.parametrize(("agrees", "why"), [(True, "yes"), (False, "no")])
 def test_a_verdict_has_its_own_reason(agrees: bool, why: str) -> None:
-    verdict = Verdict.of(agrees, "x", "1", "2", same="yes", other="no")
-    assert (verdict.agrees, verdict.why) == (agrees, why)
+    verdict = Verdict.of(agrees, "x", "1", "2", held_to="3", same="yes", other="no")
+    assert (verdict.agrees, verdict.held_to, verdict.why) == (agrees, "3", why)
+    silent = Verdict.of(agrees, "x", "1", "2", held_to="3", same="yes", other="no", nothing="idle")
+    assert (silent.agrees, silent.answer, silent.why) == (False, "says nothing", "idle")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        (0, ""),
+        (1, " Each figure is of 1 seed and has no interval."),
+        (2, " Each figure is of 2 seeds and has no interval."),
+        (5, " A figure is the mean of 5 seeds, with its 95% interval."),
+    ],
+)
+def test_a_page_says_how_many_seeds_a_figure_has(seeds: int, said: str) -> None:
+    experiment = catalog.find("toy")
+    outcome = Outcome("It ran.", (), seeds=seeds)
+    text = page(Repeated(experiment, "small", outcome, {}, 1.0, "toy", Path()))
+    assert f"It ran.{said}\n" in text

@@ -20,7 +20,6 @@ from fedveil.studies.several_runs import (
     falls,
     first_round,
     listed,
-    loss_rate,
     mean_accuracy,
     settings,
     trained,
@@ -102,7 +101,6 @@ def test_what_is_read_off_a_run() -> None:
     plain, noisy = run(0.2, 0.8, 0.8, 0.8, 0.8, 0.8), run(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     assert accuracy(plain) == pytest.approx(0.8)  # the first is not among the last five
     assert accuracy(noisy) == pytest.approx(0.4)
-    assert loss_rate(plain, noisy) == pytest.approx(0.5)  # (0.8 - 0.4) / 0.8
     assert mean_accuracy(noisy) == pytest.approx(0.35)
     assert first_round(noisy, "accuracy", lambda value: value >= 0.3) == 6
     assert first_round(noisy, "accuracy", lambda value: value > 0.6) is None

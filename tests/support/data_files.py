@@ -33,9 +33,9 @@ def write(path, content):
     return path
 
 
-def idx(array):
-    header = bytes((0, 0, 8, array.ndim)) + b"".join(n.to_bytes(4, "big") for n in array.shape)
-    return header + array.astype(np.uint8).tobytes()
+def idx(array, code=8):
+    header = bytes((0, 0, code, array.ndim)) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return header + array.astype({8: np.uint8, 12: ">i4"}[code]).tobytes()
 
 
 TINY = {
@@ -49,6 +49,19 @@ TINY_SET = IdxSet(
     tuple(
         IdxFile(name, array.shape, hashlib.md5(idx(array)).hexdigest(), 0)
         for name, array in TINY.items()
+    ),
+    (),
+)
+#: Column 2 is the writer. The test part has more rows than images, as QMNIST's has.
+TINY_WRITERS = {
+    "qmnist-train-labels-idx2-int": np.array([[3, 4, 70_123], [1, 4, -5], [9, 0, 70_123]]),
+    "qmnist-test-labels-idx2-int": np.array([[0, 4, 9], [1, 4, 9], [5, 0, 70_123]]),
+}
+TINY_WRITERS_SET = IdxSet(
+    "tiny",
+    tuple(
+        IdxFile(name, array.shape, hashlib.md5(idx(array, 12)).hexdigest(), 0, number_bytes=4)
+        for name, array in TINY_WRITERS.items()
     ),
     (),
 )

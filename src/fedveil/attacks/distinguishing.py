@@ -4,12 +4,15 @@ The attacker knows everything but which of two updates the client has: the model
 both updates. It sees the client's report of one round, or of every round of a run. If reports
 reveal nothing, it sees the sums that they are in, with all others' updates known. It guesses by the
 likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
-gives a lower bound on epsilon for what it saw, as `privacy.audit` does. A bound above the ledger's
-epsilon refutes the ledger.
+gives two lower bounds on epsilon for what it saw. The one of `privacy.audit` holds for every
+mechanism. The one of `privacy.curve_audit` is nearer to the claim, and assumes that the reports
+have the privacy curve of the protection at some value of the parameter that decides its cost. A
+bound above the ledger's epsilon refutes the ledger.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,9 +24,12 @@ from fedveil.attacks.server_view import Seen, repeated
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Float32s, Float64s
 from fedveil.engine.assembly import report_entropy
+from fedveil.engine.target_epsilon import at_cost
 from fedveil.entropy import Entropy
 from fedveil.errors import AttackImpossible
 from fedveil.privacy import audit, intervals
+from fedveil.privacy.compose import Charge
+from fedveil.privacy.curve_audit import Family, curve_bound
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import PrivacyLoss
@@ -34,7 +40,7 @@ from fedveil.protections.reading import Reading
 _CERTAIN = 1e9
 #: Beyond every protection's clip, and almost nothing.
 _HUGE, _TINY = 1e6, 1e-6
-_TRIED = 8
+_TRIED = 50
 
 
 class Pair(NamedTuple):
@@ -125,13 +131,15 @@ class Distinguished:
     """Accuracy with which the reports of `rounds` rounds tell the two updates of a pair apart.
 
     `audit` holds the lower bound on epsilon beside the claim. `right` is the share of right guesses
-    if both updates are equally likely.
+    if both updates are equally likely. `curve` is the lower bound by the protection's privacy
+    curves (`privacy.curve_audit`), or NaN if it has no family of them.
     """
 
     pair: str
     rounds: int
     audit: audit.Audit
     right: Measured
+    curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
         """Yield the metrics for a finding.
@@ -142,18 +150,45 @@ class Distinguished:
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
         yield Measured(f"epsilon at least: {of}", bound, cases=cases, **own)
+        if not math.isnan(self.curve):
+            yield Measured(
+                f"epsilon at least, by the mechanism's curve: {of}", self.curve, cases=cases, **own
+            )
         yield Measured(f"distance to the ledger: {of}", claim.epsilon - bound)
         yield Measured(f"most that {cases} trials can show: {of}", self.audit.reachable)
         yield self.right
 
 
+def curves(protection: Protection, rounds: int) -> Family | None:
+    """Return what `rounds` reports cost under the protection, at multiples of its cost parameter.
+
+    Returns None if the protection does not declare such a parameter, or adapts its cost.
+    """
+    key = protection.cost_key(protection.settings)
+    if key is None or protection.adaptive:
+        return None
+    value = key.of(protection.settings.model_dump())
+
+    def charges(factor: float) -> list[Charge]:
+        changed = at_cost(protection, key, value / factor if key.falls else value * factor)
+        spending = changed.spending(changed.initial_state())
+        return [(spent.loss, spent.count * rounds) for spent in spending]
+
+    return charges
+
+
 def distinguish(
-    ahead: Float64s, back: Float64s, pair: str, rounds: int, claim: Figure
+    ahead: Float64s,
+    back: Float64s,
+    pair: str,
+    rounds: int,
+    claim: Figure,
+    family: Family | None = None,
 ) -> Distinguished:
     """Return how well summed evidence tells clients with one update from clients with another.
 
     `ahead` holds the evidence for the first update of clients that have it, `back` that of clients
-    with the second. `pair` names the updates.
+    with the second. `pair` names the updates. `family` are the protection's `curves`.
 
         >>> import numpy as np
         >>> from fedveil.attacks.distinguishing import distinguish
@@ -167,7 +202,11 @@ def distinguish(
     of = f"{pair}, {rounds} round{'s' if rounds > 1 else ''}"
     right = intervals.share(f"right guesses: {of}", hits, 2 * len(ahead), guess=0.5)
     loss = PrivacyLoss(claim.epsilon, claim.delta)
-    return Distinguished(pair, rounds, audit.of_scores(ahead, back, claim=loss), right)
+    audited, curve = audit.of_scores(ahead, back, claim=loss), math.nan
+    if family is not None and math.isfinite(claim.epsilon):
+        cases, sure = 2 * len(ahead), audited.confidence
+        curve = curve_bound(hits, cases, family, delta=claim.delta, confidence=sure)
+    return Distinguished(pair, rounds, audited, right, curve)
 
 
 def distinguished(
@@ -199,10 +238,11 @@ def distinguished(
             protection, model, pair, trials=trials, rounds=rounds, entropy=entropy, step=step
         )
         ahead, back = (side.reshape(-1) for side in sides)
-        found.append(distinguish(ahead, back, pair.name, 1, promised(1)))
+        found.append(distinguish(ahead, back, pair.name, 1, promised(1), curves(protection, 1)))
         if rounds > 1:
             ahead, back = (side.sum(axis=1) for side in sides)
-            found.append(distinguish(ahead, back, pair.name, rounds, promised(rounds)))
+            claim, family = promised(rounds), curves(protection, rounds)
+            found.append(distinguish(ahead, back, pair.name, rounds, claim, family))
     return found
 
 
@@ -242,11 +282,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 def real_pair(target: Target) -> Pair:
     """Return the updates of the job's first two clients, to be told apart as one client's."""
-    if target.job.privacy.unit == "example":
-        raise AttackImpossible(
-            "it tells whole updates of clients apart, and under privacy.unit = example the ledger "
-            "is about one example: attack the job with privacy.unit = client"
-        )
+    target.needs_client_unit("tells whole updates of clients apart")
     if target.partition.clients < 2:
         raise AttackImpossible("the job has one client: there is no other to take it for")
     a, b = target.updates([0, 1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,10 +16,25 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """The server's view of a round: a reading of each client's report, and the aggregate."""
+    """The server's view of a round: a reading of each client's report, and the aggregate.
+
+    `state` is the protection's state for the next round.
+    """
 
     readings: Sequence[Reading]
     aggregate: Float64s
+    state: State = field(default_factory=dict)
+
+    @property
+    def masked(self) -> bool:
+        """Return True if no report says anything: then only their mean can be read."""
+        return all(reading.empty for reading in self.readings)
+
+    @property
+    def mean(self) -> Reading:
+        """Return the aggregate, noise included, as a reading of the reports' mean."""
+        mean = self.aggregate.astype(np.float64)
+        return Reading(mean, np.ones_like(mean))
 
 
 def seen(
@@ -60,7 +75,8 @@ def seen(
                 answer = half.respond(message, None)
             server.receive(client, answer)
         messages = server.advance()
-    return Seen([read[client] for client in clients], np.asarray(server.aggregate().update))
+    ended = server.aggregate()
+    return Seen([read[client] for client in clients], np.asarray(ended.update), ended.state)
 
 
 def repeated(

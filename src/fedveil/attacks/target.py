@@ -108,6 +108,14 @@ class Target:
                 f"array: this job's {what}"
             )
 
+    def needs_client_unit(self, what: str) -> None:
+        """Raise an error if the ledger is about one example. `what` says what the attack does."""
+        if self.job.privacy.unit == "example":
+            raise AttackImpossible(
+                f"it {what}, and under privacy.unit = example the ledger is about one example: "
+                "attack the job with privacy.unit = client"
+            )
+
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
         """Load a finished run from its folder: its final model, and its job.
@@ -191,14 +199,19 @@ class Target:
             return part.seen(train.x, device), None
         return part.seen_apart(train.x, train.usable, device)
 
-    def updates(self, clients: Sequence[int], round: int = 1) -> list[Float32s]:
-        """Return the updates of clients trained from these weights with the job's own trainer."""
+    def updates(
+        self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
+    ) -> list[Float32s]:
+        """Return the updates of clients trained with the job's own trainer.
+
+        They start from `weights` or, if these are None, from the target's own.
+        """
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
         trainer = make_trainer(self.job, self.model, self.dataset.example_shape)
         training = LocalTraining(trainer, data, training_entropy(self.job))
-        training.open(round, self.weights)
+        training.open(round, self.weights if weights is None else weights)
         found = []
         for answer in training.updates(list(clients)):
             if not isinstance(answer, Trained) or not np.isfinite(answer.update).all():
@@ -209,6 +222,13 @@ class Target:
         layout = Layout(self.model)
         layout.write(torch.from_numpy(self.weights))
         return found
+
+    @property
+    def trains_natively(self) -> bool:
+        """Return True if a simulation trains this job's clients in threads of native code."""
+        if self.job.training.lr_schedule != "constant":
+            return False
+        return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
         """Return the server's view of a round whose clients have these updates.

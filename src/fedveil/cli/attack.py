@@ -98,6 +98,16 @@ FEDERATED = (
         "Tell whether an example was in the training data.",
         trains=True,
     ),
+    Attack(
+        "clients",
+        "membership.client_membership",
+        "Tell whether a client took part, from the reports or from their sums.",
+    ),
+    Attack(
+        "classes",
+        "class_shares",
+        "Count a client's labels, and tell whether most are of one class.",
+    ),
     Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
     Attack(
         "distinguish",

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedveil.base.example_arrays import Targets
-from fedveil.data import digits, femnist, location30, mnist, own_dataset, purchase100
+from fedveil.data import (
+    cifar10,
+    digits,
+    femnist,
+    image_folder,
+    location30,
+    mnist,
+    own_dataset,
+    purchase100,
+    shakespeare,
+)
 from fedveil.data.data_folders import cache_folder, find
 from fedveil.data.download import Progress, fetch_files, target
 from fedveil.data.examples import Dataset, Examples
@@ -34,10 +44,11 @@ class Available:
     how: str
     read: Callable[[], Dataset]
     here: Callable[[], bool]
-    download: IdxSet | None = None
+    downloads: tuple[IdxSet, ...] = ()
+    targets: Targets = "class"
 
 
-def _idx(source: IdxSet, origin: str) -> Available:
+def _idx(source: IdxSet, origin: str, *more: IdxSet) -> Available:
     return Available(
         source.name,
         mnist.SHAPE,
@@ -46,11 +57,11 @@ def _idx(source: IdxSet, origin: str) -> Available:
         mnist.how(source),
         lambda: mnist.read(source),
         lambda: not source.missing(),
-        source,
+        (source, *more),
     )
 
 
-(_DIGITS, _, _, _FEMNIST, _PURCHASE100, _LOCATION30, _SYNTHETIC) = DATASETS
+(_DIGITS, _, _, _CIFAR10, _FEMNIST, _SHAKESPEARE, _PURCHASE100, _LOCATION30, _SYNTHETIC) = DATASETS
 _SETS = (
     Available(
         _DIGITS,
@@ -61,8 +72,17 @@ _SETS = (
         digits.read,
         lambda: True,
     ),
-    _idx(mnist.MNIST, "handwritten digits, LeCun et al."),
+    _idx(mnist.MNIST, "handwritten digits, LeCun et al.", mnist.WRITERS),
     _idx(mnist.FASHION_MNIST, "articles of clothing, Zalando Research"),
+    Available(
+        _CIFAR10,
+        cifar10.SHAPE,
+        cifar10.CLASSES,
+        "small colour photographs, Krizhevsky",
+        cifar10.HOW,
+        cifar10.read,
+        cifar10.here,
+    ),
     Available(
         _FEMNIST,
         femnist.SHAPE,
@@ -71,6 +91,16 @@ _SETS = (
         femnist.HOW,
         femnist.read,
         lambda: all(find(femnist.FOLDER, part) for part in ("train", "test")),
+    ),
+    Available(
+        _SHAKESPEARE,
+        (shakespeare.LENGTH,),
+        shakespeare.LETTERS,
+        "letters of Shakespeare's plays by speaker",
+        shakespeare.HOW,
+        shakespeare.read,
+        lambda: find(shakespeare.FOLDER, shakespeare.FILE) is not None,
+        targets="tokens",
     ),
     Available(
         _PURCHASE100,
@@ -100,23 +130,39 @@ _SETS = (
         lambda: find(location30.FOLDER, location30.FILE) is not None,
     ),
 )
+#: What a built-in set has, and the task that learns it.
+_LEARNT = {"class": ("classes", "classification"), "tokens": ("tokens", "next_token")}
 _CATALOGUE = {entry.name: entry for entry in _SETS}
 
 
-def load(name: str, targets: Targets = "class", *, apart: bool = False) -> Dataset:
+def load(
+    name: str,
+    targets: Targets = "class",
+    *,
+    apart: bool = False,
+    writers: bool = False,
+    folder: str | None = None,
+) -> Dataset:
     """Return the data set `name`, which may be a user's `package.module:function`.
 
-    With `apart`, no training record of the user's influences another one (`lone_records`). This
-    function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    With `apart`, no training record of the user's influences another one (`lone_records`). With
+    `writers`, the data is MNIST and its owners are the writers. `folder` is that of `image_folder`.
+    This function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
-    if targets != "class":
+    known = "class" if name == image_folder.NAME else _entry(name).targets
+    if targets != known:
+        what, task = _LEARNT[known]
         raise DataInvalid(
-            f"data.name = {name} has classes, which only task = classification can learn: for "
-            "another task use a function of yours"
+            f"data.name = {name} has {what}, which only task = {task} can learn: for another task "
+            "use a function of yours"
         )
-    found = _entry(name).read()
+    if name == image_folder.NAME:
+        if folder is None:
+            raise DataInvalid(f"data.name = {name} needs data.folder, the folder of your images")
+        return image_folder.read(folder, apart=apart)
+    found = mnist.read(mnist.MNIST, mnist.WRITERS) if writers else _entry(name).read()
     return replace(found, train=without_a_fault(found.train)) if apart else found
 
 
@@ -127,18 +173,18 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     to the cache.
     """
     entry = _entry(name)
-    if entry.download is None:
+    if not entry.downloads:
         raise DataUnavailable(f"data {name} has no download: {entry.how}")
-    source = entry.download
-    folder = cache_folder() / source.name
-    wanted = []
-    for file in source.files:
-        path = source.path(file)
-        if path is None or path == target(folder, file):
-            wanted.append(file)
-        else:
-            read_idx(path, file)
-    fetch_files(source, wanted, folder, progress)
+    folder = cache_folder() / entry.downloads[0].name
+    for source in entry.downloads:
+        wanted = []
+        for file in source.files:
+            path = source.path(file)
+            if path is None or path == target(folder, file):
+                wanted.append(file)
+            else:
+                read_idx(path, file)
+        fetch_files(source, wanted, folder, progress)
     return folder
 
 

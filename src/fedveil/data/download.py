@@ -108,7 +108,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
     rest = f"; {kept:,} bytes are saved, and the next fetch resumes after them" if kept else ""
     raise DataUnavailable(
         f"data {source.name}: {file.name}.gz cannot be downloaded: {'; '.join(failures)}{rest}; "
-        f"you can also place the four files in $FEDVEIL_DATA/{source.name} or in {folder}"
+        f"you can also place the files in $FEDVEIL_DATA/{source.name} or in {folder}"
     )
 
 

@@ -1,6 +1,8 @@
 """Reads the IDX format of MNIST and similar sets, and verifies the content by its MD5.
 
-content := 0 0 8 dimensions  size*  byte*        sizes are 4 bytes each, big endian
+content := 0 0 type dimensions  size*  number*    sizes are 4 bytes each, big endian
+
+Type 8 is an unsigned byte and type 12 a signed whole number of 4 bytes, big endian.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedveil.base.array_types import Uint8s
+from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import find, reading
 from fedveil.errors import DataInvalid
 
 _GZIP = b"\x1f\x8b"
-_UNSIGNED_BYTE = 8
+_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,17 @@ class IdxFile:
     shape: tuple[int, ...]
     md5: str
     download_bytes: int
+    number_bytes: int = 1
 
     @property
     def content_bytes(self) -> int:
         """The length in bytes of the decompressed content."""
-        return 4 + 4 * len(self.shape) + math.prod(self.shape)
+        return 4 + 4 * len(self.shape) + self.number_bytes * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class IdxSet:
-    """The four files of a data set: images before labels, and the training part before the test
-    part.
-    """
+    """Files that are published together: images before labels, training part before test part."""
 
     name: str
     files: tuple[IdxFile, ...]
@@ -61,7 +63,7 @@ class IdxSet:
         return [file for file in self.files if self.path(file) is None]
 
 
-def read_idx(path: Path, file: IdxFile) -> Uint8s:
+def read_idx(path: Path, file: IdxFile) -> Array:
     """Return the array in the file at `path`.
 
     Raises `DataInvalid` unless it is the published `file`.
@@ -94,17 +96,18 @@ def _content(path: Path, longest: int) -> bytes:
             raise DataInvalid(f"{path} is a damaged gzip file: {error}") from None
 
 
-def parse_idx(content: bytes, origin: str) -> Uint8s:
-    """Return the array of unsigned bytes in IDX `content`. Errors refer to it as `origin`."""
-    if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
-        raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes")
+def parse_idx(content: bytes, origin: str) -> Array:
+    """Return the array of whole numbers in IDX `content`. Errors refer to it as `origin`."""
+    number = _TYPES.get(content[2]) if len(content) >= 4 and content[:2] == bytes(2) else None
+    if number is None:
+        raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes or of 4-byte numbers")
     start = 4 + 4 * content[3]
     if len(content) < start:
         raise DataInvalid(f"{origin} ends inside its IDX header")
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
-    if len(content) - start != math.prod(shape):
+    if len(content) - start != number.itemsize * math.prod(shape):
         raise DataInvalid(
             f"{origin} holds {len(content) - start} bytes of data, but its IDX header announces "
             f"{' x '.join(map(str, shape))}"
         )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(content, number, offset=start).reshape(shape)

@@ -18,7 +18,7 @@ from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 
-SPLITS = ("iid", "shards", "dirichlet", "by_client")
+SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +85,9 @@ def partition(
 ) -> Partition:
     """Return the partition `split` of training examples with these labels and owners."""
     choice("split", split, SPLITS)
-    if split == "by_client":
+    if split in ("by_client", "writers"):
         if owners is None:
-            raise InvalidValue("split = 'by_client' needs data with owners, but this data has none")
+            raise InvalidValue(f"split = {split!r} needs data with owners, but this data has none")
         return by_client(owners, clients)
     if clients is None:
         raise InvalidValue(f"clients = None, but split = {split!r} needs their number")

@@ -132,8 +132,11 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
 
     Under `privacy.unit: example`, loading one training record never depends on another one.
     """
-    apart = job.privacy.unit == "example"
-    return load(job.data.name if name is None else name, make_task(job).targets, apart=apart)
+    apart, writers = job.privacy.unit == "example", job.data.split == "writers"
+    targets = make_task(job).targets
+    if name is not None:
+        return load(name, targets, apart=apart)
+    return load(job.data.name, targets, apart=apart, writers=writers, folder=job.data.folder)
 
 
 def training_plan(job: Job, round: int = 1) -> TrainingPlan:

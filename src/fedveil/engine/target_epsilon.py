@@ -77,7 +77,7 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     protection = _changed(protection, protection.settings.model_dump(exclude_unset=True) | total)
 
     def spent(value: float) -> Figure:
-        return whole_run(_with(protection, key, value), job.rounds, job.privacy.delta)
+        return whole_run(at_cost(protection, key, value), job.rounds, job.privacy.delta)
 
     def fits(value: float) -> tuple[bool, float]:
         epsilon = spent(value).epsilon
@@ -91,7 +91,7 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
             f"no {place} brings the run to epsilon {target:g}: at {least:g} it is "
             f"{spent(least)}. Use fewer rounds, another delta or other parameters"
         )
-    found = _with(protection, key, value)
+    found = at_cost(protection, key, value)
     changes = [*total.items(), *key.changes(settings, value)]
     keys = {f"protection.{protection.block}.{name}": v for name, v in changes}
     weighting, explicit = found.context.weighting, job.server.model_fields_set
@@ -113,7 +113,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
     )
 
 
-def _with(protection: Protection, key: CostKey, value: float) -> Protection:
+def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
     """Return the protection with its parameter set to `value`.
 
     Raises an error for a refused value.

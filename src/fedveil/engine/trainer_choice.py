@@ -35,5 +35,6 @@ def loop_reason(job: Job) -> str | None:
 def _shape(job: Job) -> ModelShape:
     for entry in available():
         if entry.name == job.data.name:
-            return ModelShape(entry.shape, entry.classes)
+            tokens = entry.targets == "tokens"
+            return ModelShape(entry.shape, entry.classes, whole_examples=tokens)
     return ModelShape.of(load_data(job))

@@ -21,11 +21,15 @@ DATASETS = (
     "digits",
     "mnist",
     "fashion_mnist",
+    "cifar10",
     "femnist",
+    "shakespeare",
     "purchase100",
     "location30",
     "purchase100-synthetic",
 )
+#: A user's folder of images, in place of a data set's name.
+IMAGE_FOLDER = "image_folder"
 #: The phase names that a fault plan may use with every built-in protection.
 PHASES = tuple(fault_phases(POSITIONS["not_encrypt"]))
 _BY_EXAMPLE = [n for n, p in POSITIONS.items() if "example" in p.units(p.settings_type())]
@@ -42,10 +46,11 @@ MODELS = (
     "transformer",
 )
 TASKS = ("classification", "regression", "multilabel", "next_token")
-DatasetName = Annotated[str, or_function(*DATASETS)]
+DatasetName = Annotated[str, or_function(*DATASETS, IMAGE_FOLDER)]
 ModelName = Annotated[str, or_function(*MODELS)]
 TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
 FilePath = Annotated[str, text("the path of a file", r"[^\0]+")]
+FolderPath = Annotated[str, text("the path of a folder", r"[^\0]+")]
 ClassName = Annotated[str, function_text("package.module:Class")]
 TaskName = Annotated[str, function_text("package.module:Task", *TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -57,8 +62,8 @@ class ClientsSettings(Block):
     number: int | None = Field(
         100,
         ge=1,
-        description="number of clients; null, or left out under `data.split: by_client`: as "
-        "many as the data has owners",
+        description="number of clients; null, or left out under `data.split: by_client` or "
+        "`writers`: as many as the data has owners",
     )
     fraction: float = Field(
         0.5, gt=0, le=1, description="share of the clients that take part in a round"
@@ -84,16 +89,24 @@ class DataSettings(Block):
     """The training data, and its split among the clients."""
 
     #: The built-in data sets whose examples have owners.
-    OWNED: ClassVar[tuple[str, ...]] = ("femnist",)
+    OWNED: ClassVar[tuple[str, ...]] = ("femnist", "shakespeare")
 
     name: DatasetName = Field(
-        "digits", description="a built-in data set, or a function of yours that returns one"
+        "digits",
+        description="a built-in data set, a folder of your images, or a function of yours that "
+        "returns a data set",
     )
-    split: Literal["iid", "shards", "dirichlet", "by_client"] = Field(
+    folder: Annotated[FolderPath | None, Under("name", IMAGE_FOLDER)] = Field(
+        None,
+        description="under `name: image_folder`: the folder that holds train/CLASS/ and "
+        "test/CLASS/, with JPEG or PNG files of one size",
+    )
+    split: Literal["iid", "shards", "dirichlet", "by_client", "writers"] = Field(
         "iid",
         description="how examples are split among clients: iid: at random; shards: in "
         "shards of sorted labels; dirichlet: with Dirichlet label shares; "
-        "by_client: by their owners",
+        "by_client: by their owners; writers: the images of mnist by the people who wrote "
+        "them, 539 clients",
     )
     shards_per_client: Annotated[int, Under("split", "shards")] = Field(
         2, ge=1, description="shards that each client gets under `split: shards`"
@@ -101,6 +114,11 @@ class DataSettings(Block):
     alpha: Annotated[float, Under("split", "dirichlet")] = Field(
         0.5, gt=0, description="mean concentration of a label under `split: dirichlet`"
     )
+
+    @property
+    def by_owner(self) -> bool:
+        """True if each owner of examples is a client."""
+        return self.split in ("by_client", "writers")
 
     @property
     def may_have_owners(self) -> bool:
@@ -323,7 +341,7 @@ class JobFields(CheckedJob):
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
         if "epochs" not in self.training.model_fields_set and self.privacy.unit == "example":
             self.__dict__["training"] = self.training.model_copy(update={"epochs": 1})
-        if "number" not in self.clients.model_fields_set and self.data.split == "by_client":
+        if "number" not in self.clients.model_fields_set and self.data.by_owner:
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedveil.errors import nearest
-from fedveil.federated.blocks import JobFields
+from fedveil.federated.blocks import IMAGE_FOLDER, JobFields
 from fedveil.federated.protection_rules import add_rules_of_protections
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.allowed import plain, shown
@@ -20,11 +20,12 @@ ONE_STEP = {
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
-    """`clients.number: null` needs `data.split: by_client`. Other splits need a given number."""
-    if job.clients.number is not None or job.data.split == "by_client":
+    """`clients.number: null` needs `data.split: by_client` or `writers`. Other splits need a given
+    number."""
+    if job.clients.number is not None or job.data.by_owner:
         return None
     return (
-        "clients.number = null is allowed only under data.split = by_client; under "
+        "clients.number = null is allowed only under data.split = by_client or writers; under "
         f"{job.data.split} use a whole number in [1, inf)"
     )
 
@@ -37,6 +38,28 @@ def _owners_known(job: JobFields) -> str | None:
     return (
         f"data.split = by_client needs data with owners, and {job.data.name} has none: use "
         f"{', '.join(job.data.OWNED)}, or package.module:function"
+    )
+
+
+@RULES.rule("data.name", "data.split")
+def _writers_known(job: JobFields) -> str | None:
+    """`data.split: writers` needs `data.name: mnist`, whose images have known writers."""
+    if job.data.split != "writers" or job.data.name == "mnist":
+        return None
+    return (
+        f"data.split = writers needs data.name = mnist, and {job.data.name} names no writers: use "
+        f"mnist, or by_client for data with owners"
+    )
+
+
+@RULES.rule("data.name", "data.folder")
+def _folder_named(job: JobFields) -> str | None:
+    """`data.name: image_folder` needs `data.folder`, the folder of your images."""
+    if job.data.name != IMAGE_FOLDER or job.data.folder is not None:
+        return None
+    return (
+        "data.name = image_folder needs data.folder: name the folder that holds train/CLASS/ and "
+        "test/CLASS/"
     )
 
 

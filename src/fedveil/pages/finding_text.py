@@ -13,6 +13,16 @@ _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
 #: What an attacker could do, by the end of a figure's name or all of it.
 _COULD = (
+    (r"client TPR at (?P<rate>\S+) FPR", "recognise {value} of the clients that took part and name "
+     "{rate} of others"),
+    (r"client balanced accuracy", "tell clients that took part from others {value} of the time"),
+    (r"property TPR at (?P<rate>\S+) FPR", "name {value} of the clients with mostly one class and "
+     "{rate} of others"),
+    (r"property balanced accuracy", "tell clients with mostly one class from others {value} of the "
+     "time"),
+    (r"property AUC", "rank a client with mostly one class above another {value} of the time"),
+    (r"labels counted", "count {value} of a client's labels right"),
+    (r"client AUC", "rank a client that took part above another client {value} of the time"),
     (r"TPR at (?P<rate>\S+) FPR", "recognise {value} of the members and accuse {rate} of others"),
     (r"balanced accuracy", "tell members from others {value} of the time"),
     (r"(direction|norm) AUC", "rank an example with the rare label first {value} of the time"),

@@ -193,7 +193,7 @@ def audit_run(
         return p_value(m, guesses, hits, claim.epsilon, delta) <= error
 
     def share(epsilon: float) -> float:
-        return _expected_share(_mu(epsilon, delta), guesses / m) if gaussian else told_true(epsilon)
+        return expected_share(_mu(epsilon, delta), guesses / m) if gaussian else told_true(epsilon)
 
     return OneRunAudit(
         claim, m, guesses, right, coins.right,
@@ -276,7 +276,7 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
     best, most = canaries, 0.0
     guesses = canaries
     while guesses >= min(canaries, _FEWEST):
-        hit = _expected_share(mu, guesses / canaries)
+        hit = expected_share(mu, guesses / canaries)
         right = math.floor(guesses * hit - math.sqrt(guesses * hit * (1 - hit)))
         shown = bound(canaries, guesses, max(right, 0), delta=claim.delta, confidence=confidence)
         if shown > most:
@@ -285,7 +285,7 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
     return best
 
 
-def _expected_share(mu: float, share: float) -> float:
+def expected_share(mu: float, share: float) -> float:
     """Return the expected share of right guesses if only the surest canaries are guessed.
 
     They are a share `share` of all. A canary's score is N(mu² / 2, mu²) if it is in the run, and

@@ -87,8 +87,11 @@ class Line:
         """The largest area under the ROC curve of any attack on the model. Guessing has 0.5."""
         if self.finding is None:
             return None
+        others = ("report's", "sum's", "client")  # attacks on messages, not on the model
         on_model = [
-            f for f in self.finding.figures if f.name.endswith(" AUC") and "report" not in f.name
+            f
+            for f in self.finding.figures
+            if f.name.endswith(" AUC") and not f.name.startswith(others)
         ]
         return max(on_model, key=lambda f: f.value, default=None)
 

@@ -16,35 +16,66 @@ from fedveil.pages.table import Table
 #: `medium` is as much of the source's own size as two cores do in about half an hour.
 Scale = Literal["small", "medium", "full"]
 Tell = Callable[[str], None]
+Answer = Literal["agrees", "differs", "says nothing"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A number or trend in the source, beside ours. `why` explains why they differ or agree."""
+    """A number or trend in the source, beside ours.
+
+    `held_to` is the bound that decides, and `why` the reason. The answer is "says nothing" if a run
+    that had to learn for an answer did not.
+    """
 
     what: str
     source: str
     ours: str
-    agrees: bool
+    held_to: str
+    answer: Answer
     why: str
 
     @classmethod
     def of(
-        cls, agrees: bool, what: str, source: str, ours: str, *, same: str, other: str
+        cls,
+        agrees: bool,
+        what: str,
+        source: str,
+        ours: str,
+        *,
+        held_to: str,
+        same: str,
+        other: str,
+        nothing: str = "",
     ) -> Verdict:
-        """Make a verdict. Its reason is `same` if the results agree, and `other` if they differ."""
-        return cls(what, source, ours, bool(agrees), same if agrees else other)
+        """Make a verdict. Its reason is `same` if the results agree, and `other` if they differ.
+
+        If `nothing` is not empty, it is the reason why the runs say nothing.
+        """
+        if nothing:
+            return cls(what, source, ours, held_to, "says nothing", nothing)
+        if agrees:
+            return cls(what, source, ours, held_to, "agrees", same)
+        return cls(what, source, ours, held_to, "differs", other)
+
+    @property
+    def agrees(self) -> bool:
+        """True if the results agree."""
+        return self.answer == "agrees"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an experiment. `ran` describes its runs in sentences."""
+    """The result of an experiment. `ran` describes its runs in sentences.
+
+    `seeds` is the number of training runs behind each figure, and 0 if nothing was trained.
+    """
 
     ran: str
     verdicts: Sequence[Verdict]
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     pictures: Sequence[Path] = field(default_factory=tuple)
+    seeds: int = 1
 
 
 class Experiment(ABC):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fedveil import __version__
 from fedveil.pages.table import Table
+from fedveil.privacy.finding import CONFIDENCE
+from fedveil.studies.evidence import LEAST_SEEDS
 from fedveil.studies.experiment import Experiment, Outcome, Scale, Verdict
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
@@ -48,7 +50,7 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     yield f"# {experiment.name}\n"
     yield f"{experiment.what} Source: {experiment.source}.\n"
     yield f"**{tally(outcome)}** Scale: {repeated.scale}.\n"
-    yield f"{outcome.ran}\n"
+    yield f"{outcome.ran}{_seeds(outcome.seeds)}\n"
     yield verdicts(outcome).markdown()
     for plot in outcome.plots:
         yield plot.markdown(repeated.figures[plot.name])
@@ -66,25 +68,36 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     yield ""
 
 
+def _seeds(seeds: int) -> str:
+    """Say how many seeds a figure has."""
+    if not seeds:
+        return ""
+    if seeds < LEAST_SEEDS:
+        return f" Each figure is of {seeds} seed{'s' if seeds > 1 else ''} and has no interval."
+    return f" A figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} interval."
+
+
 def tally(outcome: Outcome) -> str:
     """Say how many of the source paper's numbers and trends were reproduced."""
-    agree = sum(verdict.agrees for verdict in outcome.verdicts)
-    return f"{agree} of {len(outcome.verdicts)} agree with the source."
+    answers = [verdict.answer for verdict in outcome.verdicts]
+    agree, silent = answers.count("agrees"), answers.count("says nothing")
+    said = f"; {silent} say{'s' if silent == 1 else ''} nothing" if silent else ""
+    return f"{agree} of {len(answers)} agree with the source{said}."
 
 
 def verdicts(outcome: Outcome) -> Table:
     """Return a table of the source paper's results beside ours."""
-    columns = ("what", "the source", "here", "verdict", "why")
+    columns = ("measure", "the source", "here", "held to", "verdict", "why")
     said: set[str] = set()
     return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
     """Format a verdict as a table row. Omits its reason if an earlier row has it (`said`)."""
-    word = "agrees" if verdict.agrees else "differs"
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
-    return (verdict.what, verdict.source, verdict.ours, word, why)
+    ours = (verdict.source, verdict.ours, verdict.held_to, verdict.answer)
+    return (verdict.what, *ours, why)
 
 
 def machine() -> str:

@@ -112,11 +112,6 @@ def accuracy(run: ReadRun) -> float:
     return sum(last) / len(last)
 
 
-def loss_rate(plain: ReadRun, noisy: ReadRun) -> float:
-    """Return the relative loss of accuracy from `plain` to `noisy`. Source: 002, equation (8)."""
-    return (accuracy(plain) - accuracy(noisy)) / accuracy(plain)
-
-
 def mean_accuracy(run: ReadRun) -> float:
     """Return the mean accuracy over all tests. It is larger for a run that learns faster."""
     values = run.figures("accuracy")[1]

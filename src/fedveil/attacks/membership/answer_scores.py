@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
 from fedveil.base.array_types import Float64s
+
+#: RMIA counts an example z as beaten by an example at least this many times as likely (gamma).
+_BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
@@ -37,3 +44,39 @@ def lira(answers: Answers, references: References) -> Float64s:
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation
+
+
+def online_lira(answers: Answers, references: References) -> Float64s:
+    """Return the log-likelihood ratio of each example's margin: of a member against not a member.
+
+    Source: Carlini et al. 2022, algorithm 1 (online LiRA). The margin is taken as normal over
+    models trained with the example, and as normal over models trained without it. As the source
+    advises, an example has its own deviations only if there are enough references. Unlike in the
+    source, they are moderated by those of all examples (`References.normals`).
+    """
+    member, other = (
+        _log_density(answers.margin, *references.normals(lambda given: given.margin, member))
+        for member in (True, False)
+    )
+    return member - other
+
+
+def _log_density(values: Float64s, means: Float64s, deviations: Float64s) -> Float64s:
+    """Return normal log-densities, without the constant."""
+    return -(((values - means) / deviations) ** 2) / 2 - np.log(deviations)
+
+
+def rmia(answers: Answers, references: References) -> Float64s:
+    """Return the share of other examples that each example beats, by its relative probability.
+
+    Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
+    RMIA). An example's relative probability is p(true class) under the attacked model, divided by
+    its mean under references of which half were trained on the example. It beats another example
+    if it is at least twice as large. The other examples of the table are the population.
+    """
+    sides = [references.normals(lambda given: np.exp(given.truth), member)[0]
+             for member in (True, False)]  # fmt: skip
+    usual = np.maximum(sum(sides) / 2, np.finfo(np.float64).tiny)
+    relative = answers.truth - np.log(usual)
+    beaten = np.searchsorted(np.sort(relative), relative - math.log(_BEATEN), side="right")
+    return beaten / max(len(relative) - 1, 1)

@@ -1,4 +1,4 @@
-"""Membership attacks on a job or a run: on its final model, and on single clients' reports.
+"""Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
 The attacker knows the whole job, and has examples of which it asks whether they were trained on.
 Its reference models are the same job run on random halves of these examples, under the same
@@ -11,13 +11,15 @@ test examples are not, and the references are trained on halves of both together
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
-from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss
+from fedveil.attacks.membership import client_membership
+from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss, online_lira, rmia
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores
@@ -27,6 +29,7 @@ from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools
 from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 
@@ -36,6 +39,8 @@ METHODS: dict[str, Method] = {
     "calibrated loss": calibrated_loss,
     "shadow models": shadow_attack,
     "LiRA": lira,
+    "online LiRA": online_lira,
+    "RMIA": rmia,
 }
 _OWN_THRESHOLD = {"shadow models": 0.0}
 
@@ -43,10 +48,15 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Run all membership attacks, on the trained model and on the reports of one round."""
     target.needs_classes("membership")
-    count = by_effort(effort, 4, 16, 64)
+    count = by_effort(effort, 4, 32, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
     reporters = by_effort(effort, 8, 32, 100)
-    found = [*case.on_model(), *case.on_reports(reporters)]
+    on_round, summed = case.on_round(reporters)
+    found = [*case.on_model(), *on_round]
+    if summed:
+        watch.step(count + 1, count + 2, "who is in the sums of several rounds")
+        with suppress(AttackImpossible):  # too few clients, or a claim about one example
+            found += client_membership.measured(target, effort)[0]
     watch.step(count + 2, count + 2, "reports")
     who = "its training and its test examples" if target.trained else "its training examples"
     return target.finding(
@@ -114,17 +124,21 @@ class Case:
             found += figures(name, scores[self.members], scores[~self.members], limit)
         return found
 
-    def on_reports(self, most: int) -> list[Measured]:
-        """Return the metrics of the attacks on one round's reports, of at most `most` clients."""
+    def on_round(self, most: int) -> tuple[list[Measured], bool]:
+        """Return the metrics of the attacks on one round's reports, of at most `most` clients.
+
+        If the reports say nothing, their sum is attacked, and the second result is True.
+        """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)
         attacked = play_round(self.target, *split(self.members), most, self.entropy)
         rehearsed = play_round(self.other, *split(self.references.held[0]), most, self.entropy)
-        scorers = {"report's gradient": scores.along}
+        what = "sum" if attacked.summed else "report"
+        scorers = {f"{what}'s gradient": scores.along}
         if all(reading.scaled for reading in attacked.readings):
-            scorers["report's loss"] = scores.moved
+            scorers[f"{what}'s loss"] = scores.moved
         found = []
         for name, scorer in scorers.items():
             limit = best_threshold(*rehearsed.scores(scorer, x, y))
             found += figures(name, *attacked.scores(scorer, x, y), limit)
-        return found
+        return found, attacked.summed

@@ -17,6 +17,12 @@ from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 
+#: From 16 references on, each example has its own deviation. `threshold` sets one of them aside.
+_OWN_SPREAD = 15
+#: The shared variance then counts as much as this number of the example's own models: a deviation
+#: that is small by chance would make an example look certain.
+_SHARED = 16
+
 
 @dataclass(frozen=True)
 class References:
@@ -51,13 +57,42 @@ class References:
         `of` computes the quantity from a model's answers. There is a mean for each example, and one
         standard deviation from these means for all examples: 1 if no two such models determine it.
         """
+        means, shared, _ = self._moments(of, ~self.held)
+        return means, shared
+
+    def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
+        """Return the mean and standard deviation of a quantity for each example.
+
+        They are taken over the models trained on the example if `member`, otherwise over the
+        others. With few references, all examples share the deviation that `outside` describes. With
+        16 or more, an example's variance is a mean of its own and the shared one, weighted by their
+        degrees of freedom (Smyth 2004, "moderated" variances).
+        """
+        given = self.held if member else ~self.held
+        if not given.any(axis=0).all():
+            first = int(np.argmin(given.any(axis=0)))
+            raise InvalidValue(
+                f"no reference model was trained on example {first}: at least one must be"
+            )
+        means, shared, squares = self._moments(of, given)
+        if len(self.answers) < _OWN_SPREAD:
+            return means, np.full_like(means, shared)
+        freedom = _SHARED + given.sum(axis=0) - 1
+        return means, np.sqrt((_SHARED * shared**2 + squares) / freedom)
+
+    def _moments(
+        self, of: Callable[[Answers], Float64s], given: Bools
+    ) -> tuple[Float64s, float, Float64s]:
+        """Return means over the `given` models, their shared deviation, and sums of squares.
+
+        These are each example's squared differences from its mean.
+        """
         values = np.stack([of(answers) for answers in self.answers])
-        out = ~self.held
-        counts = out.sum(axis=0)
-        means: Float64s = np.where(out, values, 0).sum(axis=0) / counts
-        squares = float(np.where(out, (values - means) ** 2, 0).sum())
-        freedom = int((counts - 1).sum())
-        return means, float(np.sqrt(squares / freedom)) if squares else 1.0
+        counts = given.sum(axis=0)
+        means: Float64s = np.where(given, values, 0).sum(axis=0) / counts
+        squares: Float64s = np.where(given, (values - means) ** 2, 0).sum(axis=0)
+        total, freedom = float(squares.sum()), int((counts - 1).sum())
+        return means, float(np.sqrt(total / freedom)) if total else 1.0, squares
 
 
 #: Scores a model's answers with the help of references. A larger score: likelier a member.

@@ -95,12 +95,14 @@ class Round:
     """The readings of one round's reports, and the examples to ask about, as rows of a table.
 
     Client i trained on the rows `held[i]`. Nobody trained on the rows `strangers[i]`, about which
-    it is also asked.
+    it is also asked. If reports say nothing, the only reading is that of their mean (`summed`), and
+    all clients count as one.
     """
 
     readings: Sequence[Reading]
     held: Sequence[Int64s]
     strangers: Sequence[Int64s]
+    summed: bool = False
 
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
         """Return the scores of all clients' own examples, and those of their strangers.

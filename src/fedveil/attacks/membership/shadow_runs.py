@@ -65,7 +65,7 @@ class Pool:
         dataset = replace(target.dataset, train=train, owners=owners)
         data = target.job.model_dump()
         data["seed"] = seed
-        if target.job.data.split == "by_client":
+        if target.job.data.by_owner:
             data["clients"]["number"] = None
         elif target.job.clients.number is not None:
             data["clients"]["number"] = min(target.job.clients.number, len(rows))
@@ -78,10 +78,10 @@ class Pool:
 def rehearse(target: Target) -> nn.Module:
     """Run the target's job in this process, under its protection, and return the final model.
 
-    The run's record is deleted.
+    Clients that train in native code use all cores. The run's record is deleted.
     """
     data = target.job.model_dump()
-    data["simulation"]["workers"] = 0
+    data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
     for block in ("evaluation", "checkpoint"):
         data[block]["every"] = target.job.rounds
@@ -99,19 +99,22 @@ def play_round(
     `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that
     nobody trains on. Each client is asked about different strangers: as many as it has examples, if
     there are enough. If the protection needs more than `most` clients for a round, there are more.
+    If reports say nothing, their mean is read instead.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))
     cohort = sorted(
         map(int, entropy.stream("cohort").permutation(target.partition.clients)[:count])
     )
-    readings = target.seen(target.updates(cohort)).readings
+    view = target.seen(target.updates(cohort))
     held = [rows[target.rows(client)] for client in cohort]
     dealt = np.array_split(
         strangers[entropy.stream("strangers").permutation(len(strangers))], count
     )
     asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
-    return Round(readings, held, asked)
+    if view.masked:
+        return Round([view.mean], [np.concatenate(held)], [np.concatenate(asked)], summed=True)
+    return Round(view.readings, held, asked)
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:

@@ -1,0 +1,120 @@
+"""Lower bounds on the epsilon of one report at known claims, for every mechanism: docs/attacks.md.
+
+    python benchmarks/attack_distinguish.py [--trials 10000] [--only dp_encrypt] [--claim 2]
+    python benchmarks/attack_distinguish.py --one-run 1.89
+
+Each mechanism protects twelve parameters at claims of 1, 2, 4 and 8 at delta = 1e-5. The two
+updates are far apart. `distributed_dp` and `pw_encrypt` with central noise are attacked in the sum
+of two clients. A line takes 15 to 60 seconds of one core. `--one-run` computes what an audit inside
+one run can expect of this claim without assuming Gaussian noise, by the number of its canaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedveil.attacks.distinguishing import Distinguished, distinguished, far_apart
+from fedveil.engine.target_epsilon import at_cost, whole_run
+from fedveil.entropy import Seeded
+from fedveil.errors import FedveilWarning
+from fedveil.privacy import Figure
+from fedveil.privacy.one_run_audit import distance_of_epsilon, expected_share, lower_bound
+from fedveil.protections.base import JobContext, Protection
+from fedveil.protections.catalog import POSITIONS
+
+CLAIMS = (1.0, 2.0, 4.0, 8.0)
+DIMENSION, DELTA = 12, 1e-5
+SUM = {"reconstruct_secrets_threshold": 2}
+#: Per label: the protection, its settings, and the values between which its cost is searched.
+MECHANISMS: dict[str, tuple[str, dict[str, Any], float, float]] = {
+    "dp_encrypt": ("dp_encrypt", {}, 1e-2, 1e2),
+    "signds": ("signds", {"sign_k": 0.25, "sign_dim_out": 2}, 1e-2, 1e2),
+    "rr": ("rr", {"cells": 3}, 1e-3, 4.0),
+    "rr, bits": ("rr", {"cells": 3, "report": "bits"}, 1e-3, 4.0),
+    "oue": ("oue", {"cells": 3}, 1e-3, 4.0),
+    "oue, bits": ("oue", {"cells": 3, "report": "bits"}, 1e-3, 4.0),
+    "distributed_dp": ("distributed_dp", {**SUM, "bits": 16, "noise_multiplier": 1.0}, 0.1, 50.0),
+    "pw_encrypt, central": ("pw_encrypt", {**SUM, "central_eps": 1.0}, 1e-2, 1e2),
+}
+
+
+def at_claim(label: str, claim: float) -> Protection:
+    """Return the mechanism whose single report costs at most `claim`, as closely as 0.01%."""
+    name, settings, low, high = MECHANISMS[label]
+    kind = POSITIONS[name]
+    context = JobContext(
+        "equal", DIMENSION, clients_per_round=2, rounds=1, delta=DELTA, masks=False
+    )
+    protection = kind(kind.settings_type(**settings), context)
+    key = protection.cost_key(protection.settings)
+    assert key is not None
+    while high > low * 1.0001:
+        middle = (low * high) ** 0.5
+        costly = whole_run(at_cost(protection, key, middle), 1, DELTA).epsilon > claim
+        low, high = (low, middle) if costly != key.falls else (middle, high)
+    return at_cost(protection, key, high if key.falls else low)
+
+
+def tried(label: str, claim: float, trials: int) -> Distinguished:
+    """Return what `trials` reports on each of two updates show."""
+    protection, entropy = at_claim(label, claim), Seeded(17, "benchmark", label, str(claim))
+    model = np.linspace(-0.5, 0.5, DIMENSION).astype(np.float32)
+    (found,) = distinguished(
+        protection, model, [far_apart(protection, model, entropy)],
+        promised=lambda rounds: whole_run(protection, rounds, DELTA),
+        trials=trials, rounds=1, entropy=entropy,
+    )  # fmt: skip
+    return found
+
+
+def one_run(epsilon: float) -> None:
+    """Print the expected lower bound of one run with Gaussian noise, by the number of canaries.
+
+    Each canary is as easy to recognise as the claim allows, and reveals nothing about others. The
+    number of guesses is the best of m, m / 2, m / 4 and so on.
+    """
+    distance = distance_of_epsilon(Figure(epsilon, DELTA))
+    for canaries in (100, 1000, 10_000, 100_000, 1_000_000):
+        found, guesses = [], canaries
+        while guesses >= 8:
+            right = math.floor(guesses * expected_share(distance, guesses / canaries))
+            found.append((lower_bound(canaries, guesses, right, delta=DELTA), guesses, right))
+            guesses //= 2
+        bound, guesses, right = max(found)
+        print(f"{canaries:>9,} canaries: {right:,} of {guesses:,} guesses right: {bound:.3f}")
+
+
+def main() -> None:
+    """Print a line for each mechanism and claim."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=10_000, help="reports on each update")
+    parser.add_argument("--claim", type=float, choices=CLAIMS, help="only this claim")
+    parser.add_argument("--only", default="", help="mechanisms whose name starts with this")
+    parser.add_argument("--one-run", type=float, help="a run's claim")
+    arguments = parser.parse_args()
+    if arguments.one_run is not None:
+        one_run(arguments.one_run)
+        return
+    warnings.simplefilter("ignore", FedveilWarning)
+    print("| mechanism | claim | right guesses | at least | at least, by its curve | seconds |")
+    print("|---|---|---|---|---|---|")
+    claims = CLAIMS if arguments.claim is None else (arguments.claim,)
+    for label in MECHANISMS:
+        for claim in claims if label.startswith(arguments.only) else ():
+            began = time.monotonic()
+            found = tried(label, claim, arguments.trials)
+            print(
+                f"| {label} | {found.audit.claim.epsilon:.3f} | {found.right.value:.4f} | "
+                f"{found.audit.bound:.3f} | {found.curve:.3f} | {time.monotonic() - began:.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

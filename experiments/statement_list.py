@@ -1,0 +1,123 @@
+"""The list of the sources' testable statements, made of `statements.toml` and the pages' verdicts.
+
+`python -m experiments.statement_list` writes docs/reproductions/statements.md.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
+from fedveil.pages.table import Table
+
+_HERE = Path(__file__).parent
+STATEMENTS = _HERE / "statements.toml"
+PAGES = _HERE.parent / "docs" / "reproductions"
+PAGE = PAGES / "statements.md"
+STATUSES: Mapping[str, str] = {
+    "S": "shown",
+    "D": "different, with a reason",
+    "P": "implemented, not shown at the source's size",
+    "M": "missing",
+}
+_HEAD = """# The sources' statements
+
+One line for each testable statement of the sources, with a status:
+{legend}.
+A statement that an experiment judges has its status from the verdicts on that experiment's page.
+If the run has the source's size, or the statement holds at any size, it is S if all of them agree
+and D if one differs. It is P if a verdict says nothing or the run is smaller.
+
+**{tally}.**
+"""
+_COMMAND = re.compile(r"^    (fedveil reproduce .*)$", re.MULTILINE)
+_SCALE = re.compile(r"\*\* Scale: (\w+)\.$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdicts of an experiment's page by their measures, its scale and its command."""
+
+    answers: Mapping[str, str]
+    scale: str
+    command: str
+
+    @classmethod
+    def of(cls, page: Path) -> Judged:
+        """Read a page in docs/reproductions."""
+        text = read_text(page, MOST_LINES_BYTES)
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+        answers = {row[0]: row[4] for row in rows[2:] if len(row) == 6}
+        scale, command = _SCALE.search(text), _COMMAND.search(text)
+        if scale is None or command is None or not answers:
+            raise ValueError(f"{page} is not the page of an experiment")
+        return cls(answers, scale[1], command[1])
+
+    def of_measures(self, verdicts: list[str]) -> list[str]:
+        """Return the answers of all verdicts whose measure has one of these beginnings."""
+        found = []
+        for begins in verdicts:
+            mine = [answer for what, answer in self.answers.items() if what.startswith(begins)]
+            if not mine:
+                raise ValueError(f"no verdict begins with {begins!r}: {', '.join(self.answers)}")
+            found += mine
+        return found
+
+    def status(self, verdicts: list[str], *, any_size: bool) -> str:
+        """Return the status of a statement that the verdicts with these beginnings judge."""
+        found = {*self.of_measures(verdicts)}
+        if "says nothing" in found or not (any_size or self.scale == "full"):
+            return "P"
+        return "D" if "differs" in found else "S"
+
+
+def statements() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield the source, the number and the content of every statement."""
+    for source, held in tomllib.loads(read_text(STATEMENTS, MOST_LINES_BYTES)).items():
+        for number, statement in held.items():
+            if number != "title":
+                yield source, number, statement
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield the source, number, text, status, place and command of every statement."""
+    for source, number, statement in statements():
+        if "page" in statement:
+            judged = Judged.of(PAGES / f"{statement['page']}.md")
+            status = judged.status(statement["verdicts"], any_size=statement.get("any_size", False))
+            count = Counter(judged.of_measures(statement["verdicts"]))
+            answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
+            shown = (
+                f"[{statement['page']}]({statement['page']}.md), scale {judged.scale}: {answers}"
+            )
+            command = judged.command
+        else:
+            status, shown = statement["status"], statement.get("shown", "")
+            command = f"pytest {statement['test']}" if "test" in statement else ""
+        where = "; ".join(part for part in (shown, statement.get("note", "")) if part)
+        yield source, number, statement["text"], status, where, command and f"`{command}`"
+
+
+def page() -> str:
+    """Return the page."""
+    found = [*rows()]
+    count = Counter(row[3] for row in found)
+    tally = ", ".join(f"{count[key]} {key}" for key in STATUSES)
+    legend = ",\n".join(f"**{key}** {means}" for key, means in STATUSES.items())
+    parts = [_HEAD.format(legend=legend, tally=f"{len(found)} statements: {tally}")]
+    titles = tomllib.loads(read_text(STATEMENTS, MOST_LINES_BYTES))
+    for source, held in titles.items():
+        mine = [row[1:] for row in found if row[0] == source]
+        table = Table(("", "statement", "status", "where", "command"), mine)
+        parts += [f"## {source}: {held['title']}\n", table.markdown()]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

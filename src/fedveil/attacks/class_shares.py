@@ -1,0 +1,214 @@
+"""Inference of a client's classes from its report: how many of each, and whether one prevails.
+
+Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
+(`gradient.label_counts`). Property inference asks whether more than half of the examples are of one
+class. The attacker makes clients of its own examples, some with that property, trains them from the
+round's weights, and compares the report with the difference that the property makes on average.
+
+Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". There
+a classifier is trained on the updates; here it is the linear one along the difference of means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.gradient.label_counts import label_counts
+from fedveil.attacks.gradient.label_recovery import LastLayer
+from fedveil.attacks.roc import best_threshold, figures
+from fedveil.attacks.server_view import seen
+from fedveil.attacks.target import Target
+from fedveil.base.array_types import Float32s, Float64s, Int64s
+from fedveil.data.examples import Examples
+from fedveil.data.partition import Partition
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.privacy import intervals
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.protections.reading import Reading
+
+#: Share of a client's examples that are of the class, if the client has the property.
+_PREVAILS = 0.75
+_PROBES = 256
+
+
+@dataclass(frozen=True)
+class Observer:
+    """The attacker's view of one round: the reading of a report, or of the smallest sum allowed."""
+
+    target: Target
+    entropy: Entropy
+
+    def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
+        """Yield a reading for each client: of its report or, if masked, of a sum with others."""
+        protection, weights = self.target.protection, self.target.weights
+        job = self.target.job
+        others: list[Float32s] = []
+        for i, update in enumerate(updates):
+            source = self.entropy.stream("report", i)
+            if not others and protection.least_clients == 1:
+                view = seen(protection, weights, [update], source)
+                if not view.masked:
+                    yield view.readings[0]
+                    continue
+            size = max(2, protection.least_clients)
+            others = others or self.target.updates(range(self.target.partition.clients))
+            if len(others) < size - 1 or job.clients_per_round < size:
+                raise AttackImpossible("the job has too few clients for a round of this protection")
+            chosen = source.stream("others").permutation(len(others))[: size - 1]
+            view = seen(protection, weights, [update, *(others[c] for c in chosen)], source)
+            yield Reading(size * view.mean.estimate, view.mean.weight)
+
+
+def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
+    """Return the rows of `count` examples, of which three quarters have the label `wanted`."""
+    mine, rest = np.flatnonzero(labels == wanted), np.flatnonzero(labels != wanted)
+    many = math.ceil(_PREVAILS * count)
+    return np.concatenate([
+        mine[entropy.stream("class").permutation(len(mine))[:many]],
+        rest[entropy.stream("rest").permutation(len(rest))[: count - many]],
+    ])  # fmt: skip
+
+
+def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
+    """Return the rows of `count` random examples, of which at most half have the label `wanted`."""
+    rows = entropy.permutation(len(labels))
+    mine = labels[rows] == wanted
+    kept: Int64s = rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
+    return kept
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A job, the number of examples of each client, and the classes that are asked about."""
+
+    target: Target
+    count: int
+    wanted: Sequence[int]
+    entropy: Entropy
+
+    @classmethod
+    def of(cls, target: Target, most: int) -> Classes:
+        """Choose at most `most` classes, of which both attacker and clients have enough examples.
+
+        The attacker's examples are the test examples.
+        """
+        entropy = Seeded(target.job.seed, "attack", "classes")
+        count = int(np.median(target.partition.sizes))
+        data, needed = target.dataset, math.ceil(_PREVAILS * count)
+        held = [np.bincount(part.y, minlength=data.classes) for part in (data.train, data.test)]
+        enough = np.flatnonzero(np.min(held, axis=0) >= needed)
+        if count < 2 or not len(enough):
+            raise AttackImpossible(
+                f"no class has the {needed:,} examples in the training and in "
+                f"the test data that a client of {count:,} examples with mostly this class needs"
+            )
+        wanted = enough[entropy.stream("classes").permutation(len(enough))[:most]]
+        return cls(target, count, sorted(map(int, wanted)), entropy)
+
+    def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
+        """Train `number` clients that have the property for class `wanted`, or do not have it."""
+        whose = "shadow" if examples is self.target.dataset.test else "client"
+        draw, rows = of_class if has else of_any, []
+        for i in range(number):
+            source = self.entropy.stream(whose, wanted, int(has), i)
+            rows.append(np.sort(draw(examples.y, wanted, self.count, source)))
+        offsets = np.cumsum([0, *map(len, rows)])
+        dataset = replace(self.target.dataset, train=examples, owners=None)
+        clients = replace(
+            self.target, dataset=dataset, partition=Partition(np.concatenate(rows), offsets)
+        )
+        return clients.updates(range(number))
+
+    def scores(
+        self, wanted: int, shadows: int, cases: int
+    ) -> tuple[list[Float64s], list[Float64s]]:
+        """Return scores of shadow clients, and of real ones: with the property, and without."""
+        data = self.target.dataset
+        taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
+        direction = np.mean(taught[0], axis=0, dtype=np.float64) - np.mean(taught[1], axis=0)
+        found = []
+        asked = [self.updates(data.train, wanted, has, cases) for has in (True, False)]
+        for kind, side in (("shadows", taught), ("clients", asked)):
+            for has, updates in zip((True, False), side, strict=True):
+                source = self.entropy.stream("seen", kind, wanted, int(has))
+                read = Observer(self.target, source).readings(updates)
+                found.append(np.array([_along(reading, direction) for reading in read]))
+        return found[:2], found[2:]
+
+
+def _along(reading: Reading, direction: Float64s) -> float:
+    """Return the component of a reading along a direction, weighted as in the reading."""
+    weight = reading.weight / (reading.weight.mean() or 1.0)
+    length = math.sqrt(float(weight @ direction**2)) or 1.0
+    return float((weight * reading.estimate) @ direction / length)
+
+
+def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measured]:
+    """Return how well clients of mostly one class are told from others."""
+    most, shadows, cases = by_effort(effort, (3, 8, 10), (10, 16, 20), (30, 32, 40))
+    classes = Classes.of(target, most)
+    known: list[list[Float64s]] = []
+    asked: list[list[Float64s]] = []
+    for i, wanted in enumerate(classes.wanted):
+        watch.step(i + 1, len(classes.wanted) + 1, f"class {wanted}")
+        taught, found = classes.scores(wanted, shadows, cases)
+        # Each class has its own scale: both kinds of scores are in units of its shadows' spread.
+        centre, spread = np.mean(taught), float(np.std(np.concatenate(taught))) or 1.0
+        known.append([(side - centre) / spread for side in taught])
+        asked.append([(side - centre) / spread for side in found])
+    has, lacks = (np.concatenate(side) for side in zip(*asked, strict=True))
+    limit = best_threshold(*(np.concatenate(side) for side in zip(*known, strict=True)))
+    return figures("property", has, lacks, limit)
+
+
+def count_figures(target: Target, effort: Effort) -> list[Measured]:
+    """Return the share of clients' labels that iLRG counts right, beside that of a guess.
+
+    The guess gives every class its share of the test examples.
+    """
+    settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
+    layer = LastLayer.of(target.model, torch.from_numpy(probes))
+    if layer is None or settings.optimizer != "sgd":
+        return []
+    draw = Seeded(target.job.seed, "attack", "counts")
+    clients = sorted(
+        map(int, draw.permutation(target.partition.clients)[: by_effort(effort, 20, 60, 200)])
+    )
+    usual = np.bincount(target.dataset.test.y, minlength=target.dataset.classes)
+    shares, guesses, right = [], [], 0
+    readings = Observer(target, draw).readings(target.updates(clients))
+    for client, reading in zip(clients, readings, strict=True):
+        labels = target.dataset.train.y[target.rows(client)]
+        truth = np.bincount(labels, minlength=len(usual))
+        steps = settings.epochs * math.ceil(len(labels) / settings.batch_size)
+        scale = steps * settings.lr
+        found = label_counts(reading, layer, target.weights, len(labels), scale)
+        shares.append(float(np.minimum(found, truth).sum()) / len(labels))
+        guessed = usual * len(labels) / usual.sum()
+        guesses.append(float(np.minimum(guessed, truth).sum()) / len(labels))
+        right += bool((found == truth).all())
+    guess = float(np.median(guesses))
+    return [
+        intervals.median("labels counted", shares, guess=guess),
+        intervals.share("clients with all counts right", right, len(clients)),
+    ]
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Count the labels of clients, and tell clients of mostly one class from others."""
+    target.needs_classes("classes")
+    target.needs_client_unit("asks what one client holds")
+    found = [*count_figures(target, effort), *property_figures(target, effort, watch)]
+    return target.finding(
+        "classes",
+        effort,
+        found,
+        saw="one report of each client, or the smallest sum that it may be in, and test examples",
+    )

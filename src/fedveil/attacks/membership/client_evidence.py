@@ -1,0 +1,88 @@
+"""Evidence in a round's messages that a client with known examples took part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.attacks.server_view import Seen
+from fedveil.base.array_types import Float64s
+from fedveil.protections.reading import Reading
+
+
+@dataclass(frozen=True)
+class View:
+    """A report, or the sum of a cohort's reports, as the server reads it.
+
+    `clients` are the clients whose updates may be in it. An update that is in it counts with the
+    factor `share`.
+    """
+
+    reading: Reading
+    clients: Sequence[int]
+    share: float
+
+
+def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
+    """Return what the server sees of a round: each report or, if these say nothing, their mean.
+
+    `turn_rate` is the probability with which each client of the cohort adds its update in secret.
+    """
+    if seen.masked:
+        return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
+    pairs = zip(seen.readings, cohort, strict=True)
+    return [View(reading, [client], 1.0) for reading, client in pairs]
+
+
+def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
+    """Return for each candidate the log-likelihood ratio of "its update is in the view".
+
+    `candidates[i]` is the update that candidate i would have sent. The mean of the other candidates
+    is what the view holds without it. Along the direction of the candidate's difference from that
+    mean, the view is taken as normal: around 0 without the candidate, around the `share` of that
+    difference with it. The spread, from the noise and from the other clients, is that over all
+    candidates. If the reading has no scale, the result is the number of spreads above 0.
+    """
+    count, weight = len(candidates), view.reading.weight
+    weight = weight / (weight.mean() or 1.0)
+    centre = candidates.mean(axis=0)
+    apart = candidates - centre
+    # Without the candidate, the mean of the others is farther from it than the mean of all.
+    apart *= count / (count - 1)
+    energy = (apart * apart) @ weight
+    length = np.sqrt(energy)
+    held = view.reading.estimate - (centre if view.reading.scaled else 0.0)
+    along = np.divide(apart @ (weight * held), length, out=np.zeros(count), where=length > 0)
+    if not view.reading.scaled:
+        spread = float(along.std()) or 1.0
+        return np.asarray(along / spread)
+    along += length / count
+    expected = view.share * length
+    spread = float(np.sqrt(np.mean((along - expected / 2) ** 2))) or 1.0
+    found = expected * (along - expected / 2) / spread**2
+    if turn_rate < 1:
+        found = np.logaddexp(math.log(turn_rate) + found, math.log1p(-turn_rate))
+    return np.asarray(found)
+
+
+class Evidence:
+    """Adds up, over rounds, the evidence that each candidate is one of a run's clients."""
+
+    def __init__(self, clients: int, candidates: int) -> None:
+        self._found = np.zeros((clients, candidates))
+
+    def add(self, view: View, log_odds: Float64s) -> None:
+        """Add a view's evidence to that for each client whose update may be in it."""
+        self._found[list(view.clients)] += log_odds
+
+    @property
+    def scores(self) -> Float64s:
+        """Return for each candidate the log-likelihood ratio of "it is one of the clients".
+
+        It is equally likely to be any of them: the ratio is the mean of the clients' ratios.
+        """
+        scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
+        return scores

@@ -1,0 +1,152 @@
+"""User-level membership: was this client there? The server compares rounds with a known client.
+
+The attacker knows the examples of a candidate, the model of every round, and what the server sees:
+each report or, under secure aggregation, only the sum. It trains the candidate's update itself,
+with randomness of its own, and asks whether the round's messages contain it.
+
+In each game a random half of the data is dealt to clients that take part, and the other half to
+clients that do not. The attacker asks about as many of each. Replacing a client by one of the
+others is the change that the ledger's epsilon is about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.membership.client_evidence import Evidence, log_odds, views
+from fedveil.attacks.membership.references import halves
+from fedveil.attacks.membership.shadow_runs import Pool, split
+from fedveil.attacks.roc import best_threshold, figures
+from fedveil.attacks.server_view import seen
+from fedveil.attacks.target import Target
+from fedveil.base.array_types import Bools, Float32s, Float64s
+from fedveil.engine.cohorts import Cohorts
+from fedveil.engine.server_optimizer import make_optimizer
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.federated.job import Job
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.finding import Finding, Measured
+
+
+@dataclass(frozen=True)
+class Game:
+    """A run's clients, and as many clients of other examples, with the candidates among both.
+
+    `present` is the job on its clients' examples, and `absent` the job on the others' examples.
+    """
+
+    present: Target
+    absent: Target
+    members: Sequence[int]
+    strangers: Sequence[int]
+
+    @classmethod
+    def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
+        """Deal the job's examples to clients that are there and to clients that are not.
+
+        Owners of examples stay whole. There are at most `most` candidates of each kind.
+        """
+        pool = Pool.training(target.dataset)
+        there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
+        present, absent = (
+            pool.target(target, rows, seed) for rows in (split(there)[0], split(~there)[0])
+        )
+        count = min(most, present.partition.clients, absent.partition.clients)
+        if count < 2:
+            raise AttackImpossible(
+                "half of the job's examples belong to one client: it takes two clients in each "
+                "half to ask which of them took part"
+            )
+        chosen = [
+            sorted(map(int, entropy.stream(name).permutation(one.partition.clients)[:count]))
+            for name, one in (("members", present), ("strangers", absent))
+        ]
+        return cls(present, absent, *chosen)
+
+    def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
+        """Play rounds of the job, and return the scores of the members and of the strangers."""
+        target, protection = self.present, self.present.protection
+        job = target.job
+        state, weights = protection.initial_state(), target.weights
+        optimizer = make_optimizer(job, Layout(target.model).trainable)
+        evidence = Evidence(target.partition.clients, len(self.members) + len(self.strangers))
+        turns = protection.context.turn_rate
+        for round in range(1, rounds + 1):
+            cohort = Cohorts(job).draw(round)
+            if len(cohort) < protection.least_clients:
+                continue
+            updates = target.updates(cohort, round, weights)
+            source = entropy.stream("report")
+            view = seen(protection, weights, updates, source, round=round, state=state)
+            candidates = self._candidates(round, weights, protection.norm_clip, entropy)
+            for one in views(view, cohort, turns):
+                evidence.add(one, log_odds(one, candidates, turns))
+            share = len(cohort) / target.partition.clients
+            weights = optimizer.step(weights, view.aggregate, share)
+            state = view.state or state
+        return evidence.scores[: len(self.members)], evidence.scores[len(self.members) :]
+
+    def _candidates(self, round: int, weights: Float32s, clip: float, entropy: Entropy) -> Float64s:
+        """Return the candidates' updates, members first, trained with the attacker's randomness."""
+        rows = []
+        for name, one, asked in (
+            ("members", self.present, self.members), ("strangers", self.absent, self.strangers)
+        ):  # fmt: skip
+            seed = entropy.stream("attacker", name).integer(1 << 31)
+            own = replace(one, job=Job(**{**one.job.model_dump(), "seed": seed}))
+            rows += own.updates(asked, round, weights)
+        updates = np.stack(rows).astype(np.float64)
+        lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+        return np.asarray(updates * np.minimum(1, clip / np.maximum(lengths, np.finfo(float).tiny)))
+
+
+def _half(pool: Pool, entropy: Entropy) -> Bools:
+    """Return a mask of a random half of the examples. An owner's examples stay together."""
+    owners = np.arange(len(pool)) if pool.owners is None else pool.owners
+    names = np.unique(owners)
+    return np.asarray(np.isin(owners, names[halves(len(names), 2, entropy)[0]]), np.bool_)
+
+
+def measured(
+    target: Target, effort: Effort, step: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[list[Measured], int]:
+    """Return the metrics of the attack, and the number of rounds of each game.
+
+    The threshold is the best for a first game, which the attacker plays by itself. `step` is called
+    after each game with the number of games played and of all.
+    """
+    target.needs_client_unit("asks whether a client took part")
+    rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))
+    most, cases = by_effort(effort, (8, 40), (16, 160), (32, 640))
+    entropy = Seeded(target.job.seed, "attack", "clients")
+    sides: list[tuple[Float64s, Float64s]] = []
+    games = 2
+    while len(sides) < games:
+        source = entropy.stream("game", len(sides))
+        sides.append(Game.of(target, most, source).play(rounds, source))
+        games = 1 + max(1, math.ceil(cases / len(sides[0][0])))
+        step(len(sides), games)
+    limit = best_threshold(*sides[0])
+    members, strangers = (np.concatenate(side) for side in zip(*sides[1:], strict=True))
+    return figures("client", members, strangers, limit), rounds
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Tell clients that take part in a job's rounds from clients that do not."""
+    found, rounds = measured(
+        target, effort, lambda done, total: watch.step(done, total, f"game {done} of {total}")
+    )
+    return target.finding(
+        "clients",
+        effort,
+        found,
+        rounds=rounds,
+        saw=f"{rounds} rounds, as the server sees them, and the examples of every client that it "
+        "asks about",
+    )

@@ -1,0 +1,139 @@
+"""A user's images in folders of classes: FOLDER/train/CLASS/*.png and FOLDER/test/CLASS/*.png.
+
+Files are JPEG or PNG, of one size. The test part decides the size, the colours and the classes, so
+that no training image can change them. Pixels are scaled to [-1, 1].
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.base.array_types import Bools, Float32s, Int64s, Uint8s
+from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, escaped, read_bytes
+from fedveil.data.data_folders import reading
+from fedveil.data.examples import Dataset, Examples, centred, make_dataset
+from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
+
+NAME = "image_folder"
+TRAIN, TEST = "train", "test"
+SUFFIXES = (".png", ".jpg", ".jpeg")
+#: Bounds of one file, before it is read and before it is decoded.
+MOST_FILE_BYTES = 1 << 26
+MOST_PIXELS = 1 << 24
+_GREY, _COLOUR = ("1", "L", "LA"), ("P", "RGB", "RGBA", "CMYK", "YCbCr")
+
+#: A file and its class. The class is -1 if the test part does not have it.
+Labelled = tuple[Path, int]
+
+
+def read(folder: str, *, apart: bool = False) -> Dataset:
+    """Return the images in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
+
+    With `apart`, a training image that cannot be used is an invalid record, which has no effect.
+    """
+    root = Path(folder).expanduser()
+    names = [path.name for path in _folders(root / TEST)]
+    test = [*_listed(root / TEST, names)]
+    train = [*_listed(root / TRAIN, names)]
+    shape = _decoded(test[0][0], None).shape
+    x, y, _ = _part(test, shape, apart=False)
+    own_x, own_y, usable = _part(train, shape, apart=apart)
+    found = make_dataset(NAME, (own_x, own_y), (x, y), classes=len(names))
+    if not apart:
+        return found
+    return replace(found, train=Examples(found.train.x, found.train.y, usable))
+
+
+def _folders(part: Path) -> list[Path]:
+    """Return the class folders of a part, by name."""
+    with reading(part):
+        found = sorted(path for path in part.iterdir() if path.is_dir())
+    if not found:
+        raise DataInvalid(f"{part} holds no folders, but one for each class is needed")
+    return found
+
+
+def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
+    """Yield the image files of a part, class by class. Raises `DataInvalid` if there are none."""
+    count = 0
+    for folder in _folders(part):
+        label = names.index(folder.name) if folder.name in names else -1
+        with reading(folder):
+            files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        count += len(files)
+        yield from ((path, label) for path in files)
+    if not count:
+        raise DataInvalid(f"{part} holds no image, but files {', '.join(SUFFIXES)} are needed")
+
+
+def _part(
+    files: list[Labelled], shape: tuple[int, ...], *, apart: bool
+) -> tuple[Float32s, Int64s, Bools]:
+    """Return the pixels, classes and validity of a part's files.
+
+    The memory is bounded by the size that the test part states.
+    """
+    size = 4 * len(files) * math.prod(shape)
+    if size > MOST_DATA_BYTES:
+        raise DataInvalid(
+            f"{files[0][0].parents[1]} holds {len(files):,} images of {shape[1]} x {shape[2]} "
+            f"pixels, which need {size:,} bytes; the limit is {MOST_DATA_BYTES:,}"
+        )
+    pixels = np.full((len(files), *shape), 0, np.uint8)
+    labels, usable = np.zeros(len(files), np.int64), np.ones(len(files), np.bool_)
+    for row, (path, label) in enumerate(files):
+        try:
+            if label < 0:
+                raise DataInvalid(
+                    f"{path.parent} is a class that the test part does not have: add its folder "
+                    f"to {TEST}/"
+                )
+            pixels[row], labels[row] = _decoded(path, shape), label
+        except (DataInvalid, DataUnavailable):
+            if not apart:
+                raise
+            usable[row] = False
+    x = centred(pixels.astype(np.float32) / 255)
+    x[~usable] = 0
+    return x, labels, usable
+
+
+def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
+    """Return an image as [channels, height, width], and check that it has `shape`."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtra("Pillow", "torch", f"data {NAME}") from None
+    with reading(path):
+        content = read_bytes(path, MOST_FILE_BYTES)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+                width, height = image.size
+                grey = image.mode in _GREY
+                if not grey and image.mode not in _COLOUR:
+                    raise ValueError(f"its pixels are of the kind {image.mode}")
+                channels = shape[0] if shape and grey else 1 if grey else 3
+                found = (channels, height, width)
+                if width * height > MOST_PIXELS:
+                    raise ValueError(f"it has {width * height:,} pixels of {MOST_PIXELS:,} allowed")
+                if shape is not None and found != shape:
+                    raise ValueError(f"it is {_told(found)}, but {_told(shape)} is needed")
+                pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), np.uint8)
+    except (OSError, *MALFORMED, Image.DecompressionBombError, Warning) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataInvalid(f"{path} is not usable as an image: {escaped(reason)}") from None
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    kind = "grey" if shape[0] == 1 else "in colour"
+    return f"{shape[2]} x {shape[1]} pixels {kind}"

@@ -1,0 +1,76 @@
+"""Shakespeare's plays by speaker: each character of a play is a client, as in LEAF.
+
+The file is the public tinyshakespeare.txt: speeches, each a line `NAME:` and the lines spoken, with
+an empty line between two speeches. All speeches of a name are one text, which is cut into pieces of
+81 letters. A piece's first 80 letters are an example, and its last 80 are the letters to predict.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.base.array_types import Array
+from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
+from fedveil.data.data_folders import find, reading
+from fedveil.data.examples import Dataset, make_dataset
+from fedveil.errors import DataInvalid, DataUnavailable
+
+#: Letters of an example. LEAF has as many.
+LENGTH = 80
+#: A letter is a byte of ASCII.
+LETTERS = 128
+FOLDER = "text"
+FILE = "tinyshakespeare.txt"
+HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
+#: The last of this many pieces of a speaker are for testing. Who has fewer pieces is left out.
+_TEST_ONE_IN = 5
+
+
+def read() -> Dataset:
+    """Return the data set. Each speaker with at least five pieces is an owner."""
+    path = find(FOLDER, FILE)
+    if path is None:
+        raise DataUnavailable(f"data shakespeare: {FILE} is not on this machine: {HOW}")
+    with reading(path):
+        content = read_bytes(path, MOST_DATA_BYTES)
+    if max(content, default=0) >= LETTERS:
+        raise DataInvalid(f"{path} is not ASCII text, as the published file is")
+    parts: dict[str, list[Array]] = {"train": [], "test": []}
+    owners: list[str] = []
+    for speaker, text in sorted(speeches(content.decode("ascii")).items()):
+        pieces = _pieces(text)
+        tested = len(pieces) // _TEST_ONE_IN
+        if tested:
+            parts["train"].append(pieces[:-tested])
+            parts["test"].append(pieces[-tested:])
+            owners += [speaker] * (len(pieces) - tested)
+    if not owners:
+        raise DataInvalid(f"{path} has no speaker with {_TEST_ONE_IN} pieces of {LENGTH} letters")
+    train, test = (np.concatenate(pieces) for pieces in parts.values())
+    return make_dataset(
+        "shakespeare",
+        (train[:, :-1], train[:, 1:]),
+        (test[:, :-1], test[:, 1:]),
+        classes=LETTERS,
+        owners=owners,
+        targets="tokens",
+    )
+
+
+def speeches(text: str) -> dict[str, str]:
+    """Return the speeches of each speaker, joined in the order of the plays."""
+    found: dict[str, list[str]] = {}
+    for speech in text.replace("\r\n", "\n").split("\n\n"):
+        name, colon, said = speech.strip().partition(":\n")
+        if colon and "\n" not in name:
+            found.setdefault(name, []).append(said)
+    return {name: "\n".join(said) for name, said in found.items()}
+
+
+def _pieces(text: str) -> Array:
+    """Cut the text into pieces of one letter more than an example. Neighbours share one letter."""
+    letters = np.frombuffer(text.encode("ascii"), np.uint8)
+    count = max(len(letters) - 1, 0) // LENGTH
+    starts = LENGTH * np.arange(count)
+    pieces: Array = letters[starts[:, None] + np.arange(LENGTH + 1)]
+    return pieces.astype(np.int64)

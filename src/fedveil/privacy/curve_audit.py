@@ -1,0 +1,76 @@
+"""A lower bound on epsilon from how often two inputs are told apart, by whole privacy curves.
+
+A release with the privacy curve delta(eps) tells two equally likely inputs apart with probability
+at most (1 + delta(0)) / 2, whatever the test. An (epsilon, delta) statement alone allows far more
+than its mechanism does: at epsilon 2, 88% instead of the 60% of Gaussian noise. So an audit of the
+statement needs rare outputs, and very many trials. An audit of the mechanism's own curve does not.
+
+The hypotheses here are a family of curves, one for each value of a parameter: Gaussian noise of
+every size, or the composed choices of a mechanism at every epsilon. Clopper and Pearson bound the
+share of right guesses from below. A curve that allows less is refuted, and the bound is the largest
+epsilon of a refuted curve. It is above the true epsilon with probability at most 1 - confidence if
+some curve of the family dominates the release. Dong, Roth and Su (2022) compare mechanisms by such
+curves, and Mahloujifar, Melis and Chaudhuri (2024) audit them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from fedveil.base.lazy import special
+from fedveil.base.validate import integer, within
+from fedveil.errors import InvalidValue
+from fedveil.privacy.compose import Charge, compose
+
+#: The family is searched from this factor of its claimed member to its inverse.
+_LEAST = 2.0**-10
+#: Relative accuracy of the factor, which is rounded down.
+_NEAR = 1e-3
+#: The charges of the family's member at a factor of the claimed one, costlier for a larger factor.
+#: Raises `ValueError` for a factor that has no member.
+Family = Callable[[float], Sequence[Charge]]
+
+
+def least_advantage(right: int, guesses: int, confidence: float) -> float:
+    """Return a lower bound on 2 p - 1, where p is the probability of a right guess."""
+    guesses, right = integer("guesses", guesses, 1), integer("right", right, 0, guesses)
+    error = 1 - within("confidence", confidence, 0, 1, open_low=True, open_high=True)
+    least = float(special().betaincinv(right, guesses - right + 1, error)) if right else 0.0
+    return max(0.0, 2 * least - 1)
+
+
+def curve_bound(
+    right: int, guesses: int, family: Family, *, delta: float, confidence: float
+) -> float:
+    """Return the epsilon at `delta` of the costliest member of `family` that is refuted, or 0.
+
+    `right` of `guesses` independent guesses were right, half of them about each input. `family(1)`
+    are the claimed charges.
+
+        >>> from fedveil.privacy import Gaussian, PrivacyLoss
+        >>> from fedveil.privacy.curve_audit import curve_bound
+        >>> def noise(factor: float) -> list[tuple[PrivacyLoss, int]]:
+        ...     return [(PrivacyLoss.of_release(Gaussian(3.7 / factor), "update"), 1)]
+        >>> bound = curve_bound(11_060, 20_000, noise, delta=1e-5, confidence=0.95)
+        >>> 0.85 < bound < 1.01  # of 1.01 claimed
+        True
+    """
+    advantage = least_advantage(right, guesses, confidence)
+    if not advantage:
+        return 0.0
+
+    def refuted(factor: float) -> bool:
+        # delta(0) is at most the advantage where the epsilon at this delta is 0.
+        try:
+            return compose(family(factor), advantage) == 0.0
+        except (InvalidValue, ValueError):
+            return False
+
+    low, high = _LEAST, 1 / _LEAST
+    if not refuted(low):
+        return 0.0
+    while high > low * (1 + _NEAR):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return compose(family(low), delta)

@@ -1,0 +1,113 @@
+"""Labels are counted from a gradient, and clients with mostly one class are recognised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_membership import CLASSES, job
+from torch import nn
+
+from fedveil.attacks import class_shares
+from fedveil.attacks.class_shares import Classes, attack, of_any, of_class
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.gradient.label_counts import _whole, label_counts
+from fedveil.attacks.gradient.label_recovery import LastLayer
+from fedveil.attacks.target import Target
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.finding import Finding
+from fedveil.privacy.guarantee_strength import attacker_wrong
+from fedveil.protections.reading import Reading
+
+COUNTS = np.array([9, 0, 3, 17, 2])
+
+
+def step(seed: int, lr: float) -> tuple[Reading, LastLayer, Any]:
+    """Return the reading of one step over 31 examples of five classes."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 12), nn.Sigmoid(), nn.Linear(12, 5))
+    labels = torch.from_numpy(np.repeat(np.arange(5), COUNTS))
+    x = torch.randn(5, 7)[labels] + 0.3 * torch.randn(31, 7)
+    weights = Layout(model).vector()
+    nn.functional.cross_entropy(model(x), labels).backward()
+    torch.optim.SGD(model.parameters(), lr).step()
+    layer = LastLayer.of(model, torch.randn(50, 7))
+    assert layer is not None
+    return Reading.exact(Layout(model).vector() - weights), layer, weights
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_labels_of_one_step_are_counted(seed: int) -> None:
+    reading, layer, weights = step(seed, 0.35)
+    found = label_counts(reading, layer, weights, 31, 0.35)
+    assert found.sum() == 31
+    assert np.abs(found - COUNTS).sum() <= 2
+    nothing = label_counts(Reading.nothing(len(weights)), layer, weights, 31, 0.35)
+    assert nothing.sum() == 31
+
+
+def test_counts_are_rounded_to_the_right_total() -> None:
+    assert _whole(np.array([1.4, 0.9, 2.7]), 5).tolist() == [1, 1, 3]
+    assert _whole(np.array([0.0, 0.0]), 7).tolist() in ([4, 3], [3, 4])
+    assert _whole(np.array([20.0, 10.0]), 3).tolist() == [2, 1]
+
+
+def test_a_client_has_the_property_or_not() -> None:
+    labels = np.arange(240) % CLASSES
+    mine = of_class(labels, 2, 30, Seeded(1))
+    assert (len(mine), len(set(mine)), (labels[mine] == 2).sum()) == (30, 30, 23)
+    shares = [np.mean(labels[of_any(labels, 2, 30, Seeded(i))] == 2) for i in range(20)]
+    assert 0.15 < np.mean(shares) < 0.35
+    one = of_any(np.repeat([1, 0], [90, 10]), 1, 20, Seeded(3))
+    assert len(one) == 20
+    assert (one < 90).sum() == 10  # nine in ten examples are of the class, and no more than half
+
+
+def attacked(name: str = "not_encrypt", **settings: Any) -> Finding:
+    made = job(
+        protection={"name": name, name: settings},
+        clients={"number": 30, "fraction": 1.0},
+        training={"epochs": 1, "batch_size": 8, "lr": 0.3},
+    )
+    return attack(Target.of(made), "quick", Watch())
+
+
+def test_plain_reports_say_what_a_client_holds() -> None:
+    found = attacked()
+    assert found.figure("property AUC").low > 0.8
+    assert found.figure("property balanced accuracy").cases == 60
+    assert found.figure("labels counted").low > found.figure("labels counted").guess
+
+
+def test_a_sum_says_it_too_and_noise_leaves_chance() -> None:
+    assert attacked("pw_encrypt", reconstruct_secrets_threshold=2).figure("property AUC").low > 0.6
+    found = attacked("dp_encrypt", dp_eps=0.5)
+    assert found.figure("property AUC").low < 0.5 < found.figure("property AUC").high
+    right = found.figure("property balanced accuracy")
+    assert right.low < 1 - attacker_wrong(found.epsilon, found.delta)
+
+
+def test_the_attacker_learns_from_its_own_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shadow clients are made of the test data, the attacked clients of the training data."""
+    classes = Classes.of(Target.of(job(clients={"number": 30})), 1)
+    asked: list[tuple[object, bool]] = []
+
+    def updates(self: Classes, examples: object, wanted: int, has: bool, number: int) -> list[Any]:
+        asked.append((examples, has))
+        return [np.zeros(len(self.target.weights), np.float32)] * number
+
+    monkeypatch.setattr(class_shares.Classes, "updates", updates)
+    taught, found = classes.scores(classes.wanted[0], 3, 2)
+    data = classes.target.dataset
+    assert [examples is data.test for examples, _ in asked] == [True, True, False, False]
+    assert [has for _, has in asked] == [True, False] * 2
+    assert [len(side) for side in (*taught, *found)] == [3, 3, 2, 2]
+
+
+def test_classes_without_enough_examples_are_refused() -> None:
+    with pytest.raises(AttackImpossible, match="no class has the 45 examples in the training and"):
+        attack(Target.of(job()), "quick", Watch())

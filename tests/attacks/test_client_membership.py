@@ -1,0 +1,157 @@
+"""Clients that took part are told from others: by reports and by sums, and not through noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_membership import EXAMPLES, job
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership.client_evidence import Evidence, View, log_odds, views
+from fedveil.attacks.membership.client_membership import Game, attack
+from fedveil.attacks.server_view import Seen
+from fedveil.attacks.target import Target
+from fedveil.base.array_types import Float64s
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding
+from fedveil.privacy.guarantee_strength import attacker_wrong
+from fedveil.protections.reading import Reading
+
+CANDIDATES = np.array([[3.0, 0.0, 1.0], [-1.0, 2.0, 0.0], [0.0, -2.0, 5.0], [1.0, 1.0, -1.0]])
+
+
+def view(estimate: list[float], share: float, scaled: bool = True) -> View:
+    return View(Reading(np.array(estimate), np.ones(3), scaled), [0], share)
+
+
+def test_the_evidence_is_the_ratio_of_two_normal_densities() -> None:
+    """Worked out candidate by candidate, each against the mean of the others."""
+    seen = np.array([0.6, -0.4, 2.0])
+    along, expected = [], []
+    for i, candidate in enumerate(CANDIDATES):
+        rest = np.delete(CANDIDATES, i, axis=0).mean(axis=0)
+        length = np.linalg.norm(candidate - rest)
+        along.append((seen - rest) @ (candidate - rest) / length)
+        expected.append(0.25 * length)
+    spread = np.sqrt(np.mean((np.array(along) - np.array(expected) / 2) ** 2))
+    ratio = stats.norm.logpdf(along, expected, spread) - stats.norm.logpdf(along, 0, spread)
+    assert log_odds(view(list(seen), 0.25), CANDIDATES) == pytest.approx(ratio)
+    # A client that adds its update with probability 0.3 leaves the others' density in place.
+    mixed = np.log(0.3 * np.exp(ratio) + 0.7)
+    assert log_odds(view(list(seen), 0.25), CANDIDATES, 0.3) == pytest.approx(mixed)
+
+
+def test_a_reading_without_scale_counts_by_its_direction() -> None:
+    once = log_odds(view([1.0, 0.0, 0.5], 1.0, scaled=False), CANDIDATES)
+    assert log_odds(view([9.0, 0.0, 4.5], 1.0, scaled=False), CANDIDATES) == pytest.approx(once)
+    assert np.argmax(once) == 0
+
+
+def test_entries_count_by_their_weight() -> None:
+    """An entry of weight 0 is as good as absent."""
+    reading = Reading(np.array([0.5, -1.0, 1e6]), np.array([2.0, 2.0, 0.0]))
+    short = Reading(np.array([0.5, -1.0]), np.ones(2))
+    found = log_odds(View(reading, [0], 0.5), CANDIDATES)
+    assert found == pytest.approx(log_odds(View(short, [0], 0.5), CANDIDATES[:, :2]))
+
+
+def test_candidates_that_are_all_alike_say_nothing() -> None:
+    same = np.ones((3, 3))
+    assert log_odds(view([1.0, 2.0, 3.0], 0.5), same).tolist() == [0, 0, 0]
+    assert log_odds(view([1.0, 2.0, 3.0], 0.5, scaled=False), same).tolist() == [0, 0, 0]
+
+
+def test_a_view_is_a_report_or_the_mean_of_all() -> None:
+    empty, mean = Reading.nothing(2), np.array([1.0, 2.0])
+    (summed,) = views(Seen([empty, empty], mean), [4, 7], turn_rate=0.5)
+    assert (summed.clients, summed.share) == ([4, 7], 1.0)
+    assert summed.reading.estimate.tolist() == [1, 2]
+    exact = Reading.exact(np.array([3, 4], np.float32))
+    apart = views(Seen([exact, exact], mean), [4, 7])
+    assert [(one.clients, one.share) for one in apart] == [([4], 1.0), ([7], 1.0)]
+
+
+def test_rounds_add_up_for_each_client_that_may_be_the_candidate() -> None:
+    evidence = Evidence(3, 2)
+    both, last = View(Reading.nothing(1), [0, 1], 0.5), View(Reading.nothing(1), [2], 1.0)
+    evidence.add(both, np.array([1.0, -0.5]))
+    evidence.add(both, np.array([0.2, 0.1]))
+    evidence.add(last, np.array([2.0, 0.0]))
+    ratios = np.exp([[1.2, -0.4], [1.2, -0.4], [2.0, 0.0]])
+    assert evidence.scores == pytest.approx(np.log(ratios.mean(axis=0)))
+
+
+def attacked(name: str, clients: int = 4, **settings: Any) -> Finding:
+    protection = {"name": name, name: settings}
+    made = job(
+        protection=protection, rounds=2, clients={"number": clients, "fraction": 1.0},
+        training={"epochs": 3, "batch_size": 10, "lr": 0.3},
+    )  # fmt: skip
+    return attack(Target.of(made), "quick", Watch())
+
+
+def test_plain_reports_and_plain_sums_say_who_is_there() -> None:
+    assert attacked("not_encrypt").figure("client AUC").low > 0.85
+    summed = attacked("pw_encrypt", 6, reconstruct_secrets_threshold=4)
+    assert summed.figure("client AUC").low > 0.75
+    assert summed.figure("client balanced accuracy").low > 0.6
+    assert summed.epsilon == np.inf
+
+
+def test_noise_in_the_sum_leaves_chance_and_no_more_than_is_claimed() -> None:
+    noisy = {"reconstruct_secrets_threshold": 3, "dropout_tolerance": 0.0}
+    found = attacked("distributed_dp", target_epsilon=0.7, **noisy)
+    area, right = found.figure("client AUC"), found.figure("client balanced accuracy")
+    assert area.low < 0.5 < area.high
+    assert right.low < 1 - attacker_wrong(found.epsilon, found.delta) < 0.69
+    weak = attacked("distributed_dp", target_epsilon=500.0, **noisy)
+    assert weak.figure("client AUC").low > 0.6
+    assert weak.figure("client balanced accuracy").low < 1 - attacker_wrong(weak.epsilon)
+
+
+def test_the_attacker_does_not_know_a_clients_randomness() -> None:
+    """Its own update of a member differs from the member's."""
+    target = Target.of(job())
+    game = Game.of(target, 3, Seeded(4, "game"))
+    mine = game._candidates(1, target.weights, np.inf, Seeded(4, "game"))
+    true = np.stack(game.present.updates(game.members, 1))
+    assert (len(game.members), mine.shape) == (3, (6, len(target.weights)))
+    assert np.abs(mine[:3] - true).max(axis=1).min() > 1e-4
+    lengths: Float64s = np.linalg.norm(mine, axis=1)
+    clipped = game._candidates(1, target.weights, 0.7 * lengths.max(), Seeded(4, "game"))
+    assert np.linalg.norm(clipped, axis=1) == pytest.approx(np.minimum(lengths, 0.7 * max(lengths)))
+
+
+def test_an_owner_is_there_with_all_examples_or_with_none() -> None:
+    owned = job(data={"name": "test_membership:owned", "split": "by_client"}, clients={})
+    game = Game.of(Target.of(owned), 5, Seeded(2, "game"))
+    sides = [one.dataset.train.x for one in (game.present, game.absent)]
+    assert [len(side) for side in sides] == [EXAMPLES // 2, EXAMPLES // 2]
+    owners = Target.of(owned).dataset
+    rows = {row.tobytes(): owner for row, owner in zip(owners.train.x, owners.owners, strict=True)}
+    here, there = ({rows[row.tobytes()] for row in side} for side in sides)
+    assert not here & there
+    assert len(here) == len(there) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"clients": {"number": 1}}, "half of the job's examples belong to one client"),
+        (
+            {
+                "privacy": {"unit": "example"},
+                "training": {"sampling_rate": 0.5, "batch_size": 10, "lr": 0.1},
+                "protection": {"name": "dp_encrypt"},
+            },
+            "under privacy.unit = example the ledger is about one example",
+        ),
+    ],
+)
+def test_impossible_attacks_say_why(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(AttackImpossible, match=why):
+        attack(Target.of(job(**changes)), "quick", Watch())

@@ -1,0 +1,158 @@
+"""A verdict about runs that ended at chance level says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import (
+    EXPERIMENTS,
+    accuracy_epsilon,
+    ldp_claims,
+    ldp_jobs,
+    noise_by_clients,
+    protected_features,
+    protected_language,
+    signds_lenet,
+)
+from experiments.ldp_jobs import LARGE, TASKS
+from fedveil.pages.read_run import ReadRun
+from fedveil.privacy.intervals import share
+from fedveil.studies.evidence import Lost
+from fedveil.studies.experiment import Verdict
+
+#: Verdicts about a formula, a count or a format: no training can change them.
+UNTRAINED = {
+    "signds-lenet": ("bytes that a client uploads",),
+    "embedding-dp": ("how often a bit is true",),
+}
+#: Experiments without any training.
+NO_TRAINING = {"signds-table", "secagg-cost"}
+CHANCE = 0.1
+
+
+def flat(**more: float) -> ReadRun:
+    records = [{"round": i, "accuracy": CHANCE, "loss": 2.3, **more} for i in range(1, 11)]
+    return ReadRun(Path("nowhere"), {}, records, (), ())
+
+
+def collapsed(name: str) -> Iterator[Verdict]:
+    """Yield every verdict of an experiment about runs that all ended at chance level."""
+    idle = Lost([CHANCE] * 5, [CHANCE] * 5, 10)
+    if name == "signds-lenet":
+        up = {"bytes_up_per_client": 300.0}
+        yield from signds_lenet.judged(
+            {arm: flat(**up) for arm in ("not_encrypt", "signds", "signds-k0.01")}
+        )
+    elif name == "ldp-convergence":
+        runs = {f"{k}-{e:g}": flat() for k in ldp_jobs.MECHANISMS for e in LARGE}
+        for kind in ldp_jobs.MECHANISMS:
+            yield ldp_claims.converges({**runs, "plain": flat()}, kind)
+    elif name == "ldp-cells":
+        yield ldp_claims.cells_help(("iid", 9.6), idle)
+    elif name == "ldp-epsilon":
+        runs = {task: flat() for task in TASKS}
+        yield from ldp_claims.baselines_reached("small", runs, TASKS)
+        rates = {(task, kind): idle for task in TASKS for kind in ldp_jobs.MECHANISMS}
+        yield from ldp_claims.epsilon_decides(rates)
+        guessing = [share("leakage", 5003, 10_000)] * 3
+        yield from ldp_claims.leakage_within(dict.fromkeys(TASKS, guessing))
+    elif name == "ldp-clients":
+        yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), idle)
+    elif name == "ldp-noniid":
+        yield ldp_claims.few_labels_cost_without({"iid": flat(), "shards": flat()})
+        yield ldp_claims.few_labels_cost(idle, idle)
+    elif name == "ldp-adaptive":
+        kinds = ("plain", "fixed", "adaptive", "same-total")
+        runs = {f"{task}-{kind}": flat() for task in TASKS for kind in kinds}
+        yield from ldp_claims.adapting_helps("small", runs, dict.fromkeys(runs, 2.0), TASKS)
+    elif name == "embedding-dp":
+        settings = protected_features.Settings("digits_tiny", 1, "quick")
+        ssim = dict.fromkeys((protected_features.PUBLIC, protected_features.KNOWN), 0.2)
+        figure = protected_features.Figure(CHANCE, 1_000, ssim, 0.2, {})
+        yield from protected_features.verdicts(dict.fromkeys(settings.protections, figure))
+    elif name == "pangu-embedding-dp":
+        run = protected_language.Run([9.0] * 100, {"leader": "a"}, 1.0, 1.0)
+        yield from protected_language.verdicts(dict.fromkeys(protected_language.RUNS, run), 7.0)
+    elif name == "dp-encrypt-clients":
+        places = [(n, clip) for n in noise_by_clients.CLIENTS for clip in (0.0, 1.0)]
+        places += [(noise_by_clients.CLIENTS[-1], clip) for clip in noise_by_clients.CLIPS]
+        yield from noise_by_clients.judged(dict.fromkeys(places, (CHANCE, CHANCE, CHANCE)))
+    elif name == "accuracy-epsilon":
+        points = [(eps, (CHANCE, CHANCE)) for eps in (1.0, 4.0, 16.0)]
+        yield from accuracy_epsilon.judged(
+            dict.fromkeys(("not_encrypt", *accuracy_epsilon.REPORT), points)
+        )
+    else:
+        pytest.fail(f"{name} has no case here")
+
+
+@pytest.mark.parametrize("name", sorted({*EXPERIMENTS} - NO_TRAINING))
+def test_an_experiment_whose_runs_learnt_nothing_says_nothing(name: str) -> None:
+    verdicts = [v for v in collapsed(name) if not v.what.startswith(UNTRAINED.get(name, ("-",)))]
+    assert verdicts
+    assert {verdict.what: verdict.answer for verdict in verdicts} == {
+        verdict.what: "says nothing" for verdict in verdicts
+    }
+    assert all(verdict.why for verdict in verdicts)
+
+
+@pytest.mark.parametrize("name", sorted({*EXPERIMENTS} - NO_TRAINING))
+def test_every_verdict_names_its_bound(name: str) -> None:
+    assert all(verdict.held_to for verdict in collapsed(name))
+
+
+def test_one_idle_run_of_two_is_enough() -> None:
+    """Adaptive is not faster because a fixed epsilon ended at chance level."""
+    good = ReadRun(Path("nowhere"), {}, [{"round": 1, "accuracy": 0.7}], (), ())
+    for bad in ("fixed", "adaptive", "same-total"):
+        runs = {f"{t}-{k}": good for t in TASKS for k in ("fixed", "adaptive", "same-total")}
+        runs[f"{TASKS[0]}-{bad}"] = flat()
+        found = ldp_claims.adapting_helps("full", runs, dict.fromkeys(runs, 2.0), TASKS)
+        silent = {v.what for v in found if v.answer == "says nothing"}
+        mine = "mean accuracy over all rounds, fixed and adaptive"
+        assert (f"{TASKS[0]}: {mine}" in silent) is (bad != "same-total")
+        assert not any(what.startswith(TASKS[1]) for what in silent)
+
+
+def test_the_smallest_epsilon_may_end_at_chance_level() -> None:
+    """The source says that it does not converge: that is the claim, and the only one."""
+    lost = Lost([0.9] * 3, [CHANCE, 0.5, 0.88], 10)
+    rates = {(task, kind): lost for task in TASKS for kind in ldp_jobs.MECHANISMS}
+    answers = {v.what: v.answer for v in ldp_claims.epsilon_decides(rates)}
+    assert answers["the smallest epsilon"] == "agrees"
+    assert set(answers.values()) == {"agrees"}
+
+
+def test_an_attack_that_guesses_without_protection_measures_nothing() -> None:
+    def answer(*right: int) -> str:
+        leaks = [share("leakage", hits, 1_000) for hits in right]
+        (verdict,) = ldp_claims.leakage_within({TASKS[0]: leaks})
+        return verdict.answer
+
+    assert answer(501, 500, 499) == "says nothing"
+    assert answer(620, 500, 499) == "agrees"
+    assert answer(900, 500, 499) == "differs"
+
+
+def test_images_that_cannot_tell_two_accuracies_apart_say_nothing() -> None:
+    def similar(bit: float, images: int) -> str:
+        ssim = dict.fromkeys((protected_features.PUBLIC, protected_features.KNOWN), 0.5)
+        reached = np.linspace(bit, 0.3, 6)
+        figures = {
+            name: protected_features.Figure(float(a), images, ssim, 0.2, {})
+            for name, a in zip(
+                protected_features.Settings("digits_tiny", 1, "quick").protections,
+                (0.6, *reached),
+                strict=True,
+            )
+        }
+        found = protected_features.verdicts(figures)
+        return next(v.answer for v in found if v.what.startswith("accuracy with one bit"))
+
+    assert similar(0.63, 1_000) == "says nothing"
+    assert similar(0.63, 100_000) == "differs"
+    assert similar(0.605, 100_000) == "agrees"
