@@ -263,7 +263,7 @@ def test_an_honest_session_scores(tmp_path: Path, stack: ExitStack) -> None:
         ("begin", {"bundle": bytes(32)}, "another model"),
         ("begin", {"purpose": "train"}, "asks for 'train'"),
         ("begin", {"align_by": "digests"}, "aligns by 'digests'"),
-        ("begin", {"ids": 10_000}, "alignment.most_ids = "),
+        ("begin", {"ids": 10_000}, "its limit is "),
         ("aligned", {"rows": np.array([0, 0])}, "not distinct"),
         ("aligned", {"rows": np.arange(NEW - LEADERS)}, "shown_score"),
         ("enough", {"request": 2}, "request 2, and request 3 was due"),
@@ -294,7 +294,7 @@ def test_a_lying_leader_is_refused_before_anything_is_sent(
         ("allowed", {"allowed": np.ones(3, np.uint8)}, "allowed"),
         ("allowed", {"request": 4}, "request 4"),
         ("apply", {"bundle": bytes(32)}, "another model"),
-        ("apply", {"ids": 10_000}, "alignment.most_ids"),
+        ("apply", {"ids": 10_000}, "its limit is"),
         ("apply", {"ids": 0}, "no ids"),
     ],
 )
@@ -329,6 +329,10 @@ def test_guesses_at_ids_are_counted_over_restarts(tmp_path: Path) -> None:
             played(scorers(folder, stack), [[1]])
     with ExitStack() as stack, pytest.raises((ExchangeError, Unfit), match="would learn of each"):
         played(scorers(folder, stack), [[1]])
+    with ExitStack() as stack:
+        both = scorers(folder, stack)
+        both["lead"].most_ids = both["bank"].most_ids = 1000
+        assert len(played(both, [[1]])[0].outputs) == 1
 
 
 def test_a_run_folder_names_its_bundles(tmp_path: Path) -> None:

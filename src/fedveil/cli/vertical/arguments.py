@@ -44,6 +44,14 @@ Data = Annotated[
         "are in this process.",
     ),
 ]
+MostIds = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="The most ids that this party accepts from another for this file, over all sessions. "
+        "Default: alignment.most_ids of the job.",
+    ),
+]
 ConnectTo = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="The leader's address, at a follower that scores."),

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def opened(
-    path: Path, data: list[str], stack: ExitStack, tls: Path | None = None
+    path: Path,
+    data: list[str],
+    stack: ExitStack,
+    tls: Path | None = None,
+    most_ids: int | None = None,
 ) -> dict[str, Scorer]:
     """Return each party's side, from the bundles in `path` and its file of new rows."""
     from fedveil.link.tls import Credentials
@@ -32,7 +36,7 @@ def opened(
         own = None
         if tls is not None:
             own = Credentials.read(tls, party, Bundle.read(bundle).manifest.contents)
-        scorers[party] = Scorer(bundle, files[party], stack, own, remark)
+        scorers[party] = Scorer(bundle, files[party], stack, own, remark, most_ids)
     return scorers
 
 
@@ -83,6 +87,7 @@ def predict_new(
     tls: Path | None,
     insecure: bool,
     patience: float,
+    most_ids: int | None,
 ) -> object:
     """Score new rows as the leader, as a follower, or as all parties in this process."""
     from fedveil.vertical.scoring.predicted import ScoreFile
@@ -92,7 +97,7 @@ def predict_new(
         raise InvalidValue("--listen is for the leader and --connect for a follower: remove one")
     file = None if connect is not None else ScoreFile(out)
     with ExitStack() as stack:
-        scorers = opened(path, data, stack, tls)
+        scorers = opened(path, data, stack, tls, most_ids)
         counts = None
         if connect is not None:
             scorer = only(scorers, leads=False)

@@ -87,13 +87,14 @@ def predict(
     data: arguments.Data = None,
     listen: arguments.Listen = None,
     connect: arguments.ConnectTo = None,
+    most_ids: arguments.MostIds = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
     """Write the model's predictions: for new rows with --data, else for the held-out examples."""
     if data is not None:
-        return predict_new(run, data, out, listen, connect, tls, insecure, patience)
+        return predict_new(run, data, out, listen, connect, tls, insecure, patience, most_ids)
     if connect is not None:
         raise InvalidValue("--connect needs --data FILE: a follower scores its own new rows")
     from fedveil.vertical.predictions import PredictionFile

@@ -31,6 +31,7 @@ def serve_predictions(
     ] = None,
     listen: arguments.Listen = None,
     connect: arguments.ConnectTo = None,
+    most_ids: arguments.MostIds = None,
     queue: Annotated[
         int, typer.Option(min=1, max=10_000, help="Requests that may wait; a full queue is 503.")
     ] = 64,
@@ -54,7 +55,7 @@ def serve_predictions(
     # A supervisor ends a service by SIGTERM, and the accounts are written at its end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
-        scorers = opened(run, data, stack, tls)
+        scorers = opened(run, data, stack, tls, most_ids)
         for scorer in scorers.values():
             stack.callback(scorer.keep_account)
         if connect is not None:

@@ -96,6 +96,8 @@ class HttpServer:
                 connection.start_next_cycle()
         except (ConnectionError, ssl.SSLError, TimeoutError, h11.LocalProtocolError):
             pass  # the client has gone, or is too slow to be answered
+        except asyncio.CancelledError:
+            pass  # the service ends; asyncio would print a cancelled connection as an error
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -33,7 +33,6 @@ from fedveil.vertical.task import by_default
 SUBSET = "score"
 PURPOSE = "score"
 GUESSES = "guesses"
-_MULTIPLE = 4
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
@@ -149,7 +148,6 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
     """Count the ids that `party` sends for the current file, on disk. Raises MessageInvalid."""
-    most = scorer.job.alignment.most_ids or _MULTIPLE * len(scorer.ids)
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}
@@ -160,11 +158,11 @@ def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
     own = counts.setdefault(file, {})
     own[party] = own.get(party, 0) + many
     scorer.state.write_atomically(GUESSES, sealed({"brought": json.dumps(counts)}))
-    if own[party] > most:
+    if own[party] > scorer.most_ids:
         raise MessageInvalid(
             f"it brings {own[party]:,} ids in all for the {len(scorer.ids):,} rows of this file, "
-            f"and would learn of each whether {scorer.name} has it, but alignment.most_ids = "
-            f"{most:,}"
+            f"and would learn of each whether {scorer.name} has it, but its limit is "
+            f"{scorer.most_ids:,} (--most-ids)"
         )
 
 

@@ -50,6 +50,8 @@ from fedveil.vertical.task import NewRows
 STATE = "state"
 #: The number of rows that one request may ask for.
 MOST_ROWS = 4096
+#: The default of the limit on ids, as a multiple of the number of own ids.
+_MULTIPLE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,7 @@ class Scorer:
         stack: ExitStack,
         own: Credentials | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        most_ids: int | None = None,
     ) -> None:
         folder, self.job = reopen(path, job_of_run, stack)
         stack.enter_context(threads(self.job.threads))
@@ -103,6 +106,9 @@ class Scorer:
         self.new: NewRows = self.task.new_rows(self.name, data, folder.path)  # type: ignore[attr-defined]
         self.ids = self.new.columns.ids
         self.scored.load(self.ids)
+        own_limit = self.job.alignment.most_ids or _MULTIPLE * len(self.ids)
+        #: The most ids that this party accepts from another for this file.
+        self.most_ids = own_limit if most_ids is None else most_ids
         for sentence in self.new.notes:
             self.note(sentence)
         self._used = np.zeros(0, np.int64)
