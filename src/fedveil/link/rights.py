@@ -22,8 +22,10 @@ def may(own: Credentials, names: Iterable[str], right: str) -> bool:
 
 
 def check_right(own: Credentials | None, party: str, right: str) -> None:
-    """Raise PeerRefused if the settings of `own` do not give `party` a right."""
-    if own is not None and not may(own, [own.name_of(party)], right):
+    """Raise PeerRefused if `own` settings do not give a right to `party`, one of the job's."""
+    if own is None or own.settings.roles is None:
+        return
+    if not may(own, [own.name_of(party)], right):
         raise PeerRefused(
             f"{party} may not {right} with {own.party}: roles in {own.settings.path(FILE)} do not "
             f"give it that right"
