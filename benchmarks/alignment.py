@@ -1,11 +1,13 @@
 """Private set intersection between two processes on one machine, against its floors.
 
-    python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      1 minute, and about 6
+    python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      1 minute, and about 7
+    python benchmarks/alignment.py --ids 1000000 --only peer           either half alone
 
 Leader and follower have the same number of ids, half of them in common. Each has one core, and gRPC
 on loopback with mutual TLS connects them. Memory is the peak of each process, including its ids and
-its imports. If openmined-psi is installed (`pip install openmined-psi`), it intersects the same ids
-in the same run, in two processes connected by a pipe.
+its imports. Processor time is that of both parties during the intersection, without imports. If
+openmined-psi is installed (`pip install openmined-psi`), it intersects the same ids in the same
+run, in two processes connected by a pipe.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ SPAWN = multiprocessing.get_context("spawn")
 LEADER_CORE, FOLLOWER_CORE = 0, 1
 #: Number of ids -> the most seconds and megabytes of a party.
 FLOORS = {100_000: (18.0, None), 1_000_000: (200.0, 500.0)}
+#: The most processor time, as a share of the peer's in the same run.
+MOST_OF_PEER = 0.75
 PEER = "private_set_intersection"
 
 
@@ -65,8 +69,9 @@ def follower(port: int, folder: str, count: int, told: Connection) -> None:
     os.sched_setaffinity(0, {FOLLOWER_CORE})
     link = Link("leader")
     with Dialer(Address("127.0.0.1", port), link, "bank", Credentials.read(Path(folder), "bank")):
-        drive(handshake.follow(standing("bank", count), "leader"), {"leader": link})
-        told.send(memory_mb())
+        mine, began = standing("bank", count), time.process_time()
+        drive(handshake.follow(mine, "leader"), {"leader": link})
+        told.send((memory_mb(), time.process_time() - began))
         link.receive()
 
 
@@ -85,12 +90,13 @@ def leader(count: int, told: Connection) -> None:
         other.start()
         mine = standing("leader", count)
         leading = handshake.lead(mine, ("bank",), attempt=1, purpose="train", order_seed=0)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         agreed = drive(leading, {"bank": link})
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, time.process_time() - used
         found = len(agreed.examples.positions["train"])
         assert found == count - count // 2, found
-        told.send((seconds, memory_mb(), here.recv()))
+        followers_mb, followers_used = here.recv()
+        told.send((seconds, used + followers_used, memory_mb(), followers_mb))
         link.send({"kind": "end"})
         other.join()
 
@@ -103,11 +109,13 @@ def peers_server(count: int, pipe: Connection) -> None:
     ids = ids_of("bank", count).tolist()
     pipe.send("ready")
     pipe.recv()
+    began = time.process_time()
     setup = server.CreateSetupMessage(1e-9, count, ids, psi.DataStructure.RAW)
     pipe.send_bytes(setup.SerializeToString())
     request = psi.Request()
     request.ParseFromString(pipe.recv_bytes())
     pipe.send_bytes(server.ProcessRequest(request).SerializeToString())
+    pipe.send(time.process_time() - began)
 
 
 def peers_client(count: int, told: Connection) -> None:
@@ -120,7 +128,7 @@ def peers_client(count: int, told: Connection) -> None:
     client = psi.client.CreateWithNewKey(True)
     ids = ids_of("leader", count).tolist()
     here.recv()
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     here.send("begin")
     request = client.CreateRequest(ids).SerializeToString()
     setup, response = psi.ServerSetup(), psi.Response()
@@ -129,7 +137,8 @@ def peers_client(count: int, told: Connection) -> None:
     response.ParseFromString(here.recv_bytes())
     found = len(client.GetIntersection(setup, response))
     assert found == count - count // 2, found
-    told.send(time.perf_counter() - began)
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    told.send((seconds, used + here.recv()))
     other.join()
 
 
@@ -143,15 +152,20 @@ def measured(work: Any, count: int) -> Any:
     return found
 
 
-def figures(counts: list[int]) -> Iterator[Figure]:
+def figures(counts: list[int], only: str | None) -> Iterator[Figure]:
     for count in counts:
         most_s, most_mb = FLOORS.get(count, (None, None))
-        if find_spec(PEER) is not None:
-            peer_s = measured(peers_client, count)
+        most_used = None
+        if find_spec(PEER) is not None and only != "ours":
+            peer_s, peer_used = measured(peers_client, count)
             yield Figure(f"openmined-psi, {count:,} ids each", peer_s, "s")
-            most_s = min(peer_s, most_s or peer_s)
-        seconds, leaders_mb, followers_mb = measured(leader, count)
+            yield Figure("  processor, both parties", peer_used, "s")
+            most_s, most_used = min(peer_s, most_s or peer_s), MOST_OF_PEER * peer_used
+        if only == "peer":
+            continue
+        seconds, used, leaders_mb, followers_mb = measured(leader, count)
         yield Figure(f"intersection, {count:,} ids each", seconds, "s", at_most=most_s)
+        yield Figure("  processor, both parties", used, "s", at_most=most_used)
         yield Figure("  the leader's memory", leaders_mb, "MB", at_most=most_mb)
         yield Figure("  the follower's memory", followers_mb, "MB", at_most=most_mb)
 
@@ -159,7 +173,9 @@ def figures(counts: list[int]) -> Iterator[Figure]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ids", type=int, action="append", help="number of ids of each party")
-    return show(figures(parser.parse_args().ids or [100_000]))
+    parser.add_argument("--only", choices=["ours", "peer"], help="measure only one of both")
+    given = parser.parse_args()
+    return show(figures(given.ids or [100_000], given.only))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ with LeNet, 1,000 to 2,000 members each, without protection. positions: Location
 protection with two or three settings. mnist and purchase: the same for the other two datasets. At
 quick the parts take 4, 6, 10 and 20 minutes of one core. Half of that is each job's four reference
 runs, of which standard has 32. clients: whether a client took part, for 4 and 20 clients with
-examples of Location-30, under every protection with a few settings.
+examples of the digits and of Location-30, under every protection with a few settings.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -69,6 +70,7 @@ POSITIONS = {
         for e in (9.6, 4.8, 1)
     },
 }
+CLIENT_JOBS = {"digits": ("data.name=digits", "model=logistic", "rounds=10"), "Location-30": MANY}
 BY_CLIENT = (
     "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50", "distributed_dp, target_epsilon 500",
     "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8",
@@ -176,10 +178,11 @@ def clients(effort: Effort, only: str) -> None:
     shown = ("client AUC", "client balanced accuracy", "client TPR at 1.0% FPR")
     print(f"\n| clients, effort {effort} | rounds | epsilon | {' | '.join(shown)} | seconds |")
     print("|---" * (4 + len(shown)) + "|")
-    for count in (4, 20):
-        job = (*MANY, f"clients={{number: {count}, fraction: 1.0}}")
+    for data, count in product(CLIENT_JOBS, (4, 20)):
+        job = (*CLIENT_JOBS[data], f"clients={{number: {count}, fraction: 1.0}}")
         for name in BY_CLIENT:
-            if not f"{count} {name}".startswith(only):
+            label = f"{data}, {count} clients, {name}"
+            if not label.startswith(only):
                 continue
             began = time.monotonic()
             target = Target.of(Job.load(None, under(name, POSITIONS[name], job)))
@@ -189,10 +192,7 @@ def clients(effort: Effort, only: str) -> None:
             cells = [text.removeprefix(figure) for text, figure in zip(found, shown, strict=True)]
             rounds = min(target.job.rounds, 5 if effort == "quick" else 20)
             taken = f"{time.monotonic() - began:.0f}"
-            print(
-                f"| {count}, {name} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |",
-                flush=True,
-            )
+            print(f"| {label} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
 
 
 PARTS = {

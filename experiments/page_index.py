@@ -25,6 +25,7 @@ beside ours. A verdict is computed from the figures and names the bound that it 
 nothing if a run that it needs ended at chance level. Where the sources' curves are pictures alone,
 what their text says of a curve is what is tested.
 [The list of statements](statements.md) has every testable statement of the sources.
+Accuracies and rates are fractions, as the sources print them: 0.967 is 96.7%.
 """
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from itertools import pairwise
 
 import pytest
 import yaml
 
 from fedveil import __version__
+from fedveil.cli.exits import EXTRA_OF
+from fedveil.federated.job import Job
+from fedveil.starter import DEFAULT_JOB
 from folders import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -79,3 +84,38 @@ def test_the_container_copies_what_there_is() -> None:
     assert f"TORCH ?= {torch}\n" in (ROOT / "Makefile").read_text("utf-8")
     (file,) = re.findall(r"--require-hashes -r (\S+)", "\n".join(lines))
     assert (ROOT / file).is_file()
+
+
+def test_the_container_runs_only_what_is_in_it() -> None:
+    """No engine builds the image here, so this follows its instructions."""
+    steps = [line.split() for line in (ROOT / "Containerfile").read_text("utf-8").splitlines()]
+    stages = [step[3] for step in steps if step[:1] == ["FROM"] and step[2:3] == ["AS"]]
+    copied = [step[1:] for step in steps if step[:1] == ["COPY"]]
+    assert copied == [[".", "/source"], [f"--from={stages[0]}", "/opt/fedveil", "/opt/fedveil"]]
+    environment = next(step[-1] for step in steps if step[:3] == ["RUN", "python", "-m"])
+    assert environment == copied[1][1]
+    assert ["ENV", f"PATH={environment}/bin:$PATH"] in steps
+    used = [step[1] for step in steps if step[:1] == ["RUN"] and step[1].startswith("/")]
+    assert set(used) == {f"{environment}/bin/pip"}
+    warm = next(step[1 : step.index("&&")] for step in steps if step[:2] == ["RUN", "fedveil"])
+    settings = [value for key, value in pairwise(warm) if key == "--set"]
+    assert Job.load(DEFAULT_JOB, settings).rounds == 1
+    assert json.loads(next(" ".join(s[1:]) for s in steps if s[:1] == ["CMD"])) == [
+        "fedveil",
+        "run",
+    ]
+    assert warm[0] in PROJECT["scripts"]
+    node = direct(EXTRAS["node"])
+    assert {"torch", "numba", "flwr"} <= node, "it trains, compiles, and serves as a Flower node"
+
+
+def test_there_are_at_most_seven_extras_and_errors_name_only_these() -> None:
+    extras = set(PROJECT["optional-dependencies"]) - {"dev"}
+    assert len(extras) <= 7
+    named = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        text = path.read_text("utf-8")
+        named |= set(re.findall(r'MissingExtra\("\w+", "(\w+)"', text))
+    named |= set(EXTRA_OF.values()) - {"dev"}
+    assert named == {"torch", "flower", "vertical", "parquet", "notebook", "trackers"}
+    assert named | {"all"} == extras

@@ -70,6 +70,10 @@ class DataInvalid(FedveilError, ValueError):
     """A data set's files or a user's data function contain something unusable."""
 
 
+class FewCommon(DataInvalid):
+    """Parties of a vertical run have no id in common, or too few."""
+
+
 class ModelInvalid(FedveilError, ValueError):
     """A model cannot be built, or holds a tensor that cannot be trained in a federation."""
 
@@ -138,6 +142,24 @@ class ClaimRefuted(FedveilError):
 
 class WorkerDied(RunStopped):
     """A worker process of the simulator ended unexpectedly."""
+
+
+class ClusterUnavailable(RunStopped):
+    """A cluster cannot be reached, or none of its machines can train the job's clients."""
+
+
+class MachineDiffers(RunStopped):
+    """A machine of a cluster would train a client to other bytes than this one."""
+
+
+class StatesUnreachable(RunStopped):
+    """A machine of a cluster cannot read the run's folder, in which clients keep their states."""
+
+    def __init__(self, machine: str, folder: str) -> None:
+        super().__init__(
+            f"machine {machine} cannot read {folder}, where this job's clients keep their states. "
+            f"Use a run folder on a file system that all machines share"
+        )
 
 
 class RunFolderError(FedveilError):

@@ -20,8 +20,9 @@ from rich.table import Table
 from fedveil.base.quiet import QUIET_S, Quiet
 from fedveil.base.untrusted import escaped
 from fedveil.engine.canary_bounds import BY_NOISE
-from fedveil.engine.run_records import CANARIES, without_report
+from fedveil.engine.run_records import CANARIES, RETRAINED, without_report
 from fedveil.pages.guarantee_text import figure_lines, figure_of
+from fedveil.pages.machines import machine_totals
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_folder_page import where
 from fedveil.pages.run_page import duration, seconds
@@ -173,6 +174,12 @@ def describe(record: Record) -> str:
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     spent = figure_of(record, "run_most_drawn")
     parts += [f"epsilon {told(*spent)}"]
+    machines = machine_totals([record])
+    if machines:
+        idle = sum(of.idle for of in machines.values()) / len(machines)
+        parts.append(f"{len(machines)} machines, idle {100 * idle:.0f}%")
+    if record.get(RETRAINED):
+        parts.append(f"{record[RETRAINED]:,} clients trained again")
     lost = sum(sum(record[kind].values()) for kind in LOST)
     if lost:
         parts.append(f"{lost} clients left out")
@@ -215,6 +222,7 @@ def _took(run: ReadRun) -> dict[str, str]:
     if best is not None:
         rows["best round"] = str(best)
     rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
+    rows |= {f"machine {name}": str(of) for name, of in machine_totals(run.records).items()}
     others = [f"{told(*line.figure)} for {line.what}" for line in run.accounts]
     rows["epsilon"] = "\n".join([*figure_lines(last), *others])
     audits = [finding for finding in run.findings if finding.attack == CANARIES]

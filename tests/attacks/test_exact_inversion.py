@@ -17,12 +17,14 @@ from fedveil.attacks.exact_inversion import (
     of_report,
     one_step,
     recovered,
+    recovered_of_batches,
 )
 from fedveil.attacks.target import Target
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
 from fedveil.privacy.finding import Measured
 from fedveil.protections.reading import Reading
+from fedveil.starter import ATTACKED_JOBS
 
 
 def batch_and_gradient(
@@ -180,7 +182,7 @@ def test_a_model_without_a_dense_first_layer_is_refused() -> None:
 
 def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen() -> None:
     finding = attack(Target.of(job("pw_encrypt")), "quick", Watch())
-    assert [figure.value for figure in finding.figures] == [0, 0, 0]
+    assert [figure.value for figure in finding.figures] == [0, 0]
     assert finding.figure("recovered of batches of 5").cases == 15
     assert "16 bits" not in finding.saw
 
@@ -188,7 +190,16 @@ def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen() -> None:
 def test_a_finding_says_what_rounding_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     figure = Measured("recovered of batches of 5", 0.0)
     monkeypatch.setattr(exact_inversion, "recovered_of_batches", lambda *a: (figure, None))
-    finding = attack(Target.of(job(precision="bfloat16")), "quick", Watch())
+    finding = attack(Target.of(job(precision="bfloat16")), "standard", Watch())
+    assert len(finding.figures) == 3
+    assert finding.saw.startswith("a report of one local step over 5, 10, 20 examples")
     assert finding.saw.endswith(
         "made by products of 16 bits: larger batches hide in the rounding, from this attack alone"
     )
+
+
+def test_the_built_in_job_gives_away_its_examples() -> None:
+    target = Target.of(Job.load(ATTACKED_JOBS["exact"]))
+    figure, picture = recovered_of_batches(one_step(target, 5), 5, 1, 1 << 12, Watch())
+    assert (figure.value, figure.cases) == (1.0, 5)
+    assert picture is not None

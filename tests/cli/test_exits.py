@@ -215,6 +215,17 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             "--set rounds 3 must be written --set rounds=3",
         ),
         (
+            ("run", "job.yaml", "--set", "rounds", "3"),
+            Exit.WRONG,
+            "--set rounds 3 must be written --set rounds=3",
+        ),
+        (
+            ("run", "--epsilon", "2"),
+            Exit.WRONG,
+            "there is no option --epsilon; --set protection.distributed_dp.target_epsilon=VALUE or",
+        ),
+        (("report", "x", "--epsilon"), Exit.WRONG, "there is no option --epsilon; `fedveil report"),
+        (
             ("vertical", "show", "--set", "epochs", "3"),
             Exit.WRONG,
             "--set epochs 3 must be written --se",
@@ -330,6 +341,24 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
             "error: federated.yaml is a federated job. Run it with: fedveil run federated.yaml\n",
         )
     assert "vertical job" not in command("run", "neither.yaml")[2]
+    federated = "error: federated.yaml is a federated job. "
+    assert (
+        command("ask", "federated.yaml")[2]
+        == f"{federated}Run it with: fedveil run federated.yaml\n"
+    )
+    attack = command("attack", "labels", "federated.yaml")[2]
+    assert attack == f"{federated}Attack it with: fedveil attack gradient federated.yaml\n"
+
+
+def test_a_folder_with_a_job_file_is_no_run_to_resume(command: Command, tmp_path: Path) -> None:
+    for name, text in (("run", "rounds: 1\n"), ("vertical run", "epochs: 1\n")):
+        (tmp_path / "job.yaml").write_text(text)
+        code, _, err = command(*name.split(), "--resume", ".")
+        assert code == Exit.FAILED
+        assert err == (
+            "error: . holds a job file, and no run that could be resumed: start one from job.yaml\n"
+        )
+        assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", ".lock"}
 
 
 def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:

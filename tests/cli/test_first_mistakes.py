@@ -87,12 +87,17 @@ def test_a_record_that_was_cut_off_says_how_to_resume(command: Command, tmp_path
         )
 
 
-def test_semicolons_are_said_to_be_no_commas(tmp_path: Path) -> None:
+def test_semicolons_separate_too_and_all_missing_columns_are_named(tmp_path: Path) -> None:
     file = tmp_path / "clinic.csv"
     file.write_text("patient;age\n1;40\n")
     columns = table_file.header(str(file))
-    with pytest.raises(DataInvalid, match=r"clinic\.csv is separated by semicolons.*sep=';'"):
-        table_file.check_known(str(file), ["patient"], columns, "task.tables.files.clinic.id")
+    assert columns == ["patient", "age"]
+    with pytest.raises(DataInvalid) as caught:
+        table_file.check_known(str(file), {"f.id": ["client"], "f.without": ["age", "x"]}, columns)
+    assert str(caught.value) == (
+        f"{file} has no column 'client', which f.id names, and no column 'x', which f.without "
+        f"names; its columns are patient, age"
+    )
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -260,12 +260,15 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
     from fedveil.record.finding_lines import FINDINGS
 
     file = found / FINDINGS
-    file.write_text(file.read_text().replace("1.5", "2.5"))
+    sound = file.read_text()
+    file.write_text(sound.replace("1.5", "2.5") + sound)
     code, out, err = command("audit", str(found))
     assert code == 1
-    assert out.endswith(", 0.5 below the closest bound: refuted\n")
+    verdicts = [line.rpartition(": ")[2] for line in out.splitlines()]
+    assert verdicts == ["refuted", "not refuted"]
+    assert ", 0.5 below the closest bound: refuted\n" in out
     assert err == (
-        "error: 1 of 1 findings refute the protection's guarantee: epsilon at least 2.5 where 2 is "
+        "error: 1 of 2 findings refute the protection's guarantee: epsilon at least 2.5 where 2 is "
         "claimed\n"
     )
 

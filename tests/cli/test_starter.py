@@ -13,7 +13,7 @@ import pytest
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
 from fedveil.protections.catalog import POSITIONS
-from fedveil.starter import DEFAULT_JOB, TEMPLATES
+from fedveil.starter import DEFAULT_JOB, TEMPLATES, text_start
 
 Command = Callable[..., tuple[int, str, str]]
 FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in template.files]
@@ -31,6 +31,8 @@ def written(command: Command, name: str) -> None:
     code, out, err = command("init", "mine", "--template", name)
     assert code == 0, err
     assert out.endswith(f"next: cd mine && {TEMPLATES[name].run}\n")
+    wrote = {line.removeprefix("wrote ") for line in out.splitlines()[:-1]}
+    assert wrote == {str(file) for file in Path("mine").iterdir()}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -39,6 +41,14 @@ def test_a_template_is_short(command: Command, tmp_path: Path, name: str) -> Non
     files = list((tmp_path / "mine").iterdir())
     assert {file.name for file in files} == set(TEMPLATES[name].files)
     assert sum(len(file.read_text().splitlines()) for file in files) < 60
+
+
+def test_the_letters_to_predict_are_those_that_follow() -> None:
+    arrays = text_start.data()
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        np.testing.assert_array_equal(y[:, :-1], x[:, 1:])
+        assert (y[:, -1] != x[:, -1]).any()
 
 
 @pytest.mark.parametrize("name", [name for name in FEDERATED if name != "table"])

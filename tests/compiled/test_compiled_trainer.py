@@ -403,6 +403,25 @@ def hooked() -> nn.Module:
     return model
 
 
+@pytest.mark.parametrize(
+    "kind", ["forward", "forward_pre", "backward", "full_backward", "full_backward_pre"]
+)
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_hook_of_any_kind_is_called(
+    kind: str, everywhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch remembers for good which kind of hooks it has called everywhere
+    monkeypatch.setattr(torch.nn.modules.module, "_global_is_full_backward_hook", None)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    assert plain_layers(model, KNOWN) is not None
+    place, name = (torch.nn.modules.module, "module_") if everywhere else (model[0], "")
+    handle = getattr(place, f"register_{name}{kind}_hook")(lambda *given: None)
+    try:
+        assert plain_layers(model, KNOWN) is None
+    finally:
+        handle.remove()
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[0].requires_grad_(False)

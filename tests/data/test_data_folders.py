@@ -47,6 +47,12 @@ def test_without_a_home_folder_the_variable_is_asked_for(monkeypatch):
         data_folders.cache_folder()
 
 
+def test_the_variable_may_begin_with_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("FEDVEIL_DATA", f"~/{folder.name}")
+    assert next(data_folders.folders("mnist")) == folder / "mnist"
+
+
 def test_an_empty_variable_is_no_folder(folder, monkeypatch):
     monkeypatch.setenv("FEDVEIL_DATA", "")
     assert list(data_folders.folders("mnist")) == [data_folders.cache_folder() / "mnist"]

@@ -244,6 +244,21 @@ def test_what_a_dataset_holds_wrongly_is_told(own, body, sentence):
 
 
 @pytest.mark.parametrize(
+    "items",
+    [
+        "([1.0], 0), ([2.0, float('nan')], 1)",
+        "({'a': [1.0], 'b': 3.0}, 0), ({'a': [float('nan')], 'b': 6.0}, 1)",
+        "({'a': [1.0], 'b': 3.0}, 0), ({'a': [4.0], 'b': float('inf')}, 1)",
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_in_any_input(own, items):
+    fine = items.replace("nan", "7").replace("inf", "7")
+    assert own(f"return Items({fine}), Items({fine})", ITEMS).classes == 2
+    with refused("holds NaN or infinity"):
+        own(f"return Items({fine}), Items({items})", ITEMS)
+
+
+@pytest.mark.parametrize(
     ("name", "sentence"),
     [
         ("mine", "data.name = 'mine' is not one of digits, mnist, .* package.module:function"),

@@ -115,6 +115,18 @@ def test_a_single_example_is_protected_without_proximal_steps() -> None:
     assert (found.job.privacy.unit, found.job.training.epochs) == ("example", 1)
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_the_noise_over_examples_counts_those_that_a_round_draws(fraction: float) -> None:
+    job = small_job(clients={"number": 14, "fraction": fraction})
+    (found,) = candidates(job, 83, 2.0, ["distributed_dp"], of_examples(job))
+    rate = found.job.training.sampling_rate
+    assert rate is not None
+    assert rate < 1
+    release = found.protection.spending(found.protection.initial_state())[0].loss.release
+    drawn = rate * 240 * fraction
+    assert found.noise(240) == pytest.approx(2 * release.ratio * math.sqrt(83) / drawn)
+
+
 def test_a_finished_run_shows_the_advice_with_its_own_job(tmp_path: Path) -> None:
     job = small_job(**CROWD, record={"page": False})
     run = fedveil.simulate(job, tmp_path / "a run")

@@ -238,6 +238,7 @@ CASES: dict[str, Case] = {
 ELSEWHERE: dict[str, str] = {
     "data.folder": "tests/data/test_image_folder.py",
     "privacy.account": "tests/engine/test_shared_account.py",
+    "simulation.on": "tests/engine/test_many_machines.py",  # the same bytes by definition
     "simulation.workers": "tests/engine/test_simulation.py",  # the same bytes by definition
     "checkpoint.every": "tests/engine/test_simulation.py",
     "deployment.reveal": "tests/flower/test_flower_engine.py",

@@ -55,6 +55,9 @@ def test_silent_clients_are_the_shares_of_the_plan() -> None:
     plan = silent_clients(range(40), shares, NAMES, Seeded(0))
     counts = {phase: list(plan.values()).count(phase) for phase in set(plan.values())}
     assert counts == {"advertise": 2, "masked": 4, "unmask": 20}
+    few = {"masked": 0.1, "advertise": 0.25, "unmask": 0.2}  # 0.7, 1.75 and 1.4 of 7
+    plan = silent_clients(range(7), few, NAMES, Seeded(0))
+    assert sorted(plan.values()) == ["advertise", "advertise", "masked", "unmask"]
     most = {"share": 0.99, "masked": 0.99}
     assert silent_clients(range(4), most, NAMES, Seeded(0)).keys() == set(range(4))
 

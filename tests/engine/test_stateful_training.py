@@ -18,6 +18,7 @@ from fedveil.engine.assembly import (
     local_training,
     make_model,
     make_partition,
+    make_shares,
     make_task,
     make_trainer,
     make_training,
@@ -309,6 +310,7 @@ def test_own_layers_leave_nobody_and_are_each_clients(tmp_path: Path) -> None:
         clients={"own_layers": ["1.*", "4.*"], "fraction": 1.0},
         model="parts:net",
         protection="dp_encrypt",
+        evaluation={"clients": 0.25},
     )
     run = fedveil.simulate(settings, tmp_path / "run")
     assert run.metrics[0]["bytes_up_per_client"] < 4 * (6 * 8 + 8) + 64
@@ -321,6 +323,14 @@ def test_own_layers_leave_nobody_and_are_each_clients(tmp_path: Path) -> None:
     task, test = make_task(run.job), load("parts:data").test
     found = np.mean([score(model, task, test.x, test.y).figures()["accuracy"] for model in models])
     assert run.metrics[-1]["accuracy"] == pytest.approx(found)
+    _, tested = make_shares(run.job, load("parts:data"))
+    assert tested is not None
+    held = [load("parts:data").train.of(tested.of(client)) for client in range(CLIENTS)]
+    own = [
+        score(model, task, mine.x, mine.y).figures()["accuracy"]
+        for model, mine in zip(models, held, strict=True)
+    ]
+    assert run.metrics[-1]["clients_mean"] == pytest.approx(np.mean(own))
     said = (run.folder / "events.log").read_text()
     assert "tensors that stay with each client: 1.weight, 1.bias" in said
 

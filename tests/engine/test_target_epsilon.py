@@ -98,6 +98,21 @@ def test_a_stated_number_of_parameters_needs_the_number_of_clients() -> None:
         )
 
 
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_rounds_that_depend_on_earlier_ones_are_projected_to_their_plain_sum(
+    adaptive: bool,
+) -> None:
+    unary = f"unary: {{eps: 0.01, cells: 3, adaptive: {str(adaptive).lower()}}}"
+    job = Job.load(None, ["rounds=50", "clients.number=60", f"protection={{name: rr, {unary}}}"])
+    costs = {line.what: line.epsilon for line in project_job(job, parameters=7)}
+    (run,) = (cost for what, cost in costs.items() if "all 50 rounds" in what)
+    plain = 50 * 7 * costs["one of 7 parameters in a round"]
+    if adaptive:
+        assert run == pytest.approx(plain)
+    else:
+        assert run < 0.2 * plain
+
+
 def test_an_adaptive_protection_that_names_no_total_is_not_solved_for() -> None:
     class Growing(RR):
         cost_parameter = "eps"

@@ -38,7 +38,9 @@ def test_under_a_promise_an_update_that_is_not_finite_becomes_a_report_and_is_co
         training={"epochs": 1, "batch_size": 1000},
         simulation={"workers": workers},
     )
-    run = fedveil.simulate(settings, tmp_path / "run")
+    said: list[str] = []
+    run = fedveil.simulate(settings, tmp_path / "run", starting=said.append)
+    assert said[0] == "distributing the examples among the clients"
     for record in run.metrics:
         assert (record["reports"], record["withheld"], record["failed"]) == (20, {}, {})
         number = record["unusable"]["the update is not finite"]

@@ -88,6 +88,16 @@ def test_a_strategy_that_is_made_again_goes_on_with_what_was_charged(tmp_path: P
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_what_a_later_process_sends_in_the_clear_is_listed_too(tmp_path: Path) -> None:
+    file = tmp_path / "ledger"
+    first = ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=file, reveal="accuracy")
+    start(first, federation())
+    again = ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=file, reveal="loss")
+    assert set(again.ledger.in_clear) == {
+        "the metric accuracy (reveal)", "the metric loss (reveal)", TIMING,
+    }  # fmt: skip
+
+
 def test_a_round_that_is_cut_off_is_charged_in_full_to_all_that_were_asked(tmp_path: Path) -> None:
     file = tmp_path / "ledger"
     strategy = ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=file)

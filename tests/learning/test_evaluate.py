@@ -26,6 +26,8 @@ def test_against_scikit_learn() -> None:
     assert quality["accuracy"] == accuracy_score(y, probabilities.argmax(1))
     assert quality["auc"] == pytest.approx(roc_auc_score(y, probabilities, multi_class="ovr"))
     assert model.training
+    assert score(model.eval(), Classification(), x, y).figures() == quality
+    assert not model.training
 
 
 def test_ties_count_half_and_silent_classes_are_left_out() -> None:

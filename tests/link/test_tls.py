@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedveil.cli.exits import Exit
 from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
 from fedveil.link import tls
 from fedveil.link.certificate_chain import names_in
@@ -70,6 +72,17 @@ def test_a_party_can_be_added_under_the_same_authority(folder: Path) -> None:
     own = Credentials.read(folder, "shop")
     assert own.authority == before
     ends = x509.load_pem_x509_certificate(own.certificate).not_valid_after_utc
+    assert abs(ends - datetime.now(UTC) - timedelta(days=3)) < timedelta(hours=1)
+
+
+def test_the_command_hands_on_how_long_certificates_are_valid(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    made = ("vertical", "certificates", "keys", "--party", "bank", "--days", 3)
+    assert command(*made[:-1], 4000)[0] == Exit.WRONG
+    assert command(*made)[0] == 0
+    own = Credentials.read(tmp_path / "keys", "bank").certificate
+    ends = x509.load_pem_x509_certificate(own).not_valid_after_utc
     assert abs(ends - datetime.now(UTC) - timedelta(days=3)) < timedelta(hours=1)
 
 

@@ -23,7 +23,9 @@ from fedveil.cli.exits import Exit
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier
+from fedveil.pages.page import Fact
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -144,6 +146,9 @@ def test_every_statement_is_made_or_says_why_not(runs: dict[str, Path]) -> None:
             bool(s.lines) != bool(s.text.startswith("Not stated: ")) for s in dossier.statements
         )
         assert all(s.missing for s in dossier.statements if not s.lines), name
+        (fact,) = (part for part in dossier.page().lead if isinstance(part, Fact))
+        worst = max(dossier.evidence.accounts, key=lambda account: account.epsilon)
+        assert fact.value == str(Figure(worst.epsilon, worst.delta))
         html = dossier.page().html()
         assert all(escape(s.title) in html for s in dossier.statements)
         assert "certified" not in html.lower()

@@ -181,6 +181,21 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     assert differs["protection.name"] == ["'dp_encrypt'", "'rr'"]
 
 
+@pytest.mark.parametrize("unprotected", [[], [0], [1], [0, 1]])
+def test_epsilon_is_drawn_if_it_is_finite_for_some_run(
+    unprotected: list[int], tmp_path: Path
+) -> None:
+    folders = []
+    for at, name in enumerate(("one", "two")):
+        records = federated_records(2, 100 + 200 * at)
+        if at in unprotected:
+            records = [record | {"epsilon_run_every_round": math.inf} for record in records]
+        folders.append(written(tmp_path / name, small_job(rounds=2), {".": records}))
+    drawn = {curve for plot, curve in curves(page_of_several(folders)) if plot == "epsilon"}
+    assert {name for at, name in enumerate(("one", "two")) if at not in unprotected} <= drawn
+    assert bool(drawn) == (len(unprotected) < 2)
+
+
 def test_of_three_runs_one_that_differs_is_the_only_one_shown_as_different(
     folder: Path, records: Records, tmp_path: Path
 ) -> None:

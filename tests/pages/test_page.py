@@ -231,3 +231,8 @@ def test_the_policy_lets_nothing_be_fetched_or_run(tmp_path: Path) -> None:
         loose = show(free.replace("<main>", smuggled), tmp_path)
         assert sorted(paths) == ["/image", "/script"]
         assert "<title>evil</title>" in loose.dom
+
+
+def test_words_between_backticks_are_code_in_a_card_s_value_too() -> None:
+    made = Page("a", (Fact("found", "`recovered` <1%", "by `x`"),), []).html()
+    assert "<strong><code>recovered</code> &lt;1%</strong><p>by <code>x</code></p>" in made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import fedveil
 from browser import needs_browser, show
 from fedveil.cli.exits import Exit
-from fedveil.pages.run_list import ListedRun, RunList, run_list
+from fedveil.pages.run_list import ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import run_list_page, runs_table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.finding_lines import add_finding
@@ -98,6 +99,17 @@ def test_it_is_in_the_order_that_was_asked_for(
     code, out, err = command("runs", made, "--sort", order, "--json")
     assert code == Exit.DONE, err
     assert [Path(run["name"]).name for run in json.loads(out)["runs"]] == names
+
+
+def test_only_accuracies_are_in_the_order_of_accuracy() -> None:
+    runs = [
+        ListedRun(Path(name), name, "rr", "finished", metric, quality)
+        for name, metric, quality in (
+            ("a", "rmse", 31.5), ("b", "accuracy", 0.25), ("c", None, None),
+            ("d", "accuracy", 0.75), ("e", "accuracy", math.nan),
+        )
+    ]  # fmt: skip
+    assert [run.name for run in ordered(runs, "accuracy")] == ["d", "b", "a", "c", "e"]
 
 
 def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Command) -> None:

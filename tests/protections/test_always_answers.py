@@ -68,6 +68,32 @@ def test_what_cannot_be_used_is_an_update_of_zero(name: str, update: Any) -> Non
         assert np.array_equal(replaced.message[field], value)
 
 
+@pytest.mark.parametrize("error", [ValueError("4711"), SystemExit(3), MemoryError()])
+@pytest.mark.parametrize("name", ["dp_encrypt", "not_encrypt"])
+def test_a_training_that_fails_or_ends_its_process_is_reported_under_a_promise(
+    name: str, error: BaseException
+) -> None:
+    made = protection(name)
+
+    def fails() -> Any:
+        raise error
+
+    def half(examples: int = 1) -> Any:
+        return client_half(made, 0, MODEL)
+
+    opening = server_half(made, [0], MODEL).opening()
+    if made.always_reports:
+        reply = answer_trained(made, half, half, opening, fails)
+        assert reply.unusable is error
+        zero = answered(made, np.zeros(DIMENSION, np.float32)).message
+        assert {n: type(v) for n, v in reply.message.items()} == {
+            n: type(v) for n, v in zero.items()
+        }
+    else:
+        with pytest.raises(type(error)):
+            answer_trained(made, half, half, opening, fails)
+
+
 @pytest.mark.parametrize("name", ["dp_encrypt", "signds", "rr", "oue"])
 def test_a_huge_update_is_one_like_any_other(name: str) -> None:
     made = protection(name)

@@ -37,6 +37,15 @@ def test_different_pure_losses_add_up(tmp_path: Path) -> None:
     assert account.figure(DELTA).epsilon == pytest.approx(2.0)
 
 
+def test_two_kinds_of_loss_that_would_compose_to_less_still_add_up(tmp_path: Path) -> None:
+    """The second may have been chosen after the first was seen."""
+    account = DataAccount(tmp_path / "account", "client")
+    account.charge([(PrivacyLoss(0.02), 130)], None, DELTA, "a")
+    assert account.figure(DELTA).epsilon < 2.0
+    account.charge([(PrivacyLoss(0.03), 90)], None, DELTA, "b")
+    assert account.figure(DELTA).epsilon == pytest.approx(0.02 * 130 + 0.03 * 90)
+
+
 def test_a_charge_beyond_the_limit_is_refused_and_leaves_the_account_unchanged(
     tmp_path: Path,
 ) -> None:

@@ -136,6 +136,9 @@ def test_extreme_integers_do_not_wrap() -> None:
     for largest in (0, 1, 2**31 - 1, 2**61 - 1):
         data = {i: np.array([largest, -largest, (-1) ** i * largest]) for i in range(3)}
         assert run_round(data, 2).total.tolist() == sum(data.values()).tolist()
+        for sign in (-1, 1):  # all of one sign, so that one end alone decides the ring
+            data = {i: np.array([sign * largest, 0, sign * (largest // 3)]) for i in range(3)}
+            assert run_round(data, 2).total.tolist() == sum(data.values()).tolist()
     with pytest.raises(InvalidValue, match="does not fit 64 bits"):
         run_round({i: np.array([2**62]) for i in range(3)}, 2)
 

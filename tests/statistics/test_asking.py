@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.entropy import Seeded
+from fedveil.statistics.clients import clients_of
 from fedveil.statistics.question import LOCAL, SUMS
+from fedveil.statistics.tables import ArrayTable
 from statistics_parts import PEOPLE, asked, only, people
 
 EDGES = [18.0, 30.0, 47.0, 92.0]
@@ -123,6 +126,19 @@ def test_a_client_with_many_rows_contributes_no_more_than_its_bound_and_logs_it(
     said = [f"5 of {size} rows are contributed (rows)" for size in towns]
     assert sorted(r.getMessage() for r in caplog.records) == sorted(said)
     assert "contributed" not in str(answers.data())
+
+
+def test_the_rows_that_a_client_contributes_are_drawn_and_stay_the_same() -> None:
+    clients = clients_of(ArrayTable("t", {"who": np.arange(600) % 6}), "who", 7)
+    for client in range(6):
+        mine = clients.order[clients.offsets[client] : clients.offsets[client + 1]]
+        drawn = clients.contributed(client, Seeded(2, "rows", client))
+        assert len(drawn) == 7
+        assert set(drawn) <= set(mine)
+        assert set(drawn) not in (set(mine[:7]), set(mine[-7:]))
+        assert clients.contributed(client, Seeded(3)).tolist() == drawn.tolist()
+        assert clients.contributed(client, Seeded(3), 4).tolist() == drawn[:4].tolist()
+    assert clients_of(clients.table, "who", None).contributed(0, Seeded(2)).size == 100
 
 
 def test_values_outside_the_range_are_moved_and_counted_in_the_client_s_log_alone(

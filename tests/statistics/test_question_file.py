@@ -100,7 +100,7 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
     [
         (AGES, {"age": ["41", "many"]}, r"data, row 2: age = 'many' is not a finite number"),
         (AGES, {"years": [3.0]}, r"data has no column 'age'; its columns are years"),
-        (AGES, {"age;sex": ["3;f"]}, "data is separated by semicolons"),
+        (AGES, {"age;sex": ["3;f"]}, "data has no column 'age'; its columns are age;sex"),
         (AGES, {"age": []}, "data has no rows"),
         (AGES, {}, "data has no columns"),
         (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),

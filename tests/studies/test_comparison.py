@@ -79,6 +79,14 @@ def test_positions_are_brought_to_equal_promises() -> None:
         assert 0.98 * cell.setting.epsilon < spent <= cell.setting.epsilon
 
 
+def test_a_swept_key_counts_when_an_epsilon_is_solved_for() -> None:
+    found = cells(small_job(), "dp_encrypt", epsilons=[3.0], sweep={"rounds": ["2", "7"]})
+    assert [job.rounds for job in jobs(found)] == [2, 7]
+    for job in jobs(found):
+        spent = whole_run(prepared(job)[1], job.rounds, job.privacy.delta).epsilon
+        assert 0.98 * 3 < spent <= 3
+
+
 def test_an_epsilon_that_a_position_cannot_have_is_a_line_and_no_refusal() -> None:
     first, second = cells(small_job(rounds=20), "dp_encrypt", epsilons=[0.01, 8.0])
     assert (first.job, second.reason) == (None, "")

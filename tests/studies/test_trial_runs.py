@@ -31,6 +31,8 @@ def test_the_best_has_learnt_more_than_the_untrained_model(better: Better, sign:
     levels = {"distributed_dp": 0.88 * sign, "dp_encrypt": 0.86 * sign}
     trials = found(better, 0.87 * sign, 0.95 * sign, **levels)
     assert best(trials, "client") is None  # a gain of 0.01 of 0.08, and a loss
+    worse = levels | {"dp_encrypt": 0.4 * sign}
+    assert best(found(better, 0.87 * sign, 0.95 * sign, **worse), "client") is None
     chosen = best(found(better, 0.5 * sign, 0.95 * sign, **levels), "client")
     assert chosen is not None
     assert chosen.name == "distributed_dp"

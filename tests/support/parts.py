@@ -106,6 +106,27 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+class Slow(nn.Module):
+    """A plain net that takes its time, so that a test can end a process in the middle of a round.
+
+    It sleeps in each training step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = plain()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(0.03)
+        out: torch.Tensor = self.net(x)
+        return out
+
+
+def slow_plain() -> nn.Module:
+    return Slow()
+
+
 class Backbone(nn.Module):
     """Fixed layers that count their examples, and a head. The same in every process."""
 

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import DataInvalid
-from fedveil.tasks.tables import csv_file
+from fedveil.tasks.tables import arrow_block, csv_file
+from fedveil.tasks.tables.csv_format import find_format
+from fedveil.tasks.tables.id_column import MOST_ID_LETTERS
 from fedveil.tasks.tables.own_tables import Tables
+from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Wanted, header, read
-from fedveil.tasks.tables.table_piece import MOST_ID_LETTERS
-from fedveil.vertical.task_settings import TablesSettings
+from fedveil.tasks.tables.table_piece import Plan
+from fedveil.vertical.task_settings import ReadingSettings, TablesSettings
 from hostile_files import bounded
 
 
@@ -101,10 +104,18 @@ def test_a_table_wider_than_any_is_refused() -> None:
 
 def test_a_wide_tables_rows_are_taken_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_file, "_CELLS_AT_ONCE", 32)
+    monkeypatch.setattr(arrow_block, "read", lambda *given: None)
     Path("t.csv").write_text("id,x,y,z,w\n" + "".join(f"{row},1,2,3,4\n" for row in range(13)))
-    assert [len(piece.places) for piece in csv_file.pieces("t.csv")] == [6, 6, 1]
+
+    def sizes() -> list[int]:
+        pieces = csv_file.pieces(
+            find_format("t.csv", ReadingSettings()), Plan(["id"]), Refusals("")
+        )
+        return [len(piece.places) for piece in pieces]
+
+    assert sizes() == [6, 6, 1]
     monkeypatch.setattr(csv_file, "_CELLS_AT_ONCE", 1)
-    assert [len(piece.places) for piece in csv_file.pieces("t.csv")] == [1] * 13
+    assert sizes() == [1] * 13
     assert len(read("t.csv", Wanted("id"))) == 13
 
 
@@ -152,5 +163,7 @@ def test_a_text_that_parquet_repeats_is_in_memory_once(column: str, as_dictionar
             return
         with pytest.raises(DataInvalid) as caught:
             read("t.parquet", Wanted("id", ("x",), ("city",)))
-    end = "has 100,000 letters; an id has at most 256"
-    assert str(caught.value).endswith(end if column == "id" else "is not a finite number")
+    end = (
+        "has 100,000 letters; an id has at most 256" if column == "id" else "is not a finite number"
+    )
+    assert str(caught.value).endswith(f"{end} (30,000 such cells, such as rows 2, 3)")

@@ -40,7 +40,7 @@ from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical import VerticalJob, evaluate, train
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.one_process import look
-from fedveil.vertical.predictions import PredictionFile
+from fedveil.vertical.predictions import PredictionFile, told_numbers
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.task import Columns, Task, build
 from fedveil.vertical.task_settings import TablesSettings
@@ -141,6 +141,9 @@ def test_spaces_blank_lines_a_mark_and_more_rows_than_are_read_at_once() -> None
     np.testing.assert_array_equal(table.numbers("x"), np.arange(count) + 0.5)
     assert table.place(0) == "long.csv, line 2"
     assert table.place(count - 1) == f"long.csv, line {count + 2}"
+    some = table.rows(np.arange(count) % 3 == 2)
+    assert (some.ids[3], some.numbers("x")[3], len(some)) == ("P11", 11.5, count // 3)
+    assert some.place(3) == table.place(11) == "long.csv, line 13"
 
 
 def test_lines_are_counted_through_cells_of_several_lines() -> None:
@@ -168,8 +171,8 @@ def test_lines_are_counted_through_cells_of_several_lines() -> None:
         ("id,x,x\na,1,2\n", "t.csv: the header names 'x' twice"),
         (",id,x\n0,a,1\n", "t.csv: column 1 of the header has no name"),
         ('id,x\na,"1"2\n', "t.csv, line 2 is not valid CSV: ',' expected after '\"'"),
-        (b"id,x\na,\xff\n", "t.csv is not UTF-8 text"),
-        (b"\xff\xfei\0d\0", "t.csv is not UTF-8 text"),
+        (b"id,x\na,\xff\n", "t.csv, line 2: x = 'ÿ' is not a finite number"),
+        (b"\xff\xfei\0d\0", "t.csv has no column 'x', which the job names; its columns are id"),
     ],
 )
 def test_what_is_no_table_is_one_sentence(text: str | bytes, sentence: str) -> None:
@@ -289,7 +292,8 @@ def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     spread, scaled = np.std([1, 3, 8]), encoding.scale.applied(table, "x")
     np.testing.assert_allclose(scaled, np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
     np.testing.assert_allclose(encoding.edges, (7 / 3, 14 / 3))
-    assert encoding.intervals(table, "x").tolist() == [0, 1, 1, 1, 2]
+    filled = encoding.scale.filled(table, "x")
+    assert encoding.intervals(filled).tolist() == [0, 1, 1, 1, 2]
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -633,6 +637,13 @@ def test_class_weights_are_the_leaders_and_move_what_is_told() -> None:
         DataInvalid, match=r"class_weights\.maybe is not a class; the classes are 'no', "
     ):
         task_of({**FILES, "lead": other}).class_weights  # noqa: B018
+
+
+def test_a_predicted_number_has_the_digits_of_a_float32() -> None:
+    numbers = (Seeded(4).generator().standard_normal(50) * 10.0 ** np.arange(-25, 25)).astype("f4")
+    (told,) = told_numbers(numbers).values()
+    np.testing.assert_allclose(np.array(told, float), numbers, rtol=5.01e-7)
+    assert told_numbers(np.array([1234567.0, -0.25], "f4")) == {"prediction": ["1234567", "-0.25"]}
 
 
 def test_predictions_of_tasks_that_say_nothing_of_their_outputs() -> None:

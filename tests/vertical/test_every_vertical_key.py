@@ -105,6 +105,11 @@ CASES: dict[str, Case] = {
     "task.tables.files.NAME.missing": Case("refuse", TABLES, refused="age is empty"),
     "scoring.calibration": Case(0.25, TABLES),
     "scoring.threshold": Case("f1", TABLES | {"scoring.calibration": 0.3}),
+    "task.tables.files.NAME.separator": Case("pipe", TABLES, refused="bank.csv has no column 'id'"),
+    "task.tables.files.NAME.encoding": Case("utf-16", TABLES, refused="bank.csv has no column"),
+    "task.tables.files.NAME.decimal": Case("comma", TABLES, refused="balance = "),
+    "task.tables.files.NAME.kinds": Case({"age": "time"}, TABLES, refused="is not a time such as"),
+    "task.tables.files.NAME.empty": Case(["a"], TABLES),
     "parts.NAME.owner": Case("lead", SHARED),
     "parts.NAME.inputs": Case(
         ["right", "left"],
@@ -155,6 +160,7 @@ CASES: dict[str, Case] = {
 ELSEWHERE: dict[str, str] = {
     "threads": "tests/vertical/test_vertical_apart.py",
     "task.mnist_halves.": "tests/tasks/test_tasks.py",
+    "task.tables.ids.": "tests/tasks/test_bank_files.py",
     "task.pangu.": "tests/tasks/test_pangu.py",
     "alignment.by": "tests/vertical/test_vertical_apart.py",
     "alignment.most_ids": "tests/vertical/test_vertical_handshake.py",

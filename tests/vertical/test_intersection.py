@@ -20,6 +20,7 @@ from fedveil.vertical.remote.alignment import digests
 from fedveil.vertical.remote.blinding import Blinding
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.task import Subset
 
 RUN = bytes(range(16))
 Said = dict[str, list[Message]]
@@ -219,6 +220,17 @@ def test_what_all_remember_is_not_looked_for_again() -> None:
     assert "blinded" in {m["kind"] for m in said["lead"]}
     assert anew["bank"].same_examples(agreed["bank"])
     assert anew["lead"].examples.name != kept["lead"].name
+
+
+@pytest.mark.parametrize("subset", ["train", "test"])
+def test_agreements_on_other_examples_of_either_subset_differ(subset: Subset) -> None:
+    def on(train: list[int], test: list[int]) -> Agreement:
+        positions = {"train": np.array(train), "test": np.array(test)}
+        return Agreement(b"run", "train", 3, 5, FoundExamples(b"name", positions), ())
+
+    one = on([4, 1, 7], [2, 0])
+    assert one.same_examples(on([4, 1, 7], [2, 0]))
+    assert not one.same_examples(on([4, 7, 1], [2, 0]) if subset == "train" else on([4, 1, 7], [0]))
 
 
 def test_what_is_remembered_is_of_these_ids_and_whole() -> None:

@@ -18,6 +18,7 @@ from fedveil.vertical.label_reading import (
     ceiling,
     decided,
     directions,
+    followed,
     named,
     partition,
 )
@@ -109,6 +110,16 @@ def test_the_middles_move_with_the_leaders_weights() -> None:
     assert everywhere(labels, scores.argmax(axis=1))
     groups = partition(windows, ROWS, 2)
     assert everywhere(labels, named(groups, known, labels[known], 2))
+
+
+def test_an_example_keeps_its_group_although_the_weights_jump() -> None:
+    """Directions turn by 100 degrees at once: alone, each row is nearer to the other group."""
+    labels, _ = drawn(2)
+    sides = 2.0 * labels[:, np.newaxis] - 1
+    turned = np.array([np.cos(np.radians(100)), np.sin(np.radians(100))])
+    windows = [Window(np.arange(ROWS), sides * side) for side in (np.array([1.0, 0.0]), turned)]
+    scores = followed(windows, ROWS, np.array([[-1.0, 0.0], [1.0, 0.0]]))
+    np.testing.assert_allclose(scores, 2 * np.hstack([-sides, sides]), atol=1e-12)
 
 
 def test_the_rarer_class_has_the_larger_norm() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from fedveil.entropy import Seeded
+from fedveil.privacy.intervals import CONFIDENCE
+from fedveil.vertical import label_watch
 from fedveil.vertical.label_watch import STEPS, LabelWatch
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.step import Occasion
@@ -131,3 +133,28 @@ def test_sums_of_nothing_are_not_read() -> None:
 
 def test_a_run_of_one_epoch_has_no_sums() -> None:
     assert len(heard(by_sign, [0.8, 0.2], 1, steps=STEPS + 7)) == 2
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_all_intervals_of_a_finding_hold_together(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their errors add up to at most the finding's, so that it is as rarely wrong as one."""
+    errors: list[float] = []
+
+    def noted(measure: Callable[..., object]) -> Callable[..., object]:
+        def measured(*given: object, confidence: float | None = None, **more: object) -> object:
+            if confidence is None:  # no interval is read of it
+                return measure(*given, **more)
+            errors.append(1 - confidence)
+            return measure(*given, confidence=confidence, **more)
+
+        return measured
+
+    for name in ("share", "area"):
+        monkeypatch.setattr(label_watch, name, noted(getattr(label_watch, name)))
+    shares = np.linspace(1, 2, classes)
+    heard(nothing, list(shares / shares.sum()), 4)
+    parts = sum(c.gradient and c.receiver == "lead" for c in Bottoms().split_model().crossings)
+    assert len(errors) >= 3
+    assert sum(errors) <= (1 - CONFIDENCE) * max(1, parts) * (1 + 1e-9)

@@ -16,9 +16,10 @@ from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, MessageInvalid, RunFolderError
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.remote import exponent_proof, handshake, intersection
+from fedveil.vertical.remote import blinding, exponent_proof, handshake, intersection
 from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.remote.intersection import Exchanged
 from fedveil.vertical.remote.machine import GUESSES, Machine
 
 RUN = bytes(range(16))
@@ -328,3 +329,33 @@ def test_a_proof_is_of_one_exponent_for_all_points() -> None:
     flipped = bytes([proof[0] ^ 1]) + proof[1:]
     with pytest.raises(MessageInvalid, match="proof"):
         check_raised(k.commitment, points, raised, flipped, "train")
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_challenge_of_a_proof_depends_on_every_point(place: int) -> None:
+    """A leader could choose a point that it does not depend on after it knows the challenge."""
+    points = [bytes([number]) * 32 for number in range(5)]
+    first = exponent_proof._challenge(blinding._group(), *points)
+    points[place] = points[place][:31] + b"\x09"
+    assert exponent_proof._challenge(blinding._group(), *points) != first
+
+
+@pytest.mark.parametrize(("rows", "brought"), [([1, 3], True), ([3, 0], False), ([0], False)])
+def test_an_example_that_was_not_brought_is_refused_beside_one_that_was(
+    rows: list[int], brought: bool
+) -> None:
+    """The leader can raise any point that it is sent to its exponent, and prove that it did."""
+    own, others = Blinding(Secure()), Blinding(Secure())
+    points = others.blinded(THEIRS, "train")
+    raised = others.raised(own.blinded(MINE, "train"))
+    shown = own.raised(points[rows])
+    agreed: Message = {
+        "commitment": own.commitment, "shown_train": shown,
+        "proof_train": own.proved(points[rows], shown, "train"),
+    }  # fmt: skip
+    exchanged = Exchanged(np.arange(len(THEIRS)), points, raised)
+    if brought:
+        exchanged.check("train", np.array(rows), agreed)
+    else:
+        with pytest.raises(MessageInvalid, match="whose ids it has not brought"):
+            exchanged.check("train", np.array(rows), agreed)

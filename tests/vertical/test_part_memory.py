@@ -236,7 +236,9 @@ def test_the_command_tells_each_part_and_party(command: Command) -> None:
     lines = out.splitlines()
     assert lines[1].startswith("backbone of cloud: ")
     assert lines[2].startswith("head of leader: 0 B")
-    assert lines[-1].startswith("cloud in all: ")
+    cloud = lines[1].removeprefix("backbone of cloud: ")
+    assert lines[-1] == f"cloud in all: {cloud}"
+    assert lines[-2] == lines[0].replace("embedding of leader", "leader in all")
     code, _, err = command("vertical", "parts", "--set", "parts.left.module=x:y")
     assert code != 0
     assert "depend on data that is not here, or on functions of the job's own" in err

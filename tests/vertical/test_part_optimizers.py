@@ -130,3 +130,15 @@ def test_a_job_clips_gradients(tmp_path: Any) -> None:
         now = run.model.state_dict()
         moved.append(max(float((now[name] - first[name]).abs().max()) for name in first))
     assert moved[1] < 1e-4 < moved[0]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_every_setting_of_a_rule_reaches_torch(name: Any) -> None:
+    momentum = {"momentum": 0.3} if name == "sgd" else {}
+    rule = Optimizer(name, 0.02, weight_decay=0.07, **momentum).over(
+        [torch.nn.Parameter(torch.ones(2))]
+    )
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    assert type(rule) is kinds[name]
+    expected = {"lr": 0.02, "weight_decay": 0.07, **momentum}
+    assert expected.items() <= rule.param_groups[0].items()

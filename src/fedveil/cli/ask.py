@@ -12,6 +12,7 @@ import typer
 from fedveil.base.plain_text import console, document, say
 from fedveil.cli.job_arguments import Overrides, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer
+from fedveil.errors import JobError
 
 if TYPE_CHECKING:
     from fedveil.statistics.question import QuestionFile
@@ -48,7 +49,15 @@ def ask(
     from fedveil.record.run_folder import refuse_taken
     from fedveil.statistics.question import QuestionFile
 
-    file = QuestionFile.load(question, overrides or [])
+    try:
+        file = QuestionFile.load(question, overrides or [])
+    except JobError:
+        from fedveil.federated.job import Job
+        from fedveil.settings.yaml_file import refuse_other_kind
+
+        run = f"is a federated job. Run it with: fedveil run {question}"
+        refuse_other_kind(question, QuestionFile, Job, run)
+        raise
     refuse_taken(out, None)
     with alone(json):
         if file.protection.name == "not_encrypt":

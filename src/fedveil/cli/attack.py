@@ -191,7 +191,7 @@ def _add_vertical(attack: Attack) -> None:
                 from fedveil.cli.vertical import job_file
 
                 refuse_taken(out, None)
-                job = job_file.load(where, overrides)
+                job = job_file.load(where, overrides, "Attack it with: fedveil attack gradient")
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
             _mount(attack, [target], effort, folder, json=json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from fedveil.errors import (
     did_you_mean,
     with_notes,
 )
-from fedveil.settings.allowed import block_of, dotted, keys
+from fedveil.settings.allowed import block_of, dotted, keys, plain
 from fedveil.settings.yaml_file import refuse_unquoted
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 
 #: Optional packages -> the extra that installs them.
-_EXTRAS = {
+EXTRA_OF = {
     **dict.fromkeys(("torch", "safetensors", "sklearn", "skimage", "PIL"), "torch"),
     **dict.fromkeys(("grpc", "h11", "tokenizers"), "vertical"),
     "flwr": "flower",
@@ -86,9 +86,9 @@ def ended(app: typer.Typer) -> int:
         return Exit.WRONG if isinstance(error, InvalidValue) else Exit.FAILED
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package not in EXTRA_OF:
             raise
-        remark(str(MissingExtra(package, _EXTRAS[package], "this command")), "error")
+        remark(str(MissingExtra(package, EXTRA_OF[package], "this command")), "error")
         return Exit.FAILED
 
 
@@ -109,6 +109,7 @@ def _usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     try:
         refuse_unquoted(sys.argv[1:])
+        _refuse_parted(sys.argv[1:])
     except JobError as unquoted:
         remark(str(unquoted), "error")
         return Exit.WRONG
@@ -119,11 +120,25 @@ def _usage(error: Any) -> int:
         if settings:
             text += f"; {' or '.join(settings)} sets a key of the job"
         else:
-            text += did_you_mean(error.possibilities or [])
+            text += did_you_mean(_alike(error.option_name, error.possibilities or []))
     if context is not None:
         text += f"; `{context.command_path} --help` lists what there is"
     remark(text, "error")
     return Exit.WRONG
+
+
+def _refuse_parted(words: Sequence[str]) -> None:
+    """Raise JobError for `JOB --set KEY VALUE`, in which the value is one argument too many."""
+    for option, key, value in zip(words, words[1:], words[2:], strict=False):
+        if option == "--set" and "=" not in key and not value.startswith("-"):
+            parted = f"{plain(key)} {plain(value)}"
+            raise JobError([f"--set {parted} must be written --set {parted.replace(' ', '=', 1)}"])
+
+
+def _alike(option: str, near: Iterable[str]) -> list[str]:
+    """Return the options that resemble an unknown one without their dashes too."""
+    names = {name.lstrip("-"): name for name in near}
+    return [names[name] for name in get_close_matches(option.lstrip("-"), names)]
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
@@ -149,7 +164,7 @@ def _settings(context: Any, option: str) -> Iterator[str]:
         yield f"--set {name}=VALUE" if first == "name" else f"--set {name}.{first}=VALUE"
         return
     for path in keys(kind):
-        if path[-1] == name:
+        if path[-1] in (name, f"target_{name}"):
             yield f"--set {dotted(path)}=VALUE"
 
 

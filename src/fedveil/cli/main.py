@@ -85,6 +85,13 @@ def run(
         Path | None,
         typer.Option(help="Resume the run in this folder. Add --set rounds=N to extend it."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to train the clients: `ray`, the address of a Ray cluster, or `here`. The "
+            "same as --set simulation.on=..."
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train a model and write the results to a run folder."""
@@ -99,6 +106,8 @@ def run(
         settings = job_of_run(resume, overrides)
     else:
         refuse_taken(out)
+        if on is not None:
+            overrides = [*(overrides or []), f"simulation.on={on}"]
         settings = load(job, overrides, default=DEFAULT_JOB, runs=True)
     from fedveil.engine.precompile import precompiling
     from fedveil.pages.read_run import read_run
@@ -110,7 +119,7 @@ def run(
                 train = partial(fedveil.simulate, settings, out)
             else:
                 rounds = settings.rounds if overrides else None
-                train = partial(fedveil.resume, resume, rounds=rounds)
+                train = partial(fedveil.resume, resume, rounds=rounds, on=on)
             result = train(progress=display.show, warn=display.warn, starting=display.starting)
         found = read_run(result.folder)
         display.summary(found)

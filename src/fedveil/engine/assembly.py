@@ -19,7 +19,7 @@ from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_learning_rate import ScheduledTrainer, own_rate
-from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalTraining, Training
+from fedveil.engine.executors.client_side import ClientSide, Examples, LocalTraining, Training
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.directed_training import DirectedTraining
 from fedveil.engine.executors.stateful_training import (
@@ -291,7 +291,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
     return OwnLayers(mask, layout.vector())
 
 
-def local_training(job: Job, trainer: Trainer, data: ClientsData) -> LocalTraining:
+def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
     """Return training without client state.
 
     Under FedNova it rescales each client's update. Under FedCM it adds the last round's direction
@@ -312,7 +312,7 @@ def make_training(
     job: Job,
     shape: ModelShape,
     trainer: Trainer,
-    data: ClientsData,
+    data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
     """Return the clients' training that the job describes.
@@ -328,7 +328,7 @@ def make_training(
 def make_client_side(
     job: Job,
     shape: ModelShape,
-    data: ClientsData,
+    data: Examples,
     model: npt.NDArray[np.float32],
     run: Path | None = None,
     trainer: Trainer | None = None,
@@ -358,20 +358,22 @@ def make_client_side(
 def make_client_sides(
     job: Job,
     shape: ModelShape,
-    data: ClientsData,
+    data: Examples,
     model: npt.NDArray[np.float32],
     starting: Callable[[str], None],
+    cores: int | None = None,
 ) -> list[ClientSide]:
     """Return one client side per thread if training runs in native code, otherwise nothing.
 
     All share `model`, the array of global weights. `starting` is called with each step's name.
+    `cores` is the number of cores to use (default: all).
     """
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
         return []
     starting("compiling the training code, which is cached for later runs")
     served = first.compile(data.x.shape[1:])
-    count, always = worker_count(job), job.training.lr_schedule == "constant"
+    count, always = worker_count(job, cores), job.training.lr_schedule == "constant"
     if job.simulation.workers == "auto" and len(model) < _LEAST_FOR_THREADS:
         count = min(count, 1)
     if not (served and count and always) or job.keeps_state:
@@ -380,11 +382,11 @@ def make_client_sides(
     return [make_client_side(job, shape, data, model, trainer=each) for each in trainers]
 
 
-def worker_count(job: Job) -> int:
+def worker_count(job: Job, cores: int | None = None) -> int:
     """Return the number of workers. `auto`: one per core, but none if clients train on a GPU."""
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # vmap uses all cores, and the grouping of clients must not vary
     if wanted == "auto":
-        wanted = 0 if job.training.device != "cpu" else len(os.sched_getaffinity(0))
+        wanted = 0 if job.training.device != "cpu" else cores or len(os.sched_getaffinity(0))
     return min(int(wanted), job.clients_per_round)

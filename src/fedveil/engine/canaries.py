@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -148,6 +149,9 @@ class Canaries(Executor):
     ) -> Iterator[Answer]:
         yield from self._answers(phase, messages)
         yield from self.carrier.fold(phase, self._others(messages), server)
+
+    def shown(self) -> dict[str, Any]:
+        return self.carrier.shown()
 
     def close(self) -> None:
         self.carrier.close()

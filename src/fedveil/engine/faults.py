@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,9 @@ class Faulty(Executor):
     ) -> Iterator[Answer]:
         yield from self._unreached(phase, messages)
         yield from self._executor.fold(phase, self._heard(phase, messages), server)
+
+    def shown(self) -> dict[str, Any]:
+        return self._executor.shown()
 
     def close(self) -> None:
         self._executor.close()

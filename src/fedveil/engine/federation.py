@@ -171,6 +171,7 @@ class Federation:
             "reports": applied or 0,
             **counted(outcome),
             **parts.canaries.counted(),
+            **self.executor.shown(),
             **quality,
             **({} if parts.trainer is None else {TRAINER: parts.trainer}),
             **parts.protection.shown(before),

@@ -98,14 +98,20 @@ def assemble(
     )
 
 
+#: The keys that a resumed run may change.
+_FREE: Any = {"rounds": True, "simulation": {"on"}}
+
+
 def run_fingerprint(
     job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str
 ) -> str:
-    """Return a digest of job, model and data. It excludes the number of rounds, which may grow.
+    """Return a digest of job, model and data.
+
+    It excludes the number of rounds, which may grow, and the place where clients are trained.
 
     `more` are the engine's own arrays. `model` is the model's fingerprint.
     """
-    settings = json.dumps(job.model_dump(exclude={"rounds"}), sort_keys=True)
+    settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())
     arrays: list[npt.NDArray[Any]] = [dataset.test.x, dataset.test.y, *more]
     for array in arrays:

@@ -19,6 +19,11 @@ CANARIES = "canaries"
 
 #: The key for the trainer's name, if the run knows it.
 TRAINER = "trainer"
+
+#: The key for what each machine of a cluster did: clients, seconds of work, and the idle share of
+#: its time. And the key for the number of clients that trained again because one was lost.
+MACHINES = "machines"
+RETRAINED = "retrained"
 _NOT_FINITE = "not finite"
 
 
@@ -108,6 +113,11 @@ def _fits(name: str, value: object) -> bool:
         return type(value) is bool
     if name == TRAINER:
         return isinstance(value, str)
+    if name == MACHINES:
+        return isinstance(value, Mapping) and all(
+            isinstance(of, list) and len(of) == 3 and all(_fits(name="", value=v) for v in of)
+            for of in value.values()
+        )
     if name == MEASURES:
         return isinstance(value, Mapping) and set(value.values()) <= set(get_args(Better))
     if isinstance(value, list):

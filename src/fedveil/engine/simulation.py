@@ -1,4 +1,4 @@
-"""The engine that simulates all clients on one machine."""
+"""The engine that simulates all clients, on one machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import own_code
@@ -15,34 +14,37 @@ from fedveil.data.lone_records import described
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
-    make_client_side,
-    make_client_sides,
     make_model,
     make_protection,
     make_shares,
     make_trainer,
     trainer_name,
-    worker_count,
 )
 from fedveil.engine.client_evaluation import HeldOut
 from fedveil.engine.dry_run import batches_of, batches_of_the_test, try_out
 from fedveil.engine.engine import Engine
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.executors.in_process import InProcess
-from fedveil.engine.executors.pool import WorkerPool
-from fedveil.engine.executors.threads import Threads
+from fedveil.engine.executors.local import start_locally
+from fedveil.engine.executors.on_a_cluster import start_on_a_cluster
 from fedveil.engine.faults import Faulty
 from fedveil.engine.run_records import several_inputs
+from fedveil.federated.blocks import HERE
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.protections.base import Protection
 from fedveil.record.run_folder import RunFolder
 
+#: The number of batches that each machine of a cluster trains before the first round.
+_CHECKED_BATCHES = 3
+
 
 class Simulator(Engine):
-    """Simulates all clients on this machine. Each client has its part of the partitioned data."""
+    """Simulates all clients, on this machine or on a cluster.
+
+    Each client has its part of the partitioned data.
+    """
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False
@@ -134,26 +136,32 @@ class Simulator(Engine):
             if said := described(usable):
                 event(said)
         data = ClientsData(held, train.y, split.indices, split.offsets, usable)
-        model = np.empty(job.training.sent_length(dimension), np.float32)
-        sides = make_client_sides(job, shape, data, model, self._starting)
-        if sides:
-            return Threads(sides)
-        workers = worker_count(job)
-        try:
-            own = own_code.packed(job.own_names) if workers else b""
-        except Exception as error:  # pickling a script's objects may raise anything
-            workers, why = 0, own_code.described(error)
-            event(f"clients train in the calling process: workers cannot get its script: {why}")
-        if workers == 0:
-            return InProcess(make_client_side(job, shape, data, model, folder))
-        pool = WorkerPool(workers, len(model), data)
-        try:
-            self._starting(f"starting {workers} worker processes")
-            pool.start(job, shape, folder, own, self._ready)
-        except BaseException:
-            pool.close()
-            raise
-        return pool
+        if job.simulation.on != HERE:
+            return self._on_a_cluster(job, shape, data, dimension, folder, event)
+        return start_locally(
+            job,
+            shape,
+            data,
+            dimension,
+            folder,
+            pack=lambda: own_code.packed(job.own_names),
+            starting=self._starting,
+            event=event,
+        )
 
-    def _ready(self, workers: int, of: int) -> None:
-        self._starting(f"worker processes: {workers} of {of} are ready")
+    def _on_a_cluster(
+        self,
+        job: Job,
+        shape: ModelShape,
+        data: ClientsData,
+        dimension: int,
+        folder: Path,
+        event: Callable[[str], None],
+    ) -> Executor:
+        few = slice(_CHECKED_BATCHES * job.training.batch_size)
+        part, test = TrainedPart.of(make_model(job, shape)), self._dataset.test
+        x = part.seen(test.x[few], job.training.device)
+        batch = ClientsData.of_one(0, x, test.y[few])
+        return start_on_a_cluster(
+            job, shape, data, batch, dimension, folder, starting=self._starting, event=event
+        )

@@ -28,7 +28,7 @@ def simulate(
     starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
-    """Run a job on this machine.
+    """Run a job on this machine, or on the cluster `simulation.on`.
 
     `out` is the run's folder (default: a new one under runs/). `progress` is called with every
     round's record, and `warn` with warnings at the start, which also go to the event log.
@@ -54,6 +54,7 @@ def resume(
     folder: str | Path,
     *,
     rounds: int | None = None,
+    on: str | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
     starting: Callable[[str], None] | None = None,
@@ -62,9 +63,9 @@ def resume(
     """Resume an interrupted run after its last complete round.
 
     The run's own job file is used. It is refused if it was edited. `rounds` is a new, larger number
-    of rounds. With seeded randomness the run ends with the same bytes as without the interruption.
-    `progress` is called with the records of earlier rounds first; `callbacks` are not called with
-    them.
+    of rounds, and `on` a new place for the clients, as in `simulation.on`. With seeded randomness
+    the run ends with the same bytes as without the interruption. `progress` is called with the
+    records of earlier rounds first; `callbacks` are not called with them.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil
@@ -79,6 +80,7 @@ def resume(
 
     def load(path: Path) -> Job:
         job = Job.load(path)
+        job = job if on is None else job.trained_on(on)
         return job if rounds is None else job.with_rounds(rounds)
 
     with ExitStack() as stack:

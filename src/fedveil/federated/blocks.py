@@ -54,6 +54,10 @@ FolderPath = Annotated[str, text("the path of a folder", r"[^\0]+")]
 ClassName = Annotated[str, function_text("package.module:Class")]
 TaskName = Annotated[str, function_text("package.module:Task", *TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+#: The value of simulation.on for a simulation on one machine.
+HERE = "here"
+_ADDRESS = r"here|ray|auto|(ray://)?[A-Za-z0-9._-]+:[0-9]{1,5}"
+ClusterName = Annotated[str, text("here, ray, HOST:PORT or ray://HOST:PORT", _ADDRESS)]
 
 
 class ClientsSettings(Block):
@@ -195,8 +199,14 @@ class AuditSettings(Block):
 
 
 class SimulationSettings(Block):
-    """Simulation of clients and server on one machine."""
+    """Simulation of clients and server, on one machine or on a cluster."""
 
+    on: ClusterName = Field(
+        HERE,
+        description="where clients are trained. here: on this machine; ray: on the machines of the "
+        "Ray cluster that runs here or at RAY_ADDRESS; HOST:PORT or ray://HOST:PORT: on those of "
+        "the Ray cluster at this address. The result is the same",
+    )
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto",
         description="worker processes or threads; auto: one per core, but one for a small native "

@@ -90,6 +90,12 @@ class Job(JobFields):
         data["clients"]["number"] = number
         return Job(**data)
 
+    def trained_on(self, cluster: str) -> Job:
+        """Return this job with `simulation.on` = `cluster`."""
+        data = self.model_dump()
+        data["simulation"]["on"] = cluster
+        return Job(**data)
+
     def with_rounds(self, number: int) -> Job:
         """Return this job with `number` rounds. Raises `JobError` if the job has more than that."""
         if number < self.rounds:

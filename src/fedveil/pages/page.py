@@ -161,7 +161,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
     texts = "".join(f"<p>{_prose(text)}</p>" for text in lead if isinstance(text, str))
     facts = "".join(
         f'<div class="fact {fact.tone}"><h2>{escape(fact.label)}</h2>'
-        f"<strong>{_unbroken(escape(fact.value))}</strong><p>{_prose(fact.text)}</p></div>"
+        f"<strong>{_prose(fact.value)}</strong><p>{_prose(fact.text)}</p></div>"
         for fact in lead
         if isinstance(fact, Fact)
     )

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
+from fedveil.engine.run_records import RETRAINED
 from fedveil.pages import curves
 from fedveil.pages.finding_text import conclusion
 from fedveil.pages.finding_text import figures as figures_of
 from fedveil.pages.guarantee_text import figure_of, figures, right
+from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import best_round, ending
@@ -27,6 +29,8 @@ from fedveil.record.run_folder import EVENTS, JOB
 
 #: Largest size of an attack's picture.
 _LONGEST_PICTURE = 8_000_000
+#: The attacks whose pictures show each original above what the attacker made of it.
+_PAIRED = ("gradient", "exact", "steal")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -62,7 +66,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
     yield Section("Every round", [*plots, *curves.traffic(run), *curves.seconds(run)])
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
-    yield Section("Bytes and time", [_costs(run)])
+    yield Section("Bytes and time", [_costs(run), *_machines(run)])
     yield Section("Reports that do not count", list(_lost(run.records)))
 
 
@@ -188,6 +192,19 @@ def _costs(run: ReadRun) -> Table:
     return Table(["what", "in all"], rows)
 
 
+def _machines(run: ReadRun) -> Iterator[Part]:
+    """Yield a table of what each machine of the cluster did, if the run had one."""
+    rows = [
+        [name, f"{of.clients:,}", duration(of.busy_s), f"{100 * of.idle:.0f}%"]
+        for name, of in machine_totals(run.records).items()
+    ]
+    if rows:
+        yield Table(["machine", "clients, over all rounds", "worked for", "idle"], rows)
+    again = sum(record.get(RETRAINED, 0) for record in run.records)
+    if again:
+        yield f"{again:,} clients were trained again because their machine was lost."
+
+
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
     """Yield a table of why reports are missing from the aggregates, and a line for each void
     round.
@@ -237,7 +254,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         png = _png(folder, name)
         if png is not None:
             caption = f"{finding.attack} against {finding.protection}"
-            above = ": originals above, reconstructions below" * (finding.attack == "gradient")
+            above = ": originals above, reconstructions below" if finding.attack in _PAIRED else ""
             yield Picture(png, f"{caption}{above}")
 
 

@@ -45,7 +45,7 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 
     `names` are references to the user's functions, as `module:function`.
     """
-    roots = dict.fromkeys(root for name in names for root in _import_root(name))
+    roots = dict.fromkeys(root for name in names for root in import_roots(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
 
@@ -76,7 +76,17 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
         raise RunFolderError(
             f"{folder.path} holds what attacks found of a job, and no run that could go on"
         )
+    elif _keys(read_text(folder.path / JOB, MOST_JOB_BYTES)) != _keys(job.to_yaml()):
+        raise RunFolderError(  # a run that has just begun wrote its job with every key
+            f"{folder.path} holds a job file, and no run that could be resumed: start one from "
+            f"{folder.path / JOB}"
+        )
     return folder, job
+
+
+def _keys(yaml: str) -> list[str]:
+    """Return the beginning of each line of a job, up to the value."""
+    return [line.partition(":")[0] for line in yaml.splitlines()]
 
 
 def look_beside(job: Path) -> None:
@@ -99,7 +109,11 @@ def look_where_a_run_looked(path: Path) -> bool:
     return True
 
 
-def _import_root(name: str) -> Iterator[Path]:
+def import_roots(name: str) -> Iterator[Path]:
+    """Yield the folder from which the module of `module:function` was imported.
+
+    Yields nothing for a name that is not the user's own, or typed into a notebook.
+    """
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:

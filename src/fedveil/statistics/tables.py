@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,9 +15,7 @@ import numpy.typing as npt
 from fedveil.base.array_types import Array, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
-from fedveil.tasks.tables import csv_file, parquet_file
-from fedveil.tasks.tables.table_file import refuse_semicolons
-from fedveil.tasks.tables.table_piece import Piece
+from fedveil.tasks.tables import table_file
 
 Words: TypeAlias = npt.NDArray[np.str_]
 _NO_NUMBER = ("", "na", "nan")
@@ -60,7 +58,6 @@ class Table(ABC):
 
     def _known(self, column: str) -> None:
         if column not in self.columns:
-            refuse_semicolons(self.name, self.columns)
             listed = ", ".join(plain(name) for name in self.columns[:_SHOWN])
             more = ", ..." if len(self.columns) > _SHOWN else ""
             raise DataInvalid(
@@ -74,26 +71,23 @@ class FileTable(Table):
     def __init__(self, path: str) -> None:
         super().__init__()
         self.name = path
-        self._parquet = Path(path).suffix == parquet_file.SUFFIX
-        self.columns = parquet_file.header(path) if self._parquet else csv_file.header(path)
-        self._rows = sum(len(piece.places) for piece in self._pieces(self.columns[0]))
-        if not self._rows:
-            raise DataInvalid(f"{path} has a header but no rows")
+        self.columns = table_file.header(path)
+        self._rows = len(self._read())
 
     def __len__(self) -> int:
         return self._rows
 
     def _numbers(self, column: str) -> Float64s:
-        return np.concatenate([p.numbers(column, True) for p in self._pieces(column)])
+        return self._read(numbers=[column]).numbers(column)
 
     def _words(self, column: str) -> Words:
-        pieces = [np.array(p.words(column, True), np.str_) for p in self._pieces(column)]
-        return np.concatenate(pieces)
+        table = self._read(words=[column])
+        return np.array(table.known[column], np.str_)[table.codes(column)]
 
-    def _pieces(self, column: str) -> Iterator[Piece]:
-        if self._parquet:
-            return parquet_file.pieces(self.name, [column])
-        return csv_file.pieces(self.name)
+    def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
+        lacks = frozenset((*numbers, *words))
+        wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
+        return table_file.read(self.name, wanted)
 
 
 class ArrayTable(Table):

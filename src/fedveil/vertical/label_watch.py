@@ -304,15 +304,19 @@ class GradientSums:
 
     def add(self, part: str, rows: torch.Tensor, labels: torch.Tensor, occasion: Occasion) -> None:
         """Add a micro-batch's gradients of one part."""
+        places = occasion.positions.tolist()
+        most = min(self._examples, max(1, self._values // rows[0].numel()))
+        if len(self._rows) < most:
+            for place, label in zip(places, labels.cpu().numpy(), strict=True):
+                if place not in self._rows and len(self._rows) < most:
+                    self._rows[place] = len(self._rows)
+                    self._labels[place] = label
+        chosen = [at for at, place in enumerate(places) if place in self._rows]
+        if not chosen:  # most steps of an epoch contain none
+            return
         gradients = rows.detach().float().cpu().flatten(1).double().numpy()
         scale = float(np.sqrt((gradients**2).sum(axis=1).mean()))
-        most = min(self._examples, max(1, self._values // gradients.shape[1]))
-        for place, label in zip(occasion.positions.tolist(), labels.cpu().numpy(), strict=True):
-            if place not in self._rows and len(self._rows) < most:
-                self._rows[place] = len(self._rows)
-                self._labels[place] = label
-        chosen = [at for at, place in enumerate(occasion.positions.tolist()) if place in self._rows]
-        if not chosen or not scale:
+        if not scale:
             return
         if part not in self._sums:
             self._sums[part] = np.zeros((most, gradients.shape[1]))

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
+from fedveil.errors import FewCommon
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
 from fedveil.privacy.ledger import Ledger, Line
@@ -29,11 +31,11 @@ from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
 from fedveil.vertical.party_run import PartyRun, begin, keep_run
-from fedveil.vertical.rows import Rows, align
+from fedveil.vertical.rows import LITTLE, Rows, align, with_hint
 from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step_checkpoint import from_last_step, last_common
-from fedveil.vertical.task import SUBSETS, Columns, Subset, Task
+from fedveil.vertical.task import SUBSETS, Columns, Subset, Task, id_hint_of, notes_of
 
 COMMAND = "fedveil vertical run"
 
@@ -129,12 +131,15 @@ class Parties:
         names = (self.task.leader, *self.task.followers)
         self._notes: list[str] = []
         self._rows: dict[Subset, dict[str, Rows]] = {}
+        owned = {
+            subset: {name: self.task.owned(name, subset) for name in names} for subset in SUBSETS
+        }
+        self._read: list[str] = [said for name in names for said in notes_of(self.task, name)]
         for subset in SUBSETS:
-            owned = {name: self.task.owned(name, subset) for name in names}
             positions = self._align(owned, subset)
             self._rows[subset] = {
                 name: Rows.aligned(columns, self.split.columns(name), positions[name])
-                for name, columns in owned.items()
+                for name, columns in owned[subset].items()
             }
         self.ids = self._rows["test"][self.task.leader].ids
         self.runs: dict[str, PartyRun] = {}
@@ -150,6 +155,8 @@ class Parties:
         self.folder = folder
         self._said: set[str] = set()
         self._tell = say or (lambda sentence: None)
+        for sentence in self._read:
+            self._say(sentence)
         keep_run(folder, self.job, self.task, self.split.parties)
         for name in self.split.parties:
             setting = Setting(
@@ -184,7 +191,12 @@ class Parties:
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(run.log.event, what, self._began, [randomness, _SEEDED, *self._notes])
+                introduce(
+                    run.log.event,
+                    what,
+                    self._began,
+                    [randomness, _SEEDED, *self._read, *self._notes],
+                )
             self._say(_SEEDED)
             self._together(PartyRun.train)
             self._bundle()
@@ -227,13 +239,26 @@ class Parties:
         exchanges = {name: how(run) for name, run in self.runs.items()}
         return drive_together(exchanges, encoded=self._encoded)
 
-    def _align(self, owned: Mapping[str, Columns], subset: Subset) -> dict[str, npt.NDArray[Any]]:
+    def _align(
+        self, owned: Mapping[Subset, Mapping[str, Columns]], subset: Subset
+    ) -> dict[str, npt.NDArray[Any]]:
         """Return, for each party, its positions of the common examples.
 
         Logs how many are left out.
         """
-        positions = align({name: columns.ids for name, columns in owned.items()}, self.task.leader)
-        for name, columns in owned.items():
+        own = owned[subset]
+        try:
+            positions = align({n: columns.ids for n, columns in own.items()}, self.task.leader)
+        except FewCommon as error:
+            raise FewCommon(with_hint(str(error), self._id_hint(owned))) from None
+        common = len(positions[self.task.leader])
+        fewest = min(len(columns) for columns in own.values() if len(columns))
+        if common * LITTLE < fewest:
+            few = (
+                f"{subset}: all parties have only {common:,} of the smallest table's {fewest:,} ids"
+            )
+            self._read.append(with_hint(few, self._id_hint(owned)))
+        for name, columns in own.items():
             left_out = len(columns) - len(positions[name])
             if left_out > 0:
                 self._notes.append(
@@ -241,3 +266,9 @@ class Parties:
                     f"out: not all parties have them"
                 )
         return positions
+
+    def _id_hint(self, owned: Mapping[Subset, Mapping[str, Columns]]) -> str:
+        """Return the task's sentence on all ids of all parties that have any, which are here."""
+        names = [name for name, columns in owned["train"].items() if len(columns)]
+        held = {n: np.concatenate([owned[s][n].ids for s in SUBSETS]) for n in names}
+        return id_hint_of(self.task, held)

@@ -13,12 +13,15 @@ import numpy.typing as npt
 import torch
 
 from fedveil.entropy import Seeded
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, FewCommon
 from fedveil.vertical.step import Batch
 from fedveil.vertical.task import Columns
 
 #: The number of rows read from disk at a time.
 _AT_ONCE = 1 << 16
+
+#: Fewer common ids than one in this many of a party's own are little.
+LITTLE = 10
 
 Positions = npt.NDArray[np.int64]
 Ids = npt.NDArray[Any]
@@ -40,12 +43,17 @@ def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     for party in parties[1:]:
         common = common[np.isin(common, ids[party])]
     if not len(common):
-        raise DataInvalid(f"no example is common to all of {', '.join(dict.fromkeys(parties))}")
+        raise FewCommon(f"no example is common to all of {', '.join(dict.fromkeys(parties))}")
     found = dict.fromkeys(ids, np.arange(len(common)))
     for party in parties:
         order = np.argsort(ids[party], kind="stable")
         found[party] = order[np.searchsorted(ids[party], common, sorter=order)]
     return found
+
+
+def with_hint(sentence: str, hint: str) -> str:
+    """Add a task's hint to a sentence on common ids."""
+    return f"{sentence}; {hint}" if hint else sentence
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,8 +59,8 @@ class Columns:
                 f"ids has dtype {self.ids.dtype} and shape {self.ids.shape}; one row of "
                 f"whole numbers or texts is needed"
             )
-        values, counts = np.unique(self.ids, return_counts=True)
-        if (counts > 1).any():
+        if len(set(self.ids.tolist())) < len(self.ids):
+            values, counts = np.unique(self.ids, return_counts=True)
             raise DataInvalid(f"the id {values[counts.argmax()]} occurs {counts.max()} times")
         named = dict(self.columns)
         if self.labels is not None:
@@ -97,6 +97,9 @@ class Task(Protocol):
     A task may also have
     - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that are
       saved in the run folder and read when the run is resumed;
+    - `notes(party) -> Sequence[str]`: sentences on how a party's data was read, for its own log;
+    - `id_hint(ids: Mapping[str, Ids]) -> str`: a sentence for the parties in `ids`, which have few
+      common ids, or "";
     - `figures(outputs, labels) -> dict[str, Any]`: metrics over all held-out examples together,
       from arrays; a metric that is not a float is saved in the record, but not plotted;
     - `predictions(outputs, labels) -> dict[str, list[str]]`: columns of a table with predictions,
@@ -180,6 +183,18 @@ def assists_of(task: Task) -> Mapping[str, Assist]:
 def files_of(task: Task, party: str) -> Mapping[str, bytes]:
     """Return the files that this task saves in a run folder for a party."""
     own: Mapping[str, bytes] = getattr(task, "files", lambda party: {})(party)
+    return own
+
+
+def notes_of(task: Task, party: str) -> Sequence[str]:
+    """Return this task's sentences on how a party's data was read."""
+    own: Sequence[str] = getattr(task, "notes", lambda party: ())(party)
+    return own
+
+
+def id_hint_of(task: Task, ids: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return this task's sentence for parties with few common ids."""
+    own: str = getattr(task, "id_hint", lambda ids: "")(ids)
     return own
 
 

@@ -54,13 +54,49 @@ class TabularSettings(Settings):
     )
 
 
-class TableSettings(Settings):
+class ReadingSettings(Settings):
+    """How one party's table is written. What is null is guessed, and the run says the guess."""
+
+    separator: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
+        None, description="what separates a CSV file's cells; null: guessed from its first lines"
+    )
+    encoding: Literal["utf-8", "utf-16", "cp1252", "latin-1"] | None = Field(
+        None,
+        description="a CSV file's encoding; null: by its mark, UTF-8 if its beginning is that, "
+        "else cp1252",
+    )
+    decimal: Literal["point", "comma"] | None = Field(
+        None, description="the decimal mark of numbers; null: guessed from all of them"
+    )
+    kinds: dict[str, Literal["number", "date", "day-first", "month-first", "time", "boolean"]] = (
+        Field(
+            default_factory=dict,
+            description="what columns of numbers contain; `day-first` and `month-first` are "
+            "dates such as 1/2/2024. Columns that are not named are guessed",
+        )
+    )
+    empty: list[str] = Field(
+        default_factory=list,
+        description="texts that mean an empty cell, besides those that always do",
+    )
+
+
+class IdSettings(Settings):
+    """Rules by which all parties write their ids alike before they are compared."""
+
+    whole_numbers: bool = Field(True, description="12.0 is the id 12")
+    leading_zeros: Literal["keep", "drop"] = Field("keep", description="`drop`: 007 is the id 7")
+    unicode: Literal["keep", "NFC", "NFKC"] = Field(
+        "NFC", description="the Unicode form; `NFKC` also makes full-width letters ordinary ones"
+    )
+    case: Literal["keep", "fold"] = Field("keep", description="`fold`: A12 is the id a12")
+
+
+class TableSettings(ReadingSettings):
     """One party's table. These settings may differ between the parties' copies of the job."""
 
     path: FilePath | None = Field(
-        None,
-        description="a .parquet file, or CSV in UTF-8 with a header; relative to the working "
-        "directory",
+        None, description="a .parquet file, or CSV with a header; relative to the working directory"
     )
     test: FilePath | None = Field(
         None, description="a file of the held-out examples, if `test_fraction` is null"
@@ -128,6 +164,7 @@ class TablesSettings(Settings):
         "leader, `linear` directly to the outputs, which reveals every label of "
         "two classes to a follower",
     )
+    ids: IdSettings = Field(default_factory=IdSettings)
     files: dict[str, TableSettings] = Field(
         default_factory=dict, description="each party's table, by the party's name"
     )

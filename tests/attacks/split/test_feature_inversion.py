@@ -79,6 +79,21 @@ def test_an_inverse_network_is_more_than_its_linear_map() -> None:
     assert error(found, inputs[:200]) < 0.4, "1 is what guessing reaches"
 
 
+@pytest.mark.parametrize(("count", "lie"), [(1, 0.3), (7, 0.3), (400, 0.1)])
+def test_the_linear_map_is_the_best_one_for_reports_with_this_noise(count: int, lie: float) -> None:
+    """It equals least squares on outputs to which the reports' noise was really added."""
+    draw = generator(3)
+    seen = torch.rand(4000, 3, generator=draw)
+    inputs = seen @ torch.tensor([[1.0, 0.5], [-2.0, 0.0], [0.3, 1.5]])
+    evidence = Evidence(torch.zeros(1, 3), count, lie)
+    weights = auxiliary._Linear.fitted(seen, inputs, evidence)._weights
+    deviation = math.sqrt(lie * (1 - lie) / count)
+    noised = seen + deviation * torch.randn(seen.shape, generator=draw)
+    z, x = noised - noised.mean(dim=0), inputs - inputs.mean(dim=0)
+    best = torch.linalg.lstsq(z, x).solution
+    assert float((weights - best).abs().max()) < 0.06 * float(best.abs().max())
+
+
 @pytest.mark.parametrize("eps", [None, 5.0, 1.0])
 def test_bits_are_read_and_more_reports_tell_more(linear: nn.Linear, eps: float | None) -> None:
     truth, public = rows(40, "victims"), rows(200, "public")

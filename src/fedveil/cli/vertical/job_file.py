@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from fedveil.vertical.job import VerticalJob
 
 
-def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
-    """Load a job file, with settings on top. The user's functions are found beside it."""
+def load(
+    path: Path | None, overrides: Sequence[str] | None, other: str = "Run it with: fedveil run"
+) -> VerticalJob:
+    """Load a job file, with settings on top. The user's functions are found beside it.
+
+    `other` is the beginning of the command that takes a federated job.
+    """
     from fedveil.vertical.job import VerticalJob
 
     refuse_parted(path, overrides)
@@ -30,8 +35,7 @@ def load(path: Path | None, overrides: Sequence[str] | None) -> VerticalJob:
         from fedveil.federated.job import Job
 
         refuse_their_vertical(path)
-        run = f"is a federated job. Run it with: fedveil run {path}"
-        refuse_other_kind(path, VerticalJob, Job, run)
+        refuse_other_kind(path, VerticalJob, Job, f"is a federated job. {other} {path}")
         raise
 
 

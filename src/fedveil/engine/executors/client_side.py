@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,17 @@ def _is_run(indices: npt.NDArray[np.int64]) -> bool:
     return bool((np.diff(indices) == 1).all())
 
 
+class Examples(Protocol):
+    """The examples of the clients that this process trains: `ClientsData` or `Shards`."""
+
+    @property
+    def x(self) -> Array: ...
+
+    def examples(self, client: ClientId) -> int: ...
+
+    def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData: ...
+
+
 class Training(ABC):
     """Trains a round's clients and yields their updates."""
 
@@ -149,7 +160,7 @@ class LocalTraining(Training):
     def __init__(
         self,
         trainer: Trainer,
-        data: ClientsData,
+        data: Examples,
         entropy: Entropy,
         scale: Callable[[int], float] | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from fedveil.engine.client_learning_rate import own_rate
-from fedveil.engine.executors.client_side import ClientsData, LocalTraining
+from fedveil.engine.executors.client_side import Examples, LocalTraining
 from fedveil.engine.executors.stateful_training import local_steps
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
@@ -24,7 +24,7 @@ class DirectedTraining(LocalTraining):
     the paper's step, whose direction is -d / (K * lr). The client keeps nothing.
     """
 
-    def __init__(self, job: Job, trainer: Trainer, data: ClientsData, entropy: Entropy) -> None:
+    def __init__(self, job: Job, trainer: Trainer, data: Examples, entropy: Entropy) -> None:
         super().__init__(trainer, data, entropy)
         self._job = job
         self._direction = torch.empty(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import Carrier
@@ -14,6 +15,10 @@ class Executor(Carrier):
     @abstractmethod
     def open(self, context: RoundContext) -> None:
         """Start a round, whose global weights are in `context`."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the round's record says about where its clients were trained."""
+        return {}
 
     def close(self) -> None:
         """Release processes and memory."""

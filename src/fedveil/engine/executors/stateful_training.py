@@ -17,7 +17,7 @@ import torch
 
 from fedveil.base.array_types import Bools, Float32s
 from fedveil.engine.client_learning_rate import client_rate
-from fedveil.engine.executors.client_side import ClientsData, Trained, Training, WarningsNoted
+from fedveil.engine.executors.client_side import Examples, Trained, Training, WarningsNoted
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
@@ -168,7 +168,7 @@ class KeptTraining(Training):
         job: Job,
         way: Way,
         trainer: Trainer,
-        data: ClientsData,
+        data: Examples,
         entropy: Entropy,
         states: ClientStates,
     ) -> None:

@@ -8,8 +8,9 @@ the same scales, intervals, places and classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,21 @@ from fedveil.base.array_types import Array, Float32s, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
+from fedveil.tasks.tables.cell_forms import Kind
 from fedveil.tasks.tables.disk_columns import mapped, narrowest
 from fedveil.tasks.tables.table_file import Table
 from fedveil.tasks.wide_and_deep import Features
 
 Codes: TypeAlias = npt.NDArray[np.int64]
+T = TypeVar("T")
+
 _SHOWN = 5
 #: Longer cells are not whole numbers. Python itself reads at most a few thousand digits.
 _DIGITS = 64
+#: Up to this many edges, comparing with each is faster than a search.
+_FEW_EDGES = 16
+#: The memory for the numbers of columns that are encoded together.
+_TOGETHER_BYTES = 1 << 26
 
 
 class Scale(Settings):
@@ -39,8 +47,11 @@ class Scale(Settings):
     @classmethod
     def of(cls, table: Table, column: str) -> Scale:
         """Compute the scale of a column's numbers. Raises DataInvalid if they are all equal."""
-        values = _present(table, column)
-        if np.ptp(values) == 0:
+        return cls._of(table, column, _present(table, column))
+
+    @classmethod
+    def _of(cls, table: Table, column: str, values: Float64s) -> Scale:
+        if values.min() == values.max():
             raise DataInvalid(
                 f"{table.path}: {plain(column)} is {values[0]:g} in every training row, "
                 f"so nothing can be learnt from it; leave it out with `without`"
@@ -53,7 +64,10 @@ class Scale(Settings):
 
     def applied(self, table: Table, column: str) -> Float32s:
         """Return the column scaled to mean 0 and deviation 1. A missing number becomes the mean."""
-        values = self.filled(table, column)
+        return self.scaled(table, column, self.filled(table, column))
+
+    def scaled(self, table: Table, column: str, values: Float64s) -> Float32s:
+        """Return `values`, which are the `filled` ones, scaled."""
         with np.errstate(over="ignore"):
             scaled: Float32s = ((values - self.mean) / self.deviation).astype(np.float32)
         if not np.isfinite(scaled).all():
@@ -67,7 +81,8 @@ class Scale(Settings):
     def filled(self, table: Table, column: str) -> Float64s:
         """Return the column's numbers, with the mean in place of each missing number."""
         values = table.numbers(column)
-        return np.where(np.isnan(values), self.mean, values)
+        missing = np.isnan(values)
+        return np.where(missing, self.mean, values) if missing.any() else values
 
     def undone(self, scaled: Array) -> Float64s:
         numbers: Float64s = scaled.astype(np.float64) * self.deviation + self.mean
@@ -75,23 +90,30 @@ class Scale(Settings):
 
 
 class Numbers(Settings):
-    """The encoding of a column of numbers: its scale, and the quantiles that separate its
-    intervals.
+    """The encoding of a column of numbers: its kind, its scale, and the quantiles that separate
+    its intervals.
     """
 
+    kind: Kind = "number"
     scale: Scale
     edges: tuple[float, ...]
 
     @classmethod
     def of(cls, table: Table, column: str, bins: int) -> Numbers:
-        scale = Scale.of(table, column)
-        edges = np.quantile(_present(table, column), np.arange(1, bins) / bins)
-        return cls(scale=scale, edges=tuple(edges.tolist()))
+        values = _present(table, column)
+        scale = Scale._of(table, column, values)
+        edges = _quantiles(np.sort(values), np.arange(1, bins) / bins)
+        kind = table.kinds.get(column, "number")
+        return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
-    def intervals(self, table: Table, column: str) -> Codes:
+    def intervals(self, values: Float64s) -> Array:
         """Return the index, from 0, of the interval that contains each number."""
-        values = self.scale.filled(table, column)
-        return np.searchsorted(np.array(self.edges), values, side="right")
+        if len(self.edges) > _FEW_EDGES:
+            return np.searchsorted(np.array(self.edges), values, side="right")
+        places = np.zeros(len(values), np.uint8)
+        for edge in self.edges:
+            places += values >= edge
+        return places
 
 
 class Words(Settings):
@@ -173,6 +195,11 @@ class Encoding(Settings):
         except ValidationError:
             raise DataInvalid(f"{source} is damaged: it is not an encoding of a table") from None
 
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Return the kind of each column of numbers."""
+        return {name: column.kind for name, column in self._numbers.items()}
+
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if this encoding has the number of places that `places` gives for each column
         of words, and `bins` intervals for each column of numbers.
@@ -208,9 +235,15 @@ class Encoding(Settings):
         intervals, intervals_tensor = mapped(rows, len(made.intervals), most)
         most = narrowest(max(made.places, default=1))
         words, words_tensor = mapped(rows, len(made.places), most)
-        for at, (name, number) in enumerate(self._numbers.items()):
-            numbers[:, at] = number.scale.applied(table, name)
-            intervals[:, at] = number.intervals(table, name)
+        # Rows lie one after another, so that several columns are written at a time.
+        together = max(1, _TOGETHER_BYTES // (8 * rows + 1))
+        for group in _batched(enumerate(self._numbers.items()), together):
+            some = [(number, number.scale.filled(table, name), name) for _, (name, number) in group]
+            here = slice(group[0][0], group[-1][0] + 1)
+            scaled = [number.scale.scaled(table, name, values) for number, values, name in some]
+            numbers[:, here] = np.stack(scaled, axis=1)
+            places = [number.intervals(values) for number, values, _ in some]
+            intervals[:, here] = np.stack(places, axis=1)
         for at, (name, word) in enumerate(self._words.items()):
             words[:, at] = word.applied(table, name)
         return {"numbers": numbers_tensor, "intervals": intervals_tensor, "words": words_tensor}
@@ -222,6 +255,21 @@ class Encoding(Settings):
     @property
     def _words(self) -> dict[str, Words]:
         return {name: made for name, made in self.columns.items() if isinstance(made, Words)}
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while some := tuple(islice(rest, size)):
+        yield some
+
+
+def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
+    """Return what np.quantile returns, which does not know that numbers are ordered."""
+    at = shares * (len(ordered) - 1)
+    low = np.floor(at).astype(np.int64)
+    first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]
+    rest, between = at - low, second - first
+    return np.where(rest < 0.5, first + between * rest, second - between * (1 - rest))
 
 
 def _present(table: Table, column: str) -> Float64s:

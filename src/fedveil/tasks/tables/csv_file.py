@@ -1,33 +1,34 @@
-"""Reads a table from CSV in UTF-8 with a header. Empty lines are skipped."""
+"""Reads a table from CSV with a header. Empty lines are skipped.
+
+If pyarrow is installed, it reads the blocks whose quotes and lines leave no choice. Python's reader
+takes over, until the end of the file, at the first block that has any. Both give the same cells.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
-from pathlib import Path
-from typing import Any, Final, TextIO, TypeAlias
+from itertools import chain, islice
+from typing import Any, Final, TypeAlias
 
-from fedveil.base.untrusted import MOST_STREAMED_BYTES, lines, opened
-from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import shown
-from fedveil.tasks.tables.table_piece import Piece
+from fedveil.tasks.tables import arrow_block
+from fedveil.tasks.tables.csv_format import CsvFormat
+from fedveil.tasks.tables.refusals import Refusals
+from fedveil.tasks.tables.table_piece import Piece, Plan
 
 Record: TypeAlias = tuple[int, list[str]]
 
 #: A table of all transcripts of a genome has some 60,000 columns.
 MOST_COLUMNS: Final = 100_000
-#: A row of `MOST_COLUMNS` numbers of 17 digits has about 2 million characters.
-MOST_LINE_CHARACTERS: Final = 1 << 24
 #: The limits of rows and cells in memory at a time: 2 million cells of some 60 bytes each.
 _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
 
 
 class _Records(Piece):
-    """A piece of a CSV file."""
+    """A piece of a CSV file, read by Python's reader."""
 
     unit = "line"
 
@@ -41,46 +42,50 @@ class _Records(Piece):
         return [cells[place].strip() for _, cells in self._records]
 
 
-def header(path: str) -> list[str]:
-    with _opened(path) as reader:
-        return _header(path, reader)
+def header(found: CsvFormat) -> list[str]:
+    with found.blocks() as blocks:
+        return _header(found.path, _reader(found, blocks))
 
 
-def pieces(path: str) -> Iterator[Piece]:
-    with _opened(path) as reader:
-        columns = _header(path, reader)
-        records = _records(path, reader, len(columns))
-        rows = max(1, min(_AT_ONCE, _CELLS_AT_ONCE // len(columns)))
-        while chunk := list(islice(records, rows)):
-            yield _Records(path, columns, chunk)
+def pieces(found: CsvFormat, plan: Plan, refusals: Refusals) -> Iterator[Piece]:
+    """Yield the file's rows in pieces, with the columns of `plan`.
+
+    Adds a row of another length than the header's to `refusals`, and leaves it out.
+    """
+    with found.blocks() as blocks:
+        first = next(blocks, "")
+        reader = _reader(found, iter([first]))
+        columns = _header(found.path, reader)
+        line, begun = reader.line_num, io.StringIO(first, newline="")
+        for _ in range(line):
+            begun.readline()
+        rest = chain(filter(None, [begun.read()]), blocks)
+        for block in rest:
+            fast = arrow_block.read(found, columns, plan, block, line + 1)
+            if fast is None:
+                records = _records(found, chain([block], rest), line, columns, refusals)
+                yield from _slowly(found.path, columns, records)
+                return
+            yield fast
+            line += len(fast.places)
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    reader: Any = None
-    try:
-        with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
-            file = io.TextIOWrapper(raw, "utf-8-sig", newline="")
-            reader = csv.reader(_lines(path, file), strict=True)
-            yield reader
-    except UnicodeDecodeError:
-        raise DataInvalid(f"{path} is not UTF-8 text") from None
-    except csv.Error as error:
-        raise DataInvalid(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
+def _slowly(path: str, columns: Sequence[str], records: Iterator[Record]) -> Iterator[Piece]:
+    rows = max(1, min(_AT_ONCE, _CELLS_AT_ONCE // len(columns)))
+    while chunk := list(islice(records, rows)):
+        yield _Records(path, columns, chunk)
 
 
-def _lines(path: str, file: TextIO) -> Iterator[str]:
-    """Yield the lines of `file`. Raises DataInvalid for a line that is too long."""
-    try:
-        yield from lines(file, MOST_LINE_CHARACTERS)
-    except UnicodeDecodeError:
-        raise
-    except ValueError as error:
-        raise DataInvalid(f"{path}: {error}; a row of a table must have fewer") from None
+def _reader(found: CsvFormat, blocks: Iterator[str]) -> Any:
+    lines = (line for block in blocks for line in io.StringIO(block, newline=""))
+    return csv.reader(lines, strict=True, delimiter=found.separator)
 
 
 def _header(path: str, reader: Any) -> list[str]:
-    columns = [name.strip() for name in next(reader, [])]
+    try:
+        columns = [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        raise DataInvalid(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
     if not columns:
         raise DataInvalid(f"{path} has no header: its first line names the columns")
     if len(columns) > MOST_COLUMNS:
@@ -98,14 +103,23 @@ def _header(path: str, reader: Any) -> list[str]:
     return columns
 
 
-def _records(path: str, reader: Any, width: int) -> Iterator[Record]:
-    """Yield each record: the number of its first line, and its cells."""
-    line = reader.line_num + 1
-    for cells in reader:
-        if cells:
-            if len(cells) != width:
-                raise DataInvalid(
-                    f"{path}, line {line} has {len(cells)} cells, but the header has {width}"
-                )
-            yield line, cells
-        line = reader.line_num + 1
+def _records(
+    found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
+) -> Iterator[Record]:
+    """Yield each record: the number of its first line, and its cells.
+
+    `before` is the number of lines before the first block.
+    """
+    reader, width = _reader(found, blocks), len(columns)
+    line = before + 1
+    try:
+        for cells in reader:
+            if len(cells) == width:
+                yield line, cells
+            elif cells:
+                said = f" has {len(cells)} cells, but the header has {width}"
+                refusals.rows("", "width", said, [line], 1)
+            line = before + reader.line_num + 1
+    except csv.Error as error:
+        line = before + reader.line_num
+        raise DataInvalid(f"{found.path}, line {line} is not valid CSV: {error}") from None

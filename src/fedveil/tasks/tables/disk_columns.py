@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,28 @@ class Spool:
         self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
         self._pieces: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._types: dict[str, np.dtype[Any]] = {}
+        self._last: tuple[str, Array] | None = None
 
-    def append(self, column: str, piece: Array) -> None:
-        """Append `piece` to a column. All pieces of a column must have the same type."""
-        self._types[column] = piece.dtype
-        self._pieces[column].append((self._file.seek(0, 2), len(piece)))
+    def append(self, columns: Sequence[str], piece: Array) -> None:
+        """Append `piece` to columns, which share its bytes. All pieces of a column must have the
+        same type.
+        """
+        place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
+        for column in columns:
+            self._types[column] = piece.dtype
+            self._pieces[column].append(place)
+
+    def rename(self, old: str, new: str) -> None:
+        self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def column(self, name: str) -> Array:
-        """Return the whole column."""
+        """Return the whole column. The last one is cached."""
+        if self._last is None or self._last[0] != name:
+            self._last = (name, self._read(name))
+        return self._last[1]
+
+    def _read(self, name: str) -> Array:
         kind, pieces = self._types[name], self._pieces[name]
         whole = np.empty(sum(length for _, length in pieces), kind)
         filled = 0
@@ -40,6 +54,7 @@ class Spool:
             self._file.seek(start)
             self._file.readinto(whole[filled : filled + length].view(np.uint8).data)
             filled += length
+        whole.flags.writeable = False
         return whole
 
 

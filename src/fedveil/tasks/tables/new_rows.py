@@ -14,7 +14,7 @@ from fedveil.tasks.tables.column_encoding import Encoding, Words
 from fedveil.tasks.tables.drift import Summary, drift
 from fedveil.tasks.tables.table_file import Wanted
 from fedveil.vertical.task import Columns, NewRows
-from fedveil.vertical.task_settings import TableSettings
+from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 
 def encoding_file(party: str) -> str:
@@ -30,27 +30,37 @@ def read_encoding(path: Path) -> Encoding:
         return Encoding.read(read_bytes(path, MOST_DATA_BYTES), str(path))
 
 
-def read_rows(path: str, settings: TableSettings, folder: Path, party: str) -> NewRows:
+def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewRows:
     """Read and encode the rows of a party's file, and compare them with the training rows.
 
     Raises DataInvalid with the column's name if the file lacks one of the model's columns, or has a
     cell that is not of its kind.
     """
+    settings = task.files.get(party, TableSettings())
+    place = f"task.tables.files.{party}"
     encoding = read_encoding(folder / encoding_file(party))
+    kinds = {"kinds": dict(encoding.kinds) | settings.kinds}
+    reading_settings = settings.model_copy(update=kinds)
     summary_path = folder / summary_file(party)
     with reading(summary_path):
         summary = Summary.read(read_bytes(summary_path, MOST_DATA_BYTES), str(summary_path))
     words = [name for name, column in encoding.columns.items() if isinstance(column, Words)]
     numbers = [name for name in encoding.columns if name not in words]
-    _check_columns(path, [settings.id, *encoding.columns])
+    has = table_file.header(path, reading_settings, place)
+    _check_columns(path, has, [settings.id, *encoding.columns])
     lacks = encoding.columns if settings.missing == "mean" else ()
-    table = table_file.read(path, Wanted(settings.id, tuple(numbers), tuple(words), lacks))
+    wanted = Wanted(
+        settings.id, tuple(numbers), tuple(words), lacks,
+        reading=reading_settings, rules=task.ids, place=place,
+    )  # fmt: skip
+    table = table_file.read(path, wanted)
     found = drift(summary, table)
     facts = [{**vars(column), "has_shifted": column.has_shifted} for column in found]
     return NewRows(
         Columns(table.ids, encoding.applied(table)),
-        notes=tuple(
-            str(column) for column in found if column.missing or column.unseen or column.has_shifted
+        notes=(
+            *table.said,
+            *(str(one) for one in found if one.missing or one.unseen or one.has_shifted),
         ),
         drift=facts,
     )
@@ -65,8 +75,7 @@ def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
     return {settings.id: "ids", **kinds}
 
 
-def _check_columns(path: str, needed: Sequence[str]) -> None:
-    has = set(table_file.header(path))
+def _check_columns(path: str, has: Sequence[str], needed: Sequence[str]) -> None:
     if missing := [name for name in needed if name not in has]:
         raise DataInvalid(
             f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(map(plain, missing))}, "

@@ -7,7 +7,8 @@ follow from the ids, or come from separate files of each party.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,19 +21,16 @@ from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.tables import table_file
+from fedveil.tasks.tables import new_rows, table_file
+from fedveil.tasks.tables.cell_forms import Kind
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.drift import Summary
-from fedveil.tasks.tables.new_rows import (
-    encoding_file,
-    read_encoding,
-    read_rows,
-    schema_of,
-    summary_file,
-)
+from fedveil.tasks.tables.id_rules import hint
+from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Table, Wanted
 from fedveil.tasks.wide_and_deep import Features, wide_and_deep
 from fedveil.vertical.remote.alignment import digests
+from fedveil.vertical.rows import Ids
 from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import SUBSETS, Columns, NewRows, Subset, Unit, check_party
 from fedveil.vertical.task_settings import TableSettings, TablesSettings
@@ -98,21 +96,29 @@ class Tables(ByLabel):
         """Return an owner's columns `numbers`, `intervals` and `words`. The ids are texts."""
         return self._of(party).owned[subset]
 
+    def notes(self, party: str) -> Sequence[str]:
+        """Return sentences on how a party's files were read, for its own log."""
+        return self._of(party).said
+
+    def id_hint(self, ids: Mapping[str, Ids]) -> str:
+        """Return a sentence on the rules of ids, for parties with few common ones."""
+        return hint({party: own.tolist() for party, own in ids.items()}, self._settings.ids)
+
     def files(self, party: str) -> dict[str, bytes]:
         held = self._of(party)
         return {
-            encoding_file(party): held.encoding.written(),
-            summary_file(party): held.summary.written(),
+            new_rows.encoding_file(party): held.encoding.written(),
+            new_rows.summary_file(party): held.summary.written(),
         }
 
     def new_rows(self, party: str, path: str, folder: Path) -> NewRows:
         """Read the rows of a file to score, with the encoding of `party` in `folder`."""
-        return read_rows(path, self._settings.files.get(party, TableSettings()), folder, party)
+        return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
         """Return the columns of a party's file to score, with the kind of each."""
-        settings = self._settings.files.get(party, TableSettings())
-        return schema_of(self._encoding(party), settings)
+        table = self._settings.files.get(party, TableSettings())
+        return new_rows.schema_of(self._encoding(party), table)
 
     @cached_property
     def class_names(self) -> Sequence[str] | None:
@@ -145,15 +151,16 @@ class Tables(ByLabel):
 
     def _features(self, owner: str) -> Features:
         """Return the sizes of an owner's encoding. They need no table if the encoding is saved."""
-        if self._kept(owner) is not None:
-            return self._encoding(owner).features
-        return _Chosen(self._settings, owner, self.leader).features
+        kept = self._kept(owner) is not None
+        return (
+            self._encoding(owner) if kept else _Chosen(self._settings, owner, self.leader)
+        ).features
 
     def _encoding(self, party: str) -> Encoding:
         kept = self._kept(party)
         if kept is None:
             return self._of(party).encoding
-        encoding = read_encoding(kept)
+        encoding = new_rows.read_encoding(kept)
         table = self._settings.files.get(party, TableSettings())
         if not encoding.fits(table.categories, self._settings.bins):
             raise DataInvalid(f"{kept} is damaged: it is not an encoding of {table.path}")
@@ -161,7 +168,7 @@ class Tables(ByLabel):
 
     def _kept(self, party: str) -> Path | None:
         """Return the file of a party's saved encoding, or None if there is none."""
-        kept = None if self._folder is None else self._folder / encoding_file(party)
+        kept = None if self._folder is None else self._folder / new_rows.encoding_file(party)
         return kept if kept is not None and kept.exists() else None
 
     def _of(self, party: str) -> _Held:
@@ -202,16 +209,17 @@ class _Chosen:
 
     def _checked(self) -> list[str]:
         """Return the header. Raises DataInvalid if it lacks a column that the job names."""
-        table, columns = self.table, table_file.header(self.path)
+        table, columns = self.table, table_file.header(self.path, self.table, self.place)
         named = {
             "id": [table.id],
             "label": [] if self.label is None else [self.label],
             "features": table.features or [],
             "without": table.without,
             "categories": table.categories,
+            "kinds": table.kinds,
         }
-        for key, names in named.items():
-            table_file.check_known(self.path, names, columns, f"{self.place}.{key}")
+        keys = {f"{self.place}.{key}": names for key, names in named.items()}
+        table_file.check_known(self.path, keys, columns)
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
@@ -221,9 +229,10 @@ class _Chosen:
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
-        for name in table.categories:
-            if name not in chosen:
-                raise JobError([f"{self.place}.categories.{name} is not one of the features"])
+        strange = [name for name in table.categories if name not in chosen]
+        if strange:
+            said = "{}.categories.{} is not one of the features"
+            raise JobError([said.format(self.place, name) for name in strange])
         if not chosen:
             raise DataInvalid(f"{self.path} has no features: its columns are {', '.join(columns)}")
         return chosen
@@ -241,11 +250,14 @@ class _Held:
         self._settings = settings
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
-        tables = self._subsets(self._wanted())
-        if kept is None:
-            self.encoding = self._learnt(tables["train"])
-        else:
-            self.encoding = self._read(kept, chosen.names)
+        refusals = Refusals(chosen.path)
+        known = None if kept is None else self._read(kept, chosen.names)
+        tables = self._subsets(self._wanted({} if known is None else known.kinds), refusals)
+        self.said = list(dict.fromkeys(said for table in tables.values() for said in table.said))
+        if known is None:
+            known = self._learnt(tables["train"], refusals)
+        refusals.check()
+        self.encoding = known
         self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
         self._train = tables["train"]
 
@@ -255,7 +267,7 @@ class _Held:
         return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
-        encoding = read_encoding(kept)
+        encoding = new_rows.read_encoding(kept)
         if list(encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} does not have the features with which this run began: "
@@ -271,17 +283,28 @@ class _Held:
             labels = torch.from_numpy(self.encoding.label.applied(table, self._label))
         return Columns(table.ids, self.encoding.applied(table), labels)
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
+        """Return the columns to read. `known` are the kinds that a saved encoding has."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
         may_lack = frozenset(self._chosen.names if self._table.missing == "mean" else ())
-        return Wanted(self._table.id, tuple(numbers), tuple(words), may_lack)
+        # Labels of yes and no are rather two classes: only the job makes them numbers.
+        kinds = {self._label: "number"} if self._label is not None else {}
+        reading = self._table.model_copy(update={"kinds": kinds | dict(known) | self._table.kinds})
+        return Wanted(
+            self._table.id, tuple(numbers), tuple(words), may_lack,
+            reading=reading, rules=self._settings.ids, place=self._chosen.place,
+        )  # fmt: skip
 
-    def _subsets(self, wanted: Wanted) -> dict[Subset, Table]:
-        whole = table_file.read(self._path, wanted)
+    def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
+        """Read the tables. Adds problems of the training table to `refusals`."""
+        whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
-            test = table_file.read(self._table.test, wanted)
+            # The held-out file contains what the training file contains.
+            kinds = {"kinds": dict(whole.kinds) | wanted.reading.kinds}
+            reading = wanted.reading.model_copy(update=kinds)
+            test = table_file.read(self._table.test, replace(wanted, reading=reading))
             both = np.isin(test.ids, whole.ids)
             if both.any():
                 row = int(both.argmax())
@@ -294,6 +317,7 @@ class _Held:
         assert fraction is not None, "_problems has checked it"
         out = held_out(whole.ids, fraction)
         if out.all() or not out.any():
+            refusals.check()
             raise DataInvalid(
                 f"{_PLACE}.test_fraction = {fraction} holds out {out.sum()} of the "
                 f"{len(whole)} examples of {self._path}; at least one must be trained on "
@@ -301,19 +325,24 @@ class _Held:
             )
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
-    def _learnt(self, train: Table) -> Encoding:
+    def _learnt(self, train: Table, refusals: Refusals) -> Encoding:
+        """Compute the encoding. Raises DataInvalid with the problems of all columns."""
         places, bins = self._table.categories, self._settings.bins
-        columns = {
-            name: Words.of(train, name, places[name])
-            if name in places
-            else Numbers.of(train, name, bins)
-            for name in self._chosen.names
-        }
+        columns: dict[str, Numbers | Words] = {}
+        for name in self._chosen.names if len(train) else ():
+            with refusals.collecting(name):
+                columns[name] = (
+                    Words.of(train, name, places[name])
+                    if name in places
+                    else Numbers.of(train, name, bins)
+                )
         label: Classes | Scale | None = None
-        if self._label is not None and self._settings.classes is not None:
-            label = Classes.of(train, self._label, self._settings.classes)
-        elif self._label is not None:
-            label = Scale.of(train, self._label)
+        with refusals.collecting(self._label or ""):
+            if self._label is not None and self._settings.classes is not None:
+                label = Classes.of(train, self._label, self._settings.classes)
+            elif self._label is not None:
+                label = Scale.of(train, self._label)
+        refusals.check()
         return Encoding(columns=columns, label=label)
 
 

@@ -1,4 +1,7 @@
-"""Reads a table from Parquet. Ids and words are texts or whole numbers; numbers have any type."""
+"""Reads a table from Parquet. Ids and words are texts or whole numbers.
+
+Numbers have any numeric type, or are dates (days since 1970-01-01), truth values or texts.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Float64s, Int32s
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_piece import Piece
 
 SUFFIX = ".parquet"
 _AT_ONCE = 1 << 15
+_DAY_US = 86400 * 1_000_000
 
 
 class _Batch(Piece):
@@ -30,47 +35,76 @@ class _Batch(Piece):
         self.places = range(first, first + batch.num_rows)
 
     def cells(self, column: str) -> list[str]:
+        codes, words = self.coded(column)
+        return [words[code] for code in codes.tolist()]
+
+    def coded(self, column: str) -> tuple[Int32s, list[str]]:
         from pyarrow import types
 
         found, kind = self._batch.column(column), self._kind(column)
-        if not (_is_text(kind) or types.is_integer(kind)):
-            self._refuse_type(column, "a text or a whole number")
+        if not (_is_text(kind) or types.is_integer(kind)):  # a number that is not finite
+            found = _strings(found)
         with _whole(self.path):
             if not types.is_dictionary(found.type):
-                return _texts(found)
+                found = found.dictionary_encode()
             # The dictionary has each text once, however often the column repeats it.
-            words = _texts(found.dictionary)
-            return ["" if place is None else words[place] for place in found.indices.to_pylist()]
+            words, codes = _texts(found.dictionary), found.indices
+            if codes.null_count:
+                words, codes = [*words, ""], codes.fill_null(len(words))
+            return np.asarray(codes.to_numpy(zero_copy_only=False), np.int32), words
 
-    def text(self, column: str, row: int) -> str:
-        from pyarrow import DictionaryScalar
-
-        cell = self._batch.column(column)[row]
-        return str(cell.value if isinstance(cell, DictionaryScalar) else cell)
-
-    def raw_numbers(self, column: str) -> Float64s:
+    def numbers(self, column: str, decimal: str) -> Float64s | None:
+        import pyarrow as pa
         from pyarrow import types
 
         found, kind = self._batch.column(column), self._kind(column)
         if _is_text(kind):
-            return super().raw_numbers(column)
-        kinds = (types.is_integer, types.is_floating, types.is_decimal)
-        if not any(is_kind(kind) for is_kind in kinds):
-            self._refuse_type(column, "a number")
+            return None
         found = found.dictionary_decode() if types.is_dictionary(found.type) else found
+        if types.is_temporal(kind):
+            days = found.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast("int64")
+            found = days.cast("float64")
+            return np.asarray(found.to_numpy(zero_copy_only=False), np.float64) / _DAY_US
+        found = found.cast("int8") if types.is_boolean(kind) else found
         numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(numbers, np.float64)
 
     def _kind(self, column: str) -> Any:
-        """Return the type of a column's values, even if the column is dictionary-encoded."""
-        from pyarrow import types
+        return _kind(self._batch.column(column).type)
 
-        kind = self._batch.column(column).type
-        return kind.value_type if types.is_dictionary(kind) else kind
 
-    def _refuse_type(self, column: str, needed: str) -> None:
-        kind = self._kind(column)
-        raise DataInvalid(f"{self.path}: {plain(column)} is of type {kind}, but {needed} is needed")
+def _strings(values: Any) -> Any:
+    """Return numbers as texts, as an error message shows them."""
+    import pyarrow as pa
+
+    shown = [None if cell is None else str(cell) for cell in values.to_pylist()]
+    return pa.array(shown, pa.string())
+
+
+def _kind(kind: Any) -> Any:
+    """Return the type of a column's values, even if the column is dictionary-encoded."""
+    from pyarrow import types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> None:
+    """Raise DataInvalid with all columns that have another type than a number or a text has."""
+    from pyarrow import types
+
+    refusals, schema = Refusals(path), _schema(path)
+    for name in (*numbers, *texts):
+        kind = _kind(schema.field(name).type)
+        fits = _is_text(kind) or types.is_integer(kind)
+        needed = "a text or a whole number"
+        if name in numbers and not fits:
+            fits = any(is_kind(kind) for is_kind in (
+                types.is_floating, types.is_decimal, types.is_boolean, types.is_date,
+                types.is_timestamp))  # fmt: skip
+        if not fits:
+            needed = "a number" if name in numbers else needed
+            refusals.add(f"{plain(name)} is of type {kind}, but {needed} is needed")
+    refusals.check()
 
 
 def _texts(values: Any) -> list[str]:
@@ -82,9 +116,13 @@ def _texts(values: Any) -> list[str]:
     return texts
 
 
-def header(path: str) -> list[str]:
+def _schema(path: str) -> Any:
     with _opened(path) as file:
-        columns: list[str] = file.schema_arrow.names
+        return file.schema_arrow
+
+
+def header(path: str) -> list[str]:
+    columns: list[str] = _schema(path).names
     known = set[str]()
     for name in columns:
         if name in known:
@@ -96,8 +134,7 @@ def header(path: str) -> list[str]:
 def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
     """Yield the file's rows in pieces, with only the columns `names`."""
     first, chosen = 1, list(dict.fromkeys(names))
-    with _opened(path) as file:
-        schema = file.schema_arrow
+    schema = _schema(path)
     with _opened(path, [name for name in chosen if _is_text(schema.field(name).type)]) as file:
         for batch in file.iter_batches(_AT_ONCE, columns=chosen):
             if batch.num_rows:

@@ -1,13 +1,13 @@
 """Reads one party's table from a CSV or Parquet file in pieces, and checks every cell.
 
 Spaces around a text are ignored, and ids and words are texts whatever type they have in the file.
-An error is a sentence with the file, the line or row, and the column.
+All problems of a file are one error. It names the lines or rows, and the columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,30 +18,42 @@ from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import csv_file, parquet_file
+from fedveil.tasks.tables.cell_forms import Kind, kind_of
+from fedveil.tasks.tables.csv_format import find_format
 from fedveil.tasks.tables.disk_columns import Spool
-from fedveil.tasks.tables.table_piece import Piece
+from fedveil.tasks.tables.id_column import IdColumn
+from fedveil.tasks.tables.number_column import Cells, NumberColumn, settle
+from fedveil.tasks.tables.refusals import Refusals
+from fedveil.tasks.tables.table_piece import Piece, Plan
+from fedveil.vertical.task_settings import IdSettings, ReadingSettings
 
 _SHOWN_COLUMNS = 20
+_DEFAULT, _RULES = ReadingSettings(), IdSettings()
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns to read, by kind.
+    """The columns to read, by kind. Without an `id`, rows have no ids.
 
     Cells of the columns in `may_lack` may be empty. An empty number becomes NaN, an empty word "".
+    `place` is the path of the file's settings in the job, for messages.
     """
 
-    id: str
+    id: str | None
     numbers: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     may_lack: Collection[str] = ()
+    reading: ReadingSettings = _DEFAULT
+    rules: IdSettings = _RULES
+    place: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """The wanted columns of a file, in the order of its rows. No two rows have the same id.
 
-    The columns are on disk. `known` has the distinct words of each column of words.
+    The columns are on disk. `known` has the distinct words of each column of words. `said` has
+    sentences on how the file was read, and `kinds` what each column of numbers contains.
     """
 
     path: str
@@ -50,10 +62,13 @@ class Table:
     places: Int64s
     known: dict[str, list[str]]
     spool: Spool
+    said: Sequence[str] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
     chosen: Int64s | None = None
+    _last: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.places)
 
     def numbers(self, column: str) -> Float64s:
         return self._column(column)
@@ -65,92 +80,147 @@ class Table:
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
         """Return the rows of a whole table for which the mask `chosen` is True."""
         at = np.flatnonzero(chosen)
-        return replace(self, ids=self.ids[at], places=self.places[at], chosen=at)
+        return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def place(self, row: int) -> str:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def _column(self, name: str) -> Array:
-        column = self.spool.column(name)
-        return column if self.chosen is None else column[self.chosen]
+        """Return a column's chosen rows. The last column is cached."""
+        if name not in self._last:
+            column = self.spool.column(name)
+            self._last.clear()
+            self._last[name] = column if self.chosen is None else column[self.chosen]
+        return self._last[name]
 
 
-def header(path: str) -> list[str]:
+def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
     """Return the names of the file's columns.
 
     Raises DataInvalid if one is empty or occurs twice.
     """
-    return parquet_file.header(path) if _is_parquet(path) else csv_file.header(path)
+    if is_parquet(path):
+        return parquet_file.header(path)
+    return csv_file.header(find_format(path, reading, place))
 
 
-def check_known(path: str, wanted: Collection[str], columns: Collection[str], key: str) -> None:
-    """Raise DataInvalid if a name in `wanted` is not in `columns`.
-
-    `key` is the setting of `wanted`.
+def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
+    """Raise DataInvalid if names are not in `columns`. `named` has them by the key that names
+    them.
     """
     known = set(columns)
-    for name in wanted:
-        if name not in known:
-            refuse_semicolons(path, columns)
-            first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
-            more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
-            raise DataInvalid(
-                f"{path} has no column {shown(name)}, which {key} names; its columns are "
-                f"{first}{more}"
-            )
+    first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
+    more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
+    missing = [
+        f"no column {shown(name)}, which {key} names"
+        for key, names in named.items()
+        for name in names
+        if name not in known
+    ]
+    if missing:
+        raise DataInvalid(f"{path} has {', and '.join(missing)}; its columns are {first}{more}")
 
 
-def refuse_semicolons(path: str, columns: Collection[str]) -> None:
-    """Raise DataInvalid if the file's only column is a header separated by semicolons."""
-    if len(columns) > 1 or not any(";" in column for column in columns):
-        return
-    raise DataInvalid(
-        f"{path} is separated by semicolons, and a table is separated by commas. Convert it with: "
-        f"python -c \"import pandas; pandas.read_csv('{path}', sep=';').to_csv('{path}', "
-        f'index=False)"'
-    )
+def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
+    """Read the wanted columns of a file, piece by piece.
 
-
-def read(path: str, wanted: Wanted) -> Table:
-    """Read the wanted columns of a file, which must have all of them, piece by piece."""
-    names = (wanted.id, *wanted.numbers, *wanted.words)
-    check_known(path, names, header(path), "the job")
-    spool, ids, places = Spool(), [], []
-    known: dict[str, dict[str, int]] = {name: {} for name in wanted.words}
-    unit = ""
-    for piece in _pieces(path, names):
-        unit = piece.unit
-        ids.append(np.array(piece.ids(wanted.id), np.str_))
+    Raises DataInvalid with all problems of its cells. If `refusals` are given, problems are added
+    to them instead, and the rows are of use only for finding more of them.
+    """
+    found = Refusals(path) if refusals is None else refusals
+    names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
+    columns_there = header(path, wanted.reading, wanted.place)
+    check_known(path, {"the job": names}, columns_there)
+    # pyarrow reads all columns if none is named.
+    plan, spool = Plan(tuple(dict.fromkeys(names)) or (columns_there[0],), wanted.id), Spool()
+    ids = IdColumn(wanted.id, wanted.rules, found)
+    cells = Cells(wanted.reading.empty)
+    numbers = [
+        NumberColumn(name, wanted.reading, spool, found, name in wanted.may_lack, cells)
+        for name in wanted.numbers
+    ]
+    words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
+    columns: list[NumberColumn | _WordColumn] = [*numbers, *words]
+    places = []
+    pieces, said, commas = _pieces(path, wanted, plan, found)
+    for piece in pieces:
+        found.unit = piece.unit
         places.append(np.array(piece.places, np.int64))
-        for name in wanted.numbers:
-            spool.append(name, piece.numbers(name, name in wanted.may_lack))
-        for name, code in known.items():
-            cells = piece.words(name, name in wanted.may_lack)
-            codes = [code.setdefault(cell, len(code)) for cell in cells]
-            spool.append(name, np.array(codes, np.int32))
-    if not ids:
+        ids.add(piece)
+        for column in columns:
+            column.add(piece)
+        _expect(plan, numbers, commas)
+    if not places and not len(found):
         raise DataInvalid(f"{path} has a header but no rows")
-    words = {name: list(code) for name, code in known.items()}
-    table = Table(path, unit, np.concatenate(ids), np.concatenate(places), words, spool)
-    _check_ids(table, wanted.id)
-    return table
+    forms = settle(numbers, wanted.place) if places else {}
+    ids.check_distinct(places)
+    if refusals is None:
+        found.check()
+    known = {column.name: list(column.known) for column in words}
+    rows = np.concatenate(places) if places else np.empty(0, np.int64)
+    said = [f"{path}: {'; '.join([*said, *_told(forms)])}"]
+    kinds = {name: kind_of(form) for name, form in forms.items()}
+    return Table(path, found.unit, ids.array(), rows, known, spool, said, kinds)
 
 
-def _pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
-    return parquet_file.pieces(path, names) if _is_parquet(path) else csv_file.pieces(path)
+def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
+    """Plan which columns are read as plain numbers in the next piece, by what has been read.
+
+    If commas separate cells, a number without quotes has a decimal point. Otherwise, only columns
+    that cannot be read in another way are planned.
+    """
+    marks = {column.evidence for column in columns} & {"point", "comma"}
+    form = "comma" if marks == {"comma"} else "point"
+    plan.decimal = "," if form == "comma" else "."
+    known = {"point", "comma"} if commas else {form}
+    plan.numbers = {c.name for c in columns if c.plain and form in c.forms and known >= {*c.forms}}
 
 
-def _is_parquet(path: str) -> bool:
+def _told(forms: Mapping[str, str]) -> Iterator[str]:
+    """Yield what was found of columns of numbers that are no plain ones."""
+    kinds = {
+        "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
+        "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",
+    }  # fmt: skip
+    for form, said in kinds.items():
+        names = [plain(name) for name, found in forms.items() if found == form]
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            yield f"{said} {', '.join(names[:5])}{more}"
+
+
+class _WordColumn:
+    """Reads one column of words. `known` has the code of each."""
+
+    def __init__(self, name: str, wanted: Wanted, spool: Spool, refusals: Refusals) -> None:
+        self.name, self.known = name, dict[str, int]()
+        self._spool, self._refusals, self._lacks = spool, refusals, name in wanted.may_lack
+        self._empty = frozenset(wanted.reading.empty)
+
+    def add(self, piece: Piece) -> None:
+        codes, words = piece.words(self.name)
+        kept = ["" if word in self._empty else word for word in words]
+        own = np.array([self.known.setdefault(word, len(self.known)) for word in kept], np.int32)
+        if not self._lacks and "" in kept:
+            rows = np.flatnonzero(np.array([not word for word in kept])[codes])
+            places = [piece.places[row] for row in rows[:3]]
+            said = f": {plain(self.name)} is empty"
+            if len(rows):
+                self._refusals.rows(self.name, "empty", said, places, len(rows))
+        self._spool.append([self.name], own[codes] if len(own) else np.empty(0, np.int32))
+
+
+def _pieces(
+    path: str, wanted: Wanted, plan: Plan, refusals: Refusals
+) -> tuple[Iterator[Piece], list[str], bool]:
+    """Return the file's pieces, what is said of its format, and if commas separate its cells."""
+    if is_parquet(path):
+        texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
+        parquet_file.check_types(path, wanted.numbers, texts)
+        return parquet_file.pieces(path, plan.names), ["Parquet"], False
+    found = find_format(path, wanted.reading, wanted.place)
+    return csv_file.pieces(found, plan, refusals), [found.said], found.separator == ","
+
+
+def is_parquet(path: str) -> bool:
     return Path(path).suffix == parquet_file.SUFFIX
-
-
-def _check_ids(table: Table, column: str) -> None:
-    order = np.argsort(table.ids, kind="stable")
-    again = np.flatnonzero(table.ids[order][1:] == table.ids[order][:-1])
-    if len(again):
-        second = order[again + 1].min()
-        first = int((table.ids == table.ids[second]).argmax())
-        raise DataInvalid(
-            f"{table.place(second)}: the {column} {shown(str(table.ids[second]))} is also "
-            f"in {table.unit} {table.places[first]}, but ids must be distinct"
-        )

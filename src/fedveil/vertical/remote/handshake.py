@@ -23,13 +23,13 @@ import numpy as np
 
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.entropy import Secure
-from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
+from fedveil.errors import DataInvalid, ExchangeError, FewCommon, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.settings.differences import differences
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.remote.found_examples import NAME_BYTES, FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
-from fedveil.vertical.rows import Positions
+from fedveil.vertical.rows import Positions, with_hint
 from fedveil.vertical.split import Optimizer, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
@@ -151,6 +151,9 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
             else:
                 assert begin is not None, "nothing else is due before"
                 return _understood(own, begin, message, exchanged)
+    except FewCommon as error:
+        told = f"{leader} broke the handshake: {error}"
+        raise ExchangeError(with_hint(told, own.id_hint), told) from None
     except MessageInvalid as error:
         raise ExchangeError(f"{leader} broke the handshake: {error}") from None
 
@@ -250,6 +253,9 @@ def _aligned(
             for follower, fields in proofs.items():
                 fields |= found.proof(subset, follower, aligned[subset][0][follower])
         return aligned, proofs
+    except FewCommon as error:
+        # The hint counts own ids, so it stays here.
+        raise ExchangeError(with_hint(str(error), own.id_hint), told=str(error)) from None
     except DataInvalid as error:
         raise ExchangeError(str(error)) from None
 
@@ -315,10 +321,11 @@ def _understood(
         rows = {s: _checked_rows(own, s, agreed, leads[s], exchanged.get(s)) for s in SUBSETS}
         for subset in exchanged:
             if (many := len(rows[subset])) < own.least_common:
-                raise MessageInvalid(
+                few = (
                     f"only {many} {subset} examples are common to all parties, fewer than "
                     f"{own.party}'s alignment.least_common = {own.least_common}"
                 )
+                raise FewCommon(few)
         examples = FoundExamples(name, rows)
     return Agreement(
         run=run,

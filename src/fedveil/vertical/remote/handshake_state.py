@@ -22,7 +22,7 @@ class Standing:
     in all intersection attempts together, since each id may be a guess. `brought` counts them, and
     `keep_brought` saves the count before any is answered. An intersection with fewer than
     `least_common` examples is rejected. If `least_common` is 0, a leader without ids may use all
-    examples.
+    examples. `id_hint` is a sentence on this party's ids, for its own errors only.
     """
 
     party: str
@@ -37,6 +37,7 @@ class Standing:
     brought: dict[str, int] = field(default_factory=dict)
     keep_brought: Callable[[], None] = lambda: None
     least_common: int = 1
+    id_hint: str = ""
     #: Raises PeerRefused if the leader may not begin a session of a purpose.
     check: Callable[[str], None] = lambda purpose: None
 

@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedveil.base.message import Message, Value, only_fields, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
@@ -40,7 +43,15 @@ from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.rows import Ids, Rows
 from fedveil.vertical.schedule import micro_sizes
 from fedveil.vertical.step_checkpoint import held
-from fedveil.vertical.task import SUBSETS, Subset, Task, assists_of, by_default
+from fedveil.vertical.task import (
+    SUBSETS,
+    Subset,
+    Task,
+    assists_of,
+    by_default,
+    id_hint_of,
+    notes_of,
+)  # fmt: skip
 
 RUN = "run"
 OWN_SEED = "own-seed"
@@ -162,7 +173,13 @@ class Machine:
             brought=self._brought,
             keep_brought=self._keep_brought,
             least_common=self.job.alignment.least_common,
+            id_hint=self._id_hint,
         )
+
+    @cached_property
+    def _id_hint(self) -> str:
+        ids = np.concatenate([held for held in self._ids.values() if len(held)] or [np.empty(0)])
+        return id_hint_of(self.task, {self.party: ids}) if len(ids) else ""
 
     @property
     def _held_ids(self) -> int:
@@ -213,7 +230,8 @@ class Machine:
         run = self._run_for(agreement, progress, say)
         run.restore(agreement.step)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
-        introduce(run.log.event, what, self._began, agreement.notes)
+        read = notes_of(self.task, self.party)
+        introduce(run.log.event, what, self._began, [*read, *agreement.notes])
         try:
             result = drive(side(run), channels)
         finally:

@@ -1,0 +1,189 @@
+"""A simulation on a Ray cluster against the same simulation in threads, and against its peers.
+
+    python benchmarks/cluster.py [--peers peers/bin/python] [--nodes 1 2] [--only threads]
+
+Starts a cluster of nodes with one core each on this machine, and times rounds of LeNet with as many
+cores in threads. Counts the bytes that cross the loopback interface in a round, of which Ray's own
+messages between its processes are a part. `--peers` is the Python of an environment made from
+requirements-peers.txt: pfl with two processes, and Flower on Ray with two workers, do the same
+work. The contenders take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+#: The most time of a round on the cluster over the time in threads at 1,000 clients, and the most
+#: seconds that it may take longer at 10 clients.
+OVERHEAD, SMALL_S = 1.05, 0.060
+FLOORS = {"pfl": 5.0, "flwr": 16.0}
+LARGE, SMALL = 1000, 10
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests/support"))
+
+
+def loopback_bytes() -> int:
+    """Return the bytes that this machine has sent to itself."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[8])
+    return 0
+
+
+def ours(options: argparse.Namespace) -> dict[str, Any]:
+    """Run rounds of LeNet on `options.on`, and return their times and bytes."""
+    import fedveil
+    from fedveil.federated.job import Job
+
+    sys.path.insert(0, str(HERE))
+    os.environ |= {
+        "BENCHMARK_MODEL": "lenet",
+        "BENCHMARK_CLIENTS": str(LARGE),
+        "BENCHMARK_EXAMPLES": "60",
+        "BENCHMARK_SEED": "0",
+        "BENCHMARK_BYTES": "False",
+    }
+    rounds = options.rounds + 2
+    stamps: list[tuple[float, int]] = []
+    job = Job.load(
+        None,
+        [
+            f"rounds={rounds + 1}",
+            "data={name: 'federation:data', split: by_client}",
+            f"clients={{number: {LARGE}, fraction: {options.clients / LARGE}}}",
+            "model=lenet",
+            "training={epochs: 1, batch_size: 20, lr: 0.1}",
+            f"evaluation.every={rounds + 1}",
+            "record.page=false",
+            f"simulation.workers={options.workers}",
+            f"simulation.on={options.on}",
+        ],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedveil.simulate(
+            job,
+            Path(folder) / "run",
+            progress=lambda record: stamps.append((time.perf_counter(), loopback_bytes())),
+        )
+    spent = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(stamps)][1:-1]
+    seconds, traffic = zip(*spent, strict=True)
+    return {
+        "best": min(seconds),
+        "median": statistics.median(seconds),
+        "bytes": statistics.median(traffic),
+        "machines": run.metrics[-2].get("machines", {}),
+    }
+
+
+def measured(options: argparse.Namespace, on: str, workers: int, clients: int) -> dict[str, Any]:
+    """Run `ours` in a process of its own, and print and return its result."""
+    command = [sys.executable, __file__, "--on", on, "--workers", str(workers)]
+    command += ["--clients", str(clients), "--rounds", str(options.rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    where = "threads" if on == "here" else "cluster"
+    print(
+        f"{where:>8} {workers:>2} cores, {clients:>5} clients: best {result['best']:.3f} s, median "
+        f"{result['median']:.3f} s, {result['bytes'] / 1e6:.2f} MB over loopback",
+        flush=True,
+    )
+    return result
+
+
+def against_threads(options: argparse.Namespace) -> bool:
+    """Time the cluster of k nodes against k threads, in turns."""
+    from ray.cluster_utils import Cluster
+
+    from ray_nodes import node
+
+    met = True
+    for nodes in options.nodes:
+        cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
+        try:
+            for _ in range(nodes - 1):
+                cluster.add_node(**node(1))
+            for clients in (LARGE, SMALL):
+                best = dict.fromkeys(("here", cluster.address), float("inf"))
+                for _ in range(options.repeats):
+                    for on in best:
+                        workers = nodes if on == "here" else 1
+                        result = measured(options, on, workers, clients)
+                        best[on] = min(best[on], result["best"])
+                threads, there = best.values()
+                over = there - threads
+                fine = over <= ((OVERHEAD - 1) * threads if clients == LARGE else SMALL_S)
+                said = f"{1000 * over:.0f} ms ({100 * over / threads:.1f}%) over"
+                word = "met" if fine else "MISSED"
+                print(f"{nodes} nodes, {clients} clients: {said} threads: {word}", flush=True)
+                met &= fine
+        finally:
+            cluster.shutdown()
+    return met
+
+
+def against_peers(options: argparse.Namespace) -> bool:
+    """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns."""
+    from ray.cluster_utils import Cluster
+
+    from ray_nodes import node
+    from simulator import measure
+
+    if not options.peers:
+        return True
+    met, best = True, dict[str, float]()
+    for _ in range(options.repeats):
+        cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
+        cluster.add_node(**node(1))
+        try:
+            result = measured(options, cluster.address, 1, 100)
+            best["fedveil"] = min(best.get("fedveil", float("inf")), result["best"])
+        finally:
+            cluster.shutdown()
+        for name, script in (("pfl", "pfl"), ("flwr", "flower")):
+            flags = ("--model", "lenet", "--workers", 2, "--rounds", options.peer_rounds)
+            result = measure(options.peers, f"peers/{script}_rounds.py", *flags)
+            best[name] = min(best.get(name, float("inf")), result["best"])
+    for name, floor in FLOORS.items():
+        ratio = best[name] / best["fedveil"]
+        met &= ratio >= floor
+        word = "met" if ratio >= floor else "MISSED"
+        print(f"{ratio:.1f}x the speed of {name} (floor {floor}x: {word})", flush=True)
+    return met
+
+
+def main() -> None:
+    """Measure and print. Exits with status 1 if a floor is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", help="the peers' Python")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--peer-rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=2)
+    parts = {"threads": against_threads, "peers": against_peers}
+    parser.add_argument("--only", choices=parts)
+    parser.add_argument("--on", help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.on:
+        print(json.dumps(ours(options)))
+        return
+    met = [check(options) for name, check in parts.items() if options.only in (None, name)]
+    raise SystemExit(not all(met))
+
+
+if __name__ == "__main__":
+    main()

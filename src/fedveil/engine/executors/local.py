@@ -1,0 +1,65 @@
+"""Starts the executor that suits a job's clients on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.base import own_code
+from fedveil.engine.assembly import ModelShape, make_client_side, make_client_sides, worker_count
+from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.executor import Executor
+from fedveil.engine.executors.in_process import InProcess
+from fedveil.engine.executors.pool import WorkerPool
+from fedveil.engine.executors.shards import Shards
+from fedveil.engine.executors.threads import Threads
+from fedveil.federated.job import Job
+
+
+def start_locally(
+    job: Job,
+    shape: ModelShape,
+    data: ClientsData | Shards,
+    dimension: int,
+    folder: Path,
+    *,
+    pack: Callable[[], bytes],
+    starting: Callable[[str], None],
+    event: Callable[[str], None],
+    cores: int | None = None,
+) -> Executor:
+    """Return threads if clients train in native code, otherwise worker processes.
+
+    Clients train in this process if there are no workers. `pack` returns the objects of the calling
+    script for workers (`own_code.packed`). `cores` is the number of cores to use (default: all).
+    `starting` is called with each step's name, and `event` logs a line.
+    """
+    model = np.empty(job.training.sent_length(dimension), np.float32)
+    sides = make_client_sides(job, shape, data, model, starting, cores)
+    if sides:
+        return Threads(sides)
+    workers = worker_count(job, cores)
+    try:
+        own = pack() if workers else b""
+    except Exception as error:  # pickling a script's objects may raise anything
+        workers, why = 0, own_code.described(error)
+        event(f"clients train in the calling process: workers cannot get its script: {why}")
+    if workers == 0:
+        return InProcess(make_client_side(job, shape, data, model, folder))
+    arrays = data.as_arrays(job.clients.number or 0) if isinstance(data, Shards) else data
+    pool = WorkerPool(workers, len(model), arrays)
+    try:
+        starting(f"starting {workers} worker processes")
+        pool.start(
+            job,
+            shape,
+            folder,
+            own,
+            lambda ready, of: starting(f"worker processes: {ready} of {of} are ready"),
+        )
+    except BaseException:
+        pool.close()
+        raise
+    return pool

@@ -1,0 +1,38 @@
+"""The machines of a cluster in a run's records: their clients, working time and idle share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedveil.engine.run_records import MACHINES
+from fedveil.record.recorder import Record
+
+
+@dataclass
+class MachineTotals:
+    """A machine's trained clients in several rounds, its seconds of work, and those in all."""
+
+    clients: int = 0
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def idle(self) -> float:
+        """The share of its time in which the machine waited for others."""
+        return 1 - self.busy_s / self.wall_s if self.wall_s else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.clients:,} clients, {self.busy_s:,.1f} s, idle {100 * self.idle:.0f}%"
+
+
+def machine_totals(records: Iterable[Record]) -> dict[str, MachineTotals]:
+    """Return each machine's totals over the rounds of `records`. Empty without a cluster."""
+    totals: dict[str, MachineTotals] = {}
+    for record in records:
+        for name, (clients, busy_s, idle) in record.get(MACHINES, {}).items():
+            machine = totals.setdefault(name, MachineTotals())
+            machine.clients += clients
+            machine.busy_s += busy_s
+            machine.wall_s += busy_s / (1 - idle) if idle < 1 else 0.0
+    return dict(sorted(totals.items()))

@@ -1,0 +1,99 @@
+"""The ids of a table's rows, as the rules write them. They are distinct."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.array_types import Int64s
+from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables.id_rules import ROUNDED, normalised
+from fedveil.tasks.tables.refusals import Refusals
+from fedveil.tasks.tables.table_piece import Piece
+from fedveil.vertical.task_settings import IdSettings
+
+#: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
+#: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
+MOST_ID_LETTERS: Final = 256
+
+
+class IdColumn:
+    """Reads the column `name` of ids. None: the rows have no ids."""
+
+    def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
+        self._name, self._rules, self._refusals = name, rules, refusals
+        self._ids: list[npt.NDArray[np.str_]] = []
+
+    def add(self, piece: Piece) -> None:
+        if self._name is None:
+            return
+        written = piece.cells(self._name)
+        refused: set[int] = set()
+        if max(map(len, written), default=0) > MOST_ID_LETTERS:  # together they may fill the memory
+            refused = self._refuse(piece, written, refused)
+            written = ["" if row in refused else cell for row, cell in enumerate(written)]
+        ids = normalised(written, self._rules)
+        longest = max(map(len, ids), default=0)  # a Unicode form may have more letters
+        rounded = any(ROUNDED.fullmatch(cell) for cell in ids if "+" in cell)
+        if longest > MOST_ID_LETTERS or "" in ids or "\0" in "".join(ids) or rounded:
+            refused |= self._refuse(piece, ids, refused)
+            for row in refused:  # no duplicate of another refused one
+                ids[row] = f"\x01{piece.places[row]}"
+        self._ids.append(np.array(ids, np.str_))
+
+    def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
+        """Add refusals of ids. Returns their rows, without those that are `known`."""
+        found: dict[str, list[int]] = {}
+        for row, cell in enumerate(ids):
+            kind = "" if row in known else _kind(cell)
+            if kind:
+                found.setdefault(kind, []).append(row)
+        for kind, rows in found.items():
+            cell, places = ids[rows[0]], [piece.places[row] for row in rows[:3]]
+            value = f" = {shown(cell[:MOST_ID_LETTERS])}" if cell else ""
+            problem = _PROBLEMS[kind].format(len(cell))
+            said = f": {plain(self._name or '')}{value} {problem}"
+            self._refusals.rows(self._name or "", kind, said, places, len(rows))
+        return {row for rows in found.values() for row in rows}
+
+    def check_distinct(self, places: Sequence[Int64s]) -> None:
+        """Add a refusal for ids that occur twice. `places` are the rows' lines, piece by piece."""
+        if self._name is None or not self._ids:
+            return
+        ids = self.array()
+        if len(set(ids.tolist())) == len(ids):
+            return
+        rows, order = np.concatenate(places), np.argsort(ids, kind="stable")
+        again = np.sort(order[np.flatnonzero(ids[order][1:] == ids[order][:-1]) + 1])
+        second = again[0]
+        first = int((ids == ids[second]).argmax())
+        said = (
+            f": the {self._name} {shown(str(ids[second]))} is also in {self._refusals.unit} "
+            f"{rows[first]}, but ids must be distinct"
+        )
+        self._refusals.rows(self._name, "twice", said, rows[again[:3]].tolist(), len(again))
+
+    def array(self) -> npt.NDArray[np.str_]:
+        return np.concatenate(self._ids) if self._ids else np.empty(0, np.str_)
+
+
+_PROBLEMS: Final = {
+    "empty": "is empty",
+    "long": f"has {{:,}} letters; an id has at most {MOST_ID_LETTERS}",
+    "NUL": "contains a NUL character, which an id must not",
+    "rounded": "is a number that a spreadsheet has rounded; export it as text",
+}
+
+
+def _kind(cell: str) -> str:
+    """Return which of the problems an id has, or ""."""
+    if not cell:
+        return "empty"
+    if len(cell) > MOST_ID_LETTERS:
+        return "long"
+    if "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
+        return "NUL"
+    return "rounded" if ROUNDED.fullmatch(cell) else ""

@@ -1,0 +1,93 @@
+"""The rules by which parties write ids alike (`task.tables.ids`), and near misses."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
+
+from fedveil.vertical.task_settings import IdSettings
+
+_DECIMAL_ZERO = re.compile(r"([+-]?[0-9]+)\.0*")
+_ZEROS = re.compile(r"([+-]?)0+(?=[0-9]+\Z)")
+#: A spreadsheet's form of a long number, whose last digits are lost.
+ROUNDED: Final = re.compile(r"[0-9][.,][0-9]+[eE]\+[0-9]+")
+
+#: The looser value of each rule.
+_LOOSER: Final = {
+    "whole_numbers": True, "leading_zeros": "drop", "unicode": "NFKC", "case": "fold",
+}  # fmt: skip
+
+
+def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
+    """Return the ids as the rules write them. Spaces around an id are gone already."""
+    alter = _alter(rules)
+    if _are_plain("".join(ids), rules):
+        return list(ids)
+    return [alter(text) for text in ids]
+
+
+def _are_plain(joined: str, rules: IdSettings) -> bool:
+    """Return True if no rule could alter ids, by their letters. Most files' ids are so."""
+    if rules.case == "fold" or rules.leading_zeros == "drop":
+        return False
+    return joined.isascii() and not (rules.whole_numbers and "." in joined)
+
+
+def _alter(rules: IdSettings) -> Callable[[str], str]:
+    form: Literal["NFC", "NFKC"] | None = None if rules.unicode == "keep" else rules.unicode
+
+    def alter(text: str) -> str:
+        if form is not None:
+            text = unicodedata.normalize(form, text).strip()
+        if rules.case == "fold":
+            text = text.casefold()
+            text = text if form is None else unicodedata.normalize(form, text)
+        if rules.whole_numbers and (found := _DECIMAL_ZERO.fullmatch(text)):
+            text = found[1]
+        return _ZEROS.sub(r"\1", text) if rules.leading_zeros == "drop" else text
+
+    return alter
+
+
+def hint(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> str:
+    """Return a sentence on looser rules, from the ids of the parties whose ids are known here.
+
+    With several parties' ids it has the number of further common ids under each rule. With one
+    party's, it has the number of its own ids that a rule writes otherwise, and says nothing about
+    others' ids. Returns "" if no looser rule changes anything.
+    """
+    now = rules.model_dump()
+    looser = {key: value for key, value in _LOOSER.items() if now[key] != value}
+    tried = {f"{key}: {_written(value)}": {key: value} for key, value in looser.items()}
+    if len(looser) > 1:
+        tried["all of these"] = looser
+    count = _further if len(ids) > 1 else _rewritten
+    counts = {said: count(ids, IdSettings(**{**now, **new})) for said, new in tried.items()}
+    found = [f"{many:,} under {said}" for said, many in counts.items() if many]
+    if not found:
+        return ""
+    listed = ", ".join(found)
+    if len(ids) > 1:
+        return f"further ids would be common by a looser task.tables.ids: {listed}"
+    (party,) = ids
+    return (
+        f"a looser task.tables.ids would write ids of {party} otherwise: {listed}. All parties "
+        f"need the same rules, and every id of a new attempt is a guess again"
+    )
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _further(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> int:
+    before = set.intersection(*map(set, ids.values()))
+    after = set.intersection(*(set(normalised(own, rules)) for own in ids.values()))
+    return max(0, len(after) - len(before))
+
+
+def _rewritten(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> int:
+    (own,) = ids.values()
+    return sum(a != b for a, b in zip(own, normalised(own, rules), strict=True))

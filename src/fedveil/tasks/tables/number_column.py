@@ -1,0 +1,186 @@
+"""One column of numbers, in whatever form its cells have: the form is found while it is read.
+
+All forms that could be meant are tried together. A form that cannot read a cell is out. Forms that
+are still in at the end must agree on every cell, or another column must show which mark is decimal
+and whether days are first. Otherwise the column is refused, with the key that states its form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from fedveil.base.array_types import Float64s
+from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing, is_short_date
+from fedveil.tasks.tables.csv_format import key
+from fedveil.tasks.tables.disk_columns import Spool
+from fedveil.tasks.tables.refusals import Refusals
+from fedveil.tasks.tables.table_piece import Piece
+from fedveil.vertical.task_settings import ReadingSettings
+
+_DECIMALS = ("point", "comma")
+_ORDERS = ("day-first", "month-first")
+#: The cells whose numbers are cached, and their longest: some 40 MB.
+_CACHED, _SHORT = 1 << 17, 40
+#: The number of a cell that does not have the form, in an array. It is not a missing number.
+_BAD = np.inf
+
+
+class Cells:
+    """The numbers in cells by each form. They are cached, for all columns of a file together."""
+
+    def __init__(self, empty: Collection[str]) -> None:
+        self.empty = frozenset(empty)
+        self._cache: dict[str, list[float]] = {}
+
+    def numbers(self, word: str) -> list[float]:
+        """Return the number in a cell by each form: NaN if it is missing, infinite if not of the
+        form.
+        """
+        found = self._cache.get(word)
+        if found is None:
+            if is_missing(word, self.empty):
+                found = [np.nan] * len(FORMS)
+            else:
+                read = [parse(word) for parse in FORMS.values()]
+                found = [_BAD if number is None else number for number in read]
+            if len(self._cache) < _CACHED and len(word) <= _SHORT:
+                self._cache[word] = found
+        return found
+
+
+class NumberColumn:
+    """Reads one column into `spool`, a piece at a time. `forms` are those that are still in."""
+
+    def __init__(
+        self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
+        lacks: bool, cells: Cells,
+    ) -> None:  # fmt: skip
+        self.name, self._spool, self._refusals, self._lacks = name, spool, refusals, lacks
+        kind = settings.kinds.get(name)
+        forms = tuple(FORMS) if kind is None else KINDS[kind]
+        if settings.decimal is not None:
+            forms = tuple(f for f in forms if f not in _DECIMALS or f == settings.decimal)
+        self.forms, self._cells = list(forms), cells
+        self.plain = True
+        self._differs: dict[tuple[str, str], tuple[int, str]] = {}
+        self._seen = False
+
+    def add(self, piece: Piece) -> None:
+        mark = "." if "point" in self.forms else ","
+        values = piece.numbers(self.name, mark) if self._may_be_plain() else None
+        if values is None or np.isinf(values).any() or self._cells.empty:
+            self.plain = False
+            self._add_texts(piece)
+            return
+        present = values[~np.isnan(values)]
+        if len(present):
+            self._seen = True
+            whole = bool((present == np.floor(present)).all())
+            kept = _DECIMALS if whole else ("point",) if "point" in self.forms else self.forms
+            self.forms = [form for form in self.forms if form in kept] or self.forms
+        self._check_missing(values, piece)
+        self._spool.append([self._key(form) for form in self.forms], values)
+
+    def _may_be_plain(self) -> bool:
+        return any(form in self.forms for form in _DECIMALS)
+
+    def _add_texts(self, piece: Piece) -> None:
+        codes, words = piece.coded(self.name)
+        read = [self._cells.numbers(word) for word in words]
+        table = np.array(read, np.float64).reshape(len(words), -1)
+        table = table[:, [list(FORMS).index(form) for form in self.forms]]
+        bad = np.isinf(table)
+        failures = bad[codes].sum(axis=0)
+        fits = failures == 0
+        if not fits.all():
+            kept = fits if fits.any() else np.arange(len(fits)) == failures.argmin()
+            self.forms = [form for form, keep in zip(self.forms, kept, strict=True) if keep]
+            table, bad = table[:, kept], bad[:, kept]
+        if not fits.any():
+            rows = np.flatnonzero(bad[codes, 0])
+            cell = words[codes[rows[0]]]
+            short = "has a year of two digits" if is_short_date(cell) else ""
+            self._refuse(piece, rows, cell, short or f"is not {NOUNS[self.forms[0]]}")
+            table = np.where(bad, 0.0, table)
+        self._seen |= not np.isnan(table).all()
+        self._check_missing(table[codes, 0], piece)
+        self._store(table, codes, words, piece)
+
+    def _store(
+        self, table: Float64s, codes: np.ndarray, words: Sequence[str], piece: Piece
+    ) -> None:
+        """Append the numbers of every form, those of equal ones once."""
+        left = list(range(len(self.forms)))
+        while left:
+            first = table[:, left[0]]
+            alike = [at for at in left if np.array_equal(table[:, at], first, equal_nan=True)]
+            self._spool.append([self._key(self.forms[at]) for at in alike], first[codes])
+            left = [at for at in left if at not in alike]
+            for at in left:
+                pair = (self.forms[alike[0]], self.forms[at])
+                unequal = ~((table[:, at] == first) | np.isnan(first))
+                row = int(unequal[codes].argmax())
+                self._differs.setdefault(pair, (piece.places[row], words[codes[row]]))
+
+    def _check_missing(self, values: Float64s, piece: Piece) -> None:
+        if not self._lacks and np.isnan(values).any():
+            rows = np.flatnonzero(np.isnan(values))
+            places = [piece.places[row] for row in rows[:3]]
+            said = f": {plain(self.name)} is empty"
+            self._refusals.rows(self.name, "empty", said, places, len(rows))
+
+    def _refuse(self, piece: Piece, rows: np.ndarray, cell: str, problem: str) -> None:
+        places = [piece.places[row] for row in rows[:3]]
+        said = f": {plain(self.name)} = {shown(cell)} {problem}"
+        self._refusals.rows(self.name, "form", said, places, len(rows))
+
+    def _key(self, form: str) -> str:
+        return f"{self.name}\0{form}"
+
+    @property
+    def undecided(self) -> tuple[str, str] | None:
+        """Return two forms that read some cell differently, or None."""
+        pairs = ((a, b) for a, b in self._differs if a in self.forms and b in self.forms)
+        return next(pairs, None)
+
+    @property
+    def evidence(self) -> str | None:
+        """Return the only decimal mark, or the only order of dates, that this column can have."""
+        for group in (_DECIMALS, _ORDERS):
+            possible = [form for form in self.forms if form in group]
+            if self._seen and len(possible) == 1 and not self.undecided:
+                return possible[0]
+        return None
+
+    def settle(self, decided: Collection[str], place: str | None) -> str:
+        """Choose the form, by the forms that other columns have shown. Returns the form.
+
+        If nothing decides between two, adds a refusal that names the key.
+        """
+        while pair := self.undecided:
+            shows = [form for form in pair if form in decided]
+            if len(shows) != 1:
+                line, cell = self._differs[pair]
+                name = "decimal" if pair[0] in _DECIMALS else f"kinds.{self.name}"
+                self._refusals.add(
+                    f"{plain(self.name)} = {shown(cell)} in {self._refusals.unit} {line} has two "
+                    f"readings; {key(place, f'{name}: {pair[0]} or {pair[1]}')}"
+                )
+                break
+            self.forms = [form for form in self.forms if form not in pair or form in shows]
+        form = self.forms[0]
+        self._spool.rename(self._key(form), self.name)
+        return form
+
+
+def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
+    """Choose the form of every column of a file. Returns it by the column's name."""
+    made = list(columns)
+    decided = {form for column in made if (form := column.evidence) is not None}
+    for group in (_DECIMALS, _ORDERS):
+        if decided >= set(group):  # columns of both kinds: they decide nothing for others
+            decided -= set(group)
+    return {column.name: column.settle(decided, place) for column in made}

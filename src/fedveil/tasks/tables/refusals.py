@@ -1,0 +1,81 @@
+"""Everything that is wrong with one file, as one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fedveil.errors import DataInvalid
+
+#: The problems that a message lists, and the rows that it names of each.
+_SHOWN, _ROWS = 20, 3
+
+
+@dataclass
+class _Problem:
+    said: str
+    rows: list[int]
+    count: int
+
+
+@dataclass
+class Refusals:
+    """Collects problems of the file `path`: of single rows, and of whole columns.
+
+    Problems of rows are counted by kind. Only the first rows of each kind are kept.
+    """
+
+    path: str
+    unit: str = "line"
+    _rows: dict[tuple[str, str], _Problem] = field(default_factory=dict)
+    _others: list[str] = field(default_factory=list)
+
+    def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
+        """Add `count` rows with a problem of one kind. `said` describes the first of `rows`."""
+        problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
+        problem.count += count
+        problem.rows.extend(rows[: _ROWS - len(problem.rows)])
+
+    def add(self, sentence: str) -> None:
+        """Add a problem of the whole file. `sentence` does not name the file."""
+        self._others.append(sentence)
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._others)
+
+    def has(self, column: str) -> bool:
+        """Return True if a row's problem is in this column."""
+        return any(column == name for name, _ in self._rows)
+
+    @contextmanager
+    def collecting(self, column: str) -> Iterator[None]:
+        """Add a DataInvalid about `column` instead of raising it, unless its rows have problems."""
+        try:
+            yield
+        except DataInvalid as error:
+            if not self.has(column):
+                self.add(str(error).removeprefix(f"{self.path}: "))
+
+    def check(self) -> None:
+        """Raise DataInvalid with all problems, if there are any."""
+        if not len(self):
+            return
+        found = [self._shown(problem) for problem in self._rows.values()]
+        # A lone problem of rows reads "PATH, line 3: ...", and one of the file "PATH: ...".
+        if len(self) == 1:
+            mark = ", " if found else ": "
+            raise DataInvalid(f"{self.path}{mark}{(found + self._others)[0]}")
+        found += self._others
+        more = f"; and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+        listed = "; ".join(f"({at}) {said}" for at, said in enumerate(found[:_SHOWN], 1))
+        raise DataInvalid(f"{self.path} has {len(found)} problems: {listed}{more}")
+
+    def _shown(self, problem: _Problem) -> str:
+        first, *others = problem.rows
+        said = f"{self.unit} {first}{problem.said}"
+        if problem.count == 1:
+            return said
+        units = self.unit if len(others) == 1 else f"{self.unit}s"
+        also = f", such as {units} {', '.join(map(str, others))}" if others else ""
+        return f"{said} ({problem.count:,} such cells{also})"

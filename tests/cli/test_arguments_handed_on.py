@@ -1,0 +1,118 @@
+"""Each option of a command reaches the function that does the work, with the value that was given.
+
+The functions are watched and not run. No value is a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.cli import attack as attack_cli
+
+Command = Callable[..., tuple[int, str, str]]
+Watched = Callable[[str], list[tuple[tuple[Any, ...], dict[str, Any]]]]
+
+
+class Reached(Exception):
+    """The watched function was called."""
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Replace a function by its dotted path. Returns the arguments of its calls."""
+
+    def watch(path: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        calls = []
+
+        def record(*arguments: Any, **named: Any) -> None:
+            calls.append((arguments, named))
+            raise Reached
+
+        monkeypatch.setattr(path, record)
+        return calls
+
+    return watch
+
+
+def test_a_comparison_is_the_one_that_was_asked_for(command: Command, watched: Watched) -> None:
+    calls = watched("fedveil.studies.comparison_folder.ComparisonFolder.open")
+    with pytest.raises(Reached):
+        command(
+            "compare", "--protections", "not_encrypt, rr", "--seeds", 2, "--epsilons", "3,7",
+            "--sweep", "training.lr=0.3, 0.7", "--sweep", "clients.number=6",
+            "--target", "accuracy=0.4", "--attack", "membership", "--effort", "standard",
+            "--set", "rounds=5", "--out", "there",
+        )  # fmt: skip
+    ((out, comparison, _), _) = calls[0]
+    asked = comparison.asked
+    assert (out, comparison.job.rounds) == (Path("there"), 5)
+    assert (asked.protections, asked.seeds) == (["not_encrypt", "rr"], 2)
+    assert asked.epsilons == [3.0, 7.0]
+    assert asked.sweep == {"training.lr": ["0.3", "0.7"], "clients.number": ["6"]}
+    assert (asked.target, asked.attack, asked.effort) == ("accuracy=0.4", "membership", "standard")
+
+
+def test_a_question_is_asked_of_the_federation_that_was_named(
+    command: Command, watched: Watched, tmp_path: Path
+) -> None:
+    (tmp_path / "q.yaml").write_text("{protection: rr, epsilon: 2, questions: {n: {ask: count}}}")
+    calls = watched("fedveil.statistics.flower_app.run_app")
+    with pytest.raises(Reached):
+        command("ask", "q.yaml", "--on", "app", "--out", "there", "--set", "clients=7")
+    ((file, folder, out), _) = calls[0]
+    assert (file.clients, folder, out) == (7, Path("app"), Path("there"))
+
+
+def test_a_text_is_continued_as_asked(command: Command, watched: Watched) -> None:
+    asked = ("vertical", "generate", "run", "--prompt", "Hällo", "--tokens", 7)
+    calls = watched("fedveil.language.generation.generate")
+    for more, seed in ((("--temperature", 0.3, "--seed", 5), 5), (("--temperature", 0), None)):
+        with pytest.raises(Reached):
+            command(*asked, *more)
+        ((run, request, _), _) = calls.pop()
+        assert (run, request.prompt, request.tokens) == (Path("run"), "Hällo".encode(), 7)
+        assert request.temperature == more[1]
+        assert (request.entropy.description == "operating-system randomness") == (seed is None)
+
+
+@pytest.mark.parametrize("purpose", ["evaluate", "predict", "generate"])
+def test_a_leader_looks_with_its_own_settings(
+    purpose: str, command: Command, watched: Watched
+) -> None:
+    module = "generate" if purpose == "generate" else "one_process"
+    calls = watched(f"fedveil.cli.vertical.{module}.look")
+    listening = ("vertical", purpose, "run", "--listen", "localhost:7")
+    for more, insecure in ((("--tls", "keys", "--patience", 9), False), (("--insecure",), True)):
+        with pytest.raises(Reached):
+            command(*listening, *more)
+        ((named, run, listen, tls, plain, patience, *own), _) = calls.pop()
+        assert (named, run, listen) == (purpose, Path("run"), "localhost:7")
+        assert (tls, plain) == (None if insecure else Path("keys"), insecure)
+        assert patience == (600 if insecure else 9)
+        assert len(own) == (purpose != "evaluate")
+
+
+def test_a_run_is_watched_for_as_long_as_asked(command: Command, watched: Watched) -> None:
+    calls = watched("fedveil.cli.watch.watch")
+    with pytest.raises(Reached):
+        command("watch", "run", "--patience", 7)
+    ((run, _, patience), _) = calls[0]
+    assert (run, patience) == (Path("run"), 7)
+
+
+@pytest.mark.parametrize(
+    "attack", [*attack_cli.FEDERATED, *attack_cli.VERTICAL], ids=lambda attack: attack.name
+)
+def test_an_attack_is_mounted_as_asked(
+    attack: attack_cli.Attack, command: Command, watched: Watched
+) -> None:
+    calls = watched("fedveil.cli.attack._mount")
+    with pytest.raises(Reached):
+        command("attack", attack.name, "--effort", "standard", "--set", "name=mine", "--json")
+    ((found, targets, effort, _), named) = calls[0]
+    assert (found, effort, named) == (attack, "standard", {"json": True})
+    assert [target.job.name for target in targets] == ["mine"]

@@ -1,0 +1,316 @@
+"""A simulation on a cluster: the same bytes on any machines, and after any loss of some."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_simulation import job, timeless
+
+import fedveil
+from fedveil.base.message import encode
+from fedveil.engine.executors import membership, on_a_cluster
+from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.own_sources import packed_sources, unpack_sources
+from fedveil.engine.executors.placement import groups, placed
+from fedveil.engine.executors.shards import Shards, pieces
+from fedveil.engine.run_records import MACHINES, RETRAINED
+from fedveil.entropy import Seeded
+from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
+from thread_cluster import ThreadCluster
+
+FEW = {"reconstruct_secrets_threshold": 3}
+PROTECTIONS = {"pw_encrypt": FEW, "distributed_dp": FEW}
+Lost = Callable[[str, str, int], bool]
+
+
+@dataclass
+class Left:
+    """What a run left: its bytes, its records without times and machines, its log."""
+
+    model: bytes
+    ledger: bytes
+    records: list[str]
+    events: str
+    machines: list[dict[str, list[float]]]
+    retrained: int
+
+
+def run(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: ThreadCluster | None = None,
+    **settings: Any,
+) -> Left:
+    """Run a job on `cluster`, or here without one."""
+    place = {"on": "here" if cluster is None else "ray"}
+    monkeypatch.setattr(on_a_cluster, "_ray_cluster", lambda job: cluster)
+    settings["simulation"] = {"workers": 0} | settings.get("simulation", {}) | place
+    made = fedveil.simulate(job(**settings), folder)
+    records = [dict(record) for record in made.metrics]
+    machines = [record.pop(MACHINES, {}) for record in records]
+    retrained = sum(record.pop(RETRAINED, 0) for record in records)
+    return Left(
+        (folder / "model.safetensors").read_bytes(),
+        encode(made.ledger.to_state()),
+        timeless(records),
+        (folder / "events.log").read_text("utf-8"),
+        machines,
+        retrained,
+    )
+
+
+def lost_at(*numbers: int) -> Lost:
+    """Return a plan that loses the machine of these calls of `play`, counted over all machines."""
+    played = iter(range(1, 10_000))
+    return lambda name, method, number: method == "play" and next(played) in numbers
+
+
+@pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
+def test_machines_that_are_lost_change_no_byte(
+    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under pw_encrypt, other machines repeat the phases of the lost machine's clients."""
+    settings = {"model": "parts:plain", "protection": {"name": protection, **PROTECTIONS}}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    for number, cluster in enumerate([
+        ThreadCluster(1, 3),
+        ThreadCluster(1, 2, 2, lost=lost_at(2)),
+        ThreadCluster(1, 1, 1, lost=lost_at(3, 5, 8)),
+    ]):  # fmt: skip
+        left = run(tmp_path / str(number), monkeypatch, cluster, **settings)
+        assert left.model == alone.model
+        assert left.records == alone.records
+        assert left.ledger == alone.ledger
+        assert sum(of[0] for of in left.machines[-1].values()) == 4
+        lost = re.findall(r"round \d: machine m\d was lost .*: its (\d) clients train", left.events)
+        assert sum(map(int, lost)) == left.retrained
+        assert (left.retrained > 0) == (number > 0)
+
+
+def test_a_run_is_resumed_on_a_cluster_and_back_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint does not know where clients were trained."""
+    settings = {"model": "parts:plain", "rounds": 4}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    run(tmp_path / "moved", monkeypatch, **{**settings, "rounds": 1})
+    monkeypatch.setattr(on_a_cluster, "_ray_cluster", lambda job: ThreadCluster(1, 2))
+    there = fedveil.resume(tmp_path / "moved", rounds=3, on="10.0.0.1:6379")
+    assert there.job.simulation.on == "10.0.0.1:6379"
+    assert MACHINES in there.metrics[-1]
+    back = fedveil.resume(tmp_path / "moved", rounds=4, on="here")
+    assert MACHINES not in back.metrics[-1]
+    assert (tmp_path / "moved/model.safetensors").read_bytes() == alone.model
+
+
+def test_clients_drop_out_if_nobody_can_repeat_their_randomness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Playing a phase again with new keys would tell the server two stories of one client."""
+    cluster = ThreadCluster(1, 1, 1, 1, lost=lost_at(7))  # in the second phase of the first round
+    left = run(
+        tmp_path / "run",
+        monkeypatch,
+        cluster,
+        model="parts:plain",
+        rounds=2,
+        clients={"number": 8, "fraction": 1.0},
+        protection={"name": "pw_encrypt", **PROTECTIONS},
+        privacy={"randomness": "secure"},
+    )
+    assert re.search(r"round 1: machine m\d was lost .*: its 2 clients drop out", left.events)
+    assert '"dropped": 2' in left.records[0]
+    assert '"dropped": 0' in left.records[1]
+    assert left.retrained == 0
+
+
+def test_states_survive_a_lost_machine_in_the_shared_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "model": "parts:plain",
+        "training": {"algorithm": "scaffold", "engine": "loop"},
+        "clients": {"number": 7, "fraction": 1.0},
+    }
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    left = run(tmp_path / "many", monkeypatch, ThreadCluster(1, 1, lost=lost_at(3)), **settings)
+    assert (left.model, left.records) == (alone.model, alone.records)
+    assert left.retrained > 0
+
+
+def test_a_direction_reaches_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "model": "parts:plain",
+        "training": {"algorithm": "fedcm", "own_direction": 0.3, "engine": "loop"},
+        "clients": {"number": 7, "fraction": 1.0},
+    }
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    many = run(tmp_path / "many", monkeypatch, ThreadCluster(1, 1), **settings)
+    assert (many.model, many.records) == (alone.model, alone.records)
+
+
+def test_a_machine_that_cannot_read_the_states_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other_folder(folder: Path) -> str:
+        made = leave(folder)
+        (folder / "clients/machines").write_text("of another folder")
+        return made
+
+    leave = on_a_cluster._leave_proof
+    monkeypatch.setattr(on_a_cluster, "_leave_proof", other_folder)
+    settings = {"model": "parts:plain", "training": {"algorithm": "feddyn", "dynamic": 0.1}}
+    with pytest.raises(
+        StatesUnreachable, match=r"^machine m0 cannot read .* machines share"
+    ) as caught:
+        run(tmp_path / "run", monkeypatch, ThreadCluster(1, 1), **settings)
+    assert str(tmp_path / "run") in str(caught.value)
+
+
+def test_clients_that_train_together_do_so_on_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "model": "parts:plain",
+        "clients": {"number": 40, "fraction": 0.9},
+        "training": {"engine": "vmap"},
+        "rounds": 2,
+    }
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    left = run(tmp_path / "many", monkeypatch, ThreadCluster(1, 2, lost=lost_at(2)), **settings)
+    assert (left.model, left.records) == (alone.model, alone.records)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"trained": "other"}, "trains a batch to other bytes"),
+        ({"sources": "other"}, "has other source files of fedveil"),
+        ({"versions": {"torch": "0.1"}}, "machine m1 has fedveil none, but this one has"),
+    ],
+)
+def test_a_machine_of_another_kind_is_found_before_the_first_round(
+    changed: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ThreadCluster(1, 1)
+    cluster.change("m1", "facts", lambda found: replace(found, **changed))
+    with pytest.raises(MachineDiffers, match=words):
+        run(tmp_path / "run", monkeypatch, cluster, model="parts:plain")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == b""
+
+
+def test_a_late_machine_gets_its_share_of_clients_unless_it_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_LOOK_S", -1.0)
+    cluster = ThreadCluster(1, 0, 0)
+    cluster.change("m2", "facts", lambda found: replace(found, trained="other"))
+    settings = {"model": "parts:plain", "rounds": 8, "clients": {"number": 8, "fraction": 1.0}}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    held: dict[str, set[int]] = {}
+
+    def watched(name: str, method: str, number: int) -> bool:
+        if method == "play":
+            cluster.cores[:] = [1, 1, 1]
+            held.update({m.name: m.clients() for m in cluster.machines})
+        return False
+
+    cluster.lost = watched
+    left = run(tmp_path / "many", monkeypatch, cluster, **settings)
+    assert (left.model, left.records) == (alone.model, alone.records)
+    assert "machine m1 with 1 cores has joined" in left.events
+    assert "not used: machine m2 trains a batch to other bytes" in left.events
+    assert set(left.machines[0]) == {"m0"}
+    assert set(left.machines[-1]) == {"m0", "m1"}
+    assert held["m0"] | held["m1"] == set(range(8))
+    assert not held["m0"] & held["m1"]
+    assert len(held["m1"]) >= 3
+
+
+def test_a_cluster_without_a_usable_machine_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "WAIT_S", 0.0)
+    with pytest.raises(ClusterUnavailable, match="no node has the processor cores"):
+        run(tmp_path / "none", monkeypatch, ThreadCluster(0), model="parts:plain")
+    always = ThreadCluster(1, lost=lambda name, method, number: method == "play")
+    with pytest.raises(ClusterUnavailable, match="all its machines were lost"):
+        run(tmp_path / "lost", monkeypatch, always, model="parts:plain")
+    assert always.started == ["m0"] * 3
+
+
+def test_ray_that_is_not_installed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"^simulation\.on needs .* 'fedveil\[ray\]'"):
+        fedveil.simulate(job(model="parts:plain", simulation={"on": "ray"}), tmp_path / "run")
+
+
+def test_each_machine_holds_its_own_clients_examples_only() -> None:
+    data = ClientsData(
+        np.arange(22.0, dtype=np.float32).reshape(11, 2),
+        np.arange(11),
+        np.array([10, 0, 3, 4, 5, 9, 1, 2, 6, 7, 8]),
+        np.array([0, 2, 2, 6, 11]),
+    )
+    sent = list(pieces(data, [3, 0], most=1))
+    assert [piece.clients.tolist() for piece in sent] == [[3], [0]]
+    shards = Shards()
+    for piece in sent:
+        shards.add(piece)
+    assert sum(piece.nbytes for piece in sent) == 7 * (8 + 8)
+    for client in (3, 0):
+        mine, theirs = (d.of(client, Seeded(1, "x")) for d in (shards, data))
+        assert (mine.x.numpy() == theirs.x.numpy()).all()
+        assert (mine.y.numpy() == theirs.y.numpy()).all()
+    arrays = shards.as_arrays(4)
+    assert [arrays.examples(client) for client in range(4)] == [2, 0, 0, 5]
+    shards.drop([3])
+    assert shards.clients() == [0]
+
+
+def test_the_longest_clients_are_placed_first_and_stay_where_that_is_fair() -> None:
+    times = {0: 5.0, 1: 4.0, 2: 3.0, 3: 3.0, 4: 1.0}
+    work = groups(range(5), 1)
+    shares = placed(work, times.__getitem__, {"a": 1, "b": 1}, lambda group: None)
+    assert sorted(sum(times[c] for (c,) in share) for share in shares.values()) == [8.0, 8.0]
+    stay = placed(work, times.__getitem__, {"a": 1, "b": 1}, {(0,): "b", (4,): "b"}.get)
+    assert (0,) in stay["b"]
+    crowded = placed(work, times.__getitem__, {"a": 1, "b": 3}, lambda group: "a")
+    assert sum(times[c] for (c,) in crowded["a"]) <= 1.05 * 5.0
+    kept = placed(work, times.__getitem__, {"a": 1, "b": 3}, lambda group: "a", float("inf"))
+    assert kept == {"a": work, "b": []}
+    assert groups([7, 5, 9, 1], 3) == [(7, 5, 9), (1,)]
+
+
+def test_modules_travel_as_files_without_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    (home / "package").mkdir(parents=True)
+    away.mkdir()
+    for name, text in {
+        "travelling.py": "from package import helper\nmade = helper.made",
+        "package/__init__.py": "",
+        "package/helper.py": "made = 7",
+        "secret.csv": "1,2",
+    }.items():
+        (home / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    importlib.import_module("travelling")
+    archive = packed_sources(["travelling:made", "lenet"])
+    for name in ("travelling", "package", "package.helper"):
+        del sys.modules[name]
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(home)])
+    unpack_sources(archive, away)
+    assert importlib.import_module("travelling").made == 7
+    assert not list(away.rglob("*.csv"))

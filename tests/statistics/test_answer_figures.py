@@ -1,0 +1,89 @@
+"""Each figure of an answer's page and table is the one that its label names.
+
+No two figures of these answers are equal.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from fedveil.pages.page import Fact, Table
+from fedveil.pages.plot import Plot
+from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.ledger import Line
+from fedveil.statistics.answer_page import number, page_of
+from fedveil.statistics.answers import Answer, Answers, Estimate, answers_of
+from fedveil.statistics.question import QuestionFile
+
+
+def made() -> Answers:
+    figures = count(11)
+
+    def estimate(**label: str) -> Estimate:
+        value, low, high, noise, sampling = (next(figures) * 1.013 for _ in range(5))
+        return Estimate(label, value, low, high, noise, sampling)
+
+    answers = [
+        Answer("ages", "histogram", [estimate(age="[0, 40)"), estimate(age="[40, 90]")], ["one"]),
+        Answer(
+            "parts", "quantiles",
+            [estimate(sex=sex, quantile=at) for sex in ("f", "m") for at in ("0.2", "0.7")], [],
+        ),
+        Answer("all", "count", [estimate()], ["two", "three"]),
+    ]  # fmt: skip
+    question = {"protection": "not_encrypt", "confidence": 0.85, "questions": {"n": {}}}
+    return Answers(
+        QuestionFile.read(question, []),
+        {answer.name: answer for answer in answers},
+        [Line(0.71, 1e-7, "these answers"), Line(1.93, 1e-8, "the account")],
+        ["the time"], clients=1203, reports=407, rejected={"late": 5},
+        influence={"ages": 2.5, "parts": 3.5},
+    )  # fmt: skip
+
+
+def test_a_page_shows_each_estimate_where_it_belongs() -> None:
+    answers = made()
+    page = page_of(answers)
+    for section, answer in zip(page.sections, answers.answers.values(), strict=False):
+        assert section.title == f"{answer.name}: {answer.ask}"
+        (table,) = (part for part in section.parts if isinstance(part, Table))
+        assert [list(row) for row in table.rows] == [
+            [
+                *e.label.values(), number(e.value), number(e.low), number(e.high),
+                f"± {number(e.noise)}", f"± {number(e.sampling)}",
+            ]
+            for e in answer.estimates
+        ]  # fmt: skip
+        assert all(f"{note.capitalize()}." in section.parts for note in answer.notes)
+        drawn = [
+            (y, low, high)
+            for plot in section.parts
+            if isinstance(plot, Plot)
+            for curve in plot.curves
+            for y, low, high in zip(curve.y, curve.low, curve.high, strict=True)
+        ]
+        several = len(answer.estimates) > 1
+        assert drawn == [(e.value, e.low, e.high) for e in answer.estimates if several]
+
+
+def test_a_page_states_who_was_asked_and_what_it_cost() -> None:
+    page = page_of(made())
+    who, _, cost, sure = (fact for fact in page.lead if isinstance(fact, Fact))
+    assert (who.value, "407 reports" in who.text) == ("1,203 clients", True)
+    assert cost.value == str(Figure(0.71, 1e-7))
+    assert sure.value == "85%"
+    parts = page.sections[-1].parts
+    (influence,) = (part for part in parts if isinstance(part, Table))
+    assert [list(row) for row in influence.rows] == [["ages", "2.5"], ["parts", "3.5"]]
+    assert parts[:2] == [f"{line}." for line in made().lines]
+
+
+def test_answers_survive_json() -> None:
+    answers = made()
+    data = answers.data()
+    assert answers_of(data) == list(answers.answers.values())
+    assert (data["clients"], data["reports"], data["rejected"]) == (1203, 407, {"late": 5})
+    assert data["privacy"][1]["epsilon"] == 1.93
+    first = answers.records()[1]
+    assert (first["label"], first["value"]) == ("age: [40, 90]", 16 * 1.013)
+    assert answers["parts"]["m, 0.2"] == answers["parts"].estimates[2]

@@ -1,0 +1,71 @@
+"""Every kind of question obeys its condition, and its interval has the unit of its column."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from fedveil.statistics.question_settings import Kind
+from statistics_parts import asked, only, people
+
+AGE = {"column": "age", "range": [18.0, 93.0]}
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "count": {},
+    "histogram": {"column": "age", "edges": [18.0, 31.0, 93.0], "by": "sex", "groups": ["m", "f"]},
+    "mean": {**AGE, "by": "sex", "groups": ["m", "f"]},
+    "variance": AGE,
+    "quantiles": {**AGE, "at": [0.2, 0.7], "cells": 64},
+    "correlation": {**AGE, "other": "income", "other_range": [0.0, 80000.0]},
+    "heavy_hitters": {"column": "sex", "length": 3, "alphabet": "fmxyz"},
+    "contingency": {"column": "sex", "categories": ["m", "f"], "other": "age",
+                    "other_edges": [18.0, 50.0, 93.0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["question", "file"])
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_rows_that_do_not_meet_a_condition_do_not_count(kind: str, place: str) -> None:
+    data = people()
+    question = {"ask": kind, **QUESTIONS[kind]}
+    kept = (data["town"] > 3) & (data["income"] < 40000)
+    rest = {name: column[kept] for name, column in data.items()}
+    conditions = {"town": "town > 3", "income": "income < 40000"}
+    if place == "question":
+        both = " and ".join(conditions.values())
+        found = only({**question, "where": both}, data)
+    else:
+        found = only({**question, "where": conditions["town"]}, data, where=conditions["income"])
+    expected = [(e.label, pytest.approx(e.value, rel=1e-5)) for e in only(question, rest)]
+    assert [(e.label, e.value) for e in found] == expected
+    assert [e.value for e in found] != [e.value for e in only(question, data)]
+
+
+@pytest.mark.parametrize(("kind", "power"), [("mean", 1), ("variance", 2), ("quantiles", 1)])
+def test_another_unit_of_a_column_scales_the_answer_and_its_interval(kind: str, power: int) -> None:
+    data, more = people(), {"protection": "central_gaussian", "epsilon": 40.0}
+    question = {"ask": kind, **QUESTIONS[kind]}
+    months = {**question, "range": [12 * end for end in question["range"]]}
+    for in_years, in_months in zip(
+        only(question, data, **more), only(months, {**data, "age": 12 * data["age"]}, **more),
+        strict=True,
+    ):  # fmt: skip
+        for part in ("value", "low", "high", "noise", "sampling"):
+            expected = getattr(in_years, part) * 12**power
+            assert getattr(in_months, part) == pytest.approx(expected, rel=1e-6), part
+
+
+def test_a_stated_sampling_error_is_that_of_the_population() -> None:
+    """On columns at the ends of their range, where the stated bounds are equalities."""
+    ends = np.repeat([20.0, 60.0], [41, 123])
+    data, n = {"age": ends}, len(ends)
+    column = {"column": "age", "range": [20.0, 60.0]}
+    answers = asked(
+        {"m": {"ask": "mean", **column}, "n": {"ask": "count", "where": "age > 30"}}, data
+    )
+    assert answers["m"].estimates[0].sampling == pytest.approx(np.sqrt(ends.var() / n), rel=1e-4)
+    assert answers["n"].estimates[0].sampling == pytest.approx(
+        np.sqrt(123 * 41 / n + 1.95996**2),
+        rel=1e-4,  # one client more than were seen, z² times
+    )
