@@ -198,6 +198,8 @@ def _machine(
 def _meeting(
     option: str, address: str, machine: Machine, tls: Path | None, insecure: bool, patience: float
 ) -> Meeting:
+    from fedveil.vertical.task import notes_of
+
     for sentence in notes_of(machine.task, machine.party):
         say(sentence)
     return meeting(option, address, machine.party, machine.split, tls, insecure, patience)

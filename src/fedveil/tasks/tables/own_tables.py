@@ -105,11 +105,8 @@ class Tables(ByLabel):
         return hint({party: own.tolist() for party, own in ids.items()}, self._settings.ids)
 
     def files(self, party: str) -> dict[str, bytes]:
-        held = self._of(party)
-        return {
-            new_rows.encoding_file(party): held.encoding.written(),
-            new_rows.summary_file(party): held.summary.written(),
-        }
+        encoding, summary = self._of(party).encoding.written(), self._of(party).summary.written()
+        return {new_rows.encoding_file(party): encoding, new_rows.summary_file(party): summary}
 
     def new_rows(self, party: str, path: str, folder: Path) -> NewRows:
         """Read the rows of a file to score, with the encoding of `party` in `folder`."""
@@ -151,10 +148,8 @@ class Tables(ByLabel):
 
     def _features(self, owner: str) -> Features:
         """Return the sizes of an owner's encoding. They need no table if the encoding is saved."""
-        kept = self._kept(owner) is not None
-        return (
-            self._encoding(owner) if kept else _Chosen(self._settings, owner, self.leader)
-        ).features
+        known = self._encoding(owner) if self._kept(owner) else None
+        return (known or _Chosen(self._settings, owner, self.leader)).features
 
     def _encoding(self, party: str) -> Encoding:
         kept = self._kept(party)
