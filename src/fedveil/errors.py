@@ -232,3 +232,7 @@ class DeploymentError(FedveilError):
 
 class AttackImpossible(FedveilError, ValueError):
     """An attack is impossible on this job or model. The message says why."""
+
+
+class BundleInvalid(FedveilError):
+    """A model bundle that was edited, is signed by others, or belongs to another model."""

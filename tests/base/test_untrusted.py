@@ -260,6 +260,7 @@ ELSEWHERE = {
     "data/digits.py": (1, "a file of scikit-learn"),
     "data/purchase100.py": (1, "NumPy reads the lines that the helper gives"),
     "vertical/predictions.py": (2, "new files, which are never opened where one is"),
+    "vertical/scoring/predicted.py": (1, "a new file, which is never opened where one is"),
     "flower/sealed_state.py": (1, "a key in a folder that is the user's alone"),
     "starter/__init__.py": (1, "a template of this package"),
     "starter/vertical_tables.py": (1, "a script that a user runs in a folder of his own"),

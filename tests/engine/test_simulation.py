@@ -78,6 +78,7 @@ def test_a_run_learns_and_writes_everything_down(tmp_path: Path) -> None:
         "job.yaml",
         "metrics.jsonl",
         "events.log",
+        "events.chain",
         "model.safetensors",
         "checkpoint",
         "imports.txt",

@@ -81,7 +81,8 @@ def test_cards_are_first_then_plots_then_tables_and_at_last_the_settings(
         assert all(isinstance(part, Plot) for part in first.parts)
         assert not any(isinstance(part, Plot) for other in others for part in other.parts)
         assert last.title == "Settings"
-        assert [type(part) for part in page.lead] == [str, Fact, Fact, Fact]
+        crossing = [] if of == folder else [str] * 6  # one for each direction, loss and labels
+        assert [type(part) for part in page.lead] == [str, *crossing, Fact, Fact, Fact]
 
 
 def test_each_figure_of_a_record_is_the_one_that_the_page_shows(folder: Path) -> None:

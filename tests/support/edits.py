@@ -87,7 +87,7 @@ def _content(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (".lock", "events.log")
+        if path.is_file() and path.name not in (".lock", "events.log", "events.chain")
     }
 
 

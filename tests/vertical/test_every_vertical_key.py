@@ -103,6 +103,8 @@ CASES: dict[str, Case] = {
     "task.tables.files.NAME.without": Case(["balance"], TABLES),
     "task.tables.files.NAME.categories": Case({"city": 3}, TABLES),
     "task.tables.files.NAME.missing": Case("refuse", TABLES, refused="age is empty"),
+    "scoring.calibration": Case(0.25, TABLES),
+    "scoring.threshold": Case("f1", TABLES | {"scoring.calibration": 0.3}),
     "task.tables.files.NAME.separator": Case("pipe", TABLES, refused="bank.csv has no column 'id'"),
     "task.tables.files.NAME.encoding": Case("utf-16", TABLES, refused="bank.csv has no column"),
     "task.tables.files.NAME.decimal": Case("comma", TABLES, refused="balance = "),

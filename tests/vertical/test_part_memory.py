@@ -7,18 +7,21 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
 from torch import nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.errors import ModelInvalid
 from fedveil.language.transformer import PRESETS
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, part_memory, train
+from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
@@ -149,14 +152,43 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     with (
         ExitStack() as stack,
         pytest.raises(ModelInvalid, match=r"^device = cpu has 20 GB of memory free, but "
-                      r"training the parts of cloud needs 40\.5 GB: weights 10\.1 GB, gradients "
-                      r"10\.1 GB, optimiser 20\.2 GB and 209\.8 MB while it steps, of "
+                      r"training the parts of cloud with batch_size = 32 needs "
+                      r"241\.8 GB: weights 10\.1 GB, gradients "
+                      r"10\.1 GB, optimiser 20\.2 GB and 209\.8 MB while it steps, or "
+                      r"201\.5 GB for a batch before that, of "
                       r"2,520,279,040 parameters$"),
     ):  # fmt: skip
         Machine(job, lambda task: "cloud", stack)
-    with pytest.raises(ModelInvalid, match=r"parts of leader and cloud needs 42\.8 GB: "):
+    with pytest.raises(
+        ModelInvalid, match=r"parts of leader and cloud with batch_size = 32 needs 264\.5 GB: "
+    ):
         train(job)
     assert not made
+
+
+def test_a_batch_counts_what_autograd_keeps() -> None:
+    bottom = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    parts = [Part("low", "bank", ("data.x",), (3,), bottom),
+             Part("top", "lead", ("low",), (2,), nn.Linear(3, 2))]  # fmt: skip
+    split = SplitModel(parts, leader="lead")
+    for part in parts:
+        assert part.module is not None
+        part.module.to("meta")
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(outputs, labels)
+
+    inputs = {"x": ((5,), torch.float32), "labels": ((2,), torch.float32)}
+    task = SimpleNamespace(inputs=inputs, loss=loss)
+
+    def told(task: Any, *parties: str) -> int:
+        return batch_bytes(split, task, parties, 11)
+
+    # The columns, the ReLU's output and the part's own; of the leader's: its input, its output,
+    # the labels and the loss. Beside them two gradients of the largest.
+    assert told(task, "bank") == int(1.15 * 4 * 11 * (5 + 7 + 3 + 2 * 7))
+    assert told(task, "lead") == int(1.15 * 4 * (11 * (3 + 2 + 2 + 2 * 3) + 1))
+    assert told(SimpleNamespace(loss=loss), "bank", "lead") == 0
 
 
 def test_a_checkpoint_is_written_without_a_copy_and_read_a_tensor_at_a_time(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
     """A follower dies silently; test_vertical_processes kills the leader too."""
     job = job_of()
     train(job, tmp_path / "together")
-    monkeypatch.setattr(sessions, "_closing", silent_where_it_dies)
+    monkeypatch.setattr(sessions, "closing", silent_where_it_dies)
     apart = parties()
 
     def dying(at: int) -> Callable[[dict[str, Any]], None]:
@@ -275,7 +275,7 @@ def test_a_party_that_dies_comes_back_and_the_others_go_back_with_it(
 
 
 class silent_where_it_dies:
-    """Replaces `sessions._closing`, except that a party that dies says nothing."""
+    """Replaces `sessions.closing`, except that a party that dies says nothing."""
 
     def __init__(self, links: Any) -> None:
         self._links = list(links)

@@ -89,7 +89,8 @@ def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
     for party in ("lead", "bank", "shop"):
         names = {path.name for path in (whole.folder / party).iterdir()}
         sent = {"sent.csv", "accounts.jsonl"} if party != "lead" else set()
-        assert names == {"checkpoint", "events.log", "metrics.jsonl", "model.safetensors"} | sent
+        logs = {"events.log", "events.chain"}
+        assert names == {"checkpoint", "metrics.jsonl", "model.safetensors"} | logs | sent
         assert "finished after step 18" in (whole.folder / party / "events.log").read_text()
     assert VerticalJob.load(whole.folder / "job.yaml") == job()
 

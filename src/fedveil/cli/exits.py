@@ -33,7 +33,7 @@ _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 #: Optional packages -> the extra that installs them.
 EXTRA_OF = {
     **dict.fromkeys(("torch", "safetensors", "sklearn", "skimage", "PIL"), "torch"),
-    **dict.fromkeys(("grpc", "tokenizers"), "vertical"),
+    **dict.fromkeys(("grpc", "h11", "tokenizers"), "vertical"),
     "flwr": "flower",
     "plotly": "notebook",
     "matplotlib": "dev",

@@ -134,10 +134,20 @@ class Credentials:
 
     def client_context(self) -> ssl.SSLContext:
         """Return these credentials as a context of Python's TLS. The caller must check names."""
-        settings = self.settings
-        self.revocations()  # which refuses an expired list with a better sentence than TLS does
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
+        return self._loaded(context)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return these credentials for a server that asks every client for its certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        return self._loaded(context)
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        settings = self.settings
+        self.revocations()  # which refuses an expired list with a better sentence than TLS does
         context.load_verify_locations(cadata=self.authority.decode())
         try:
             context.load_cert_chain(

@@ -6,6 +6,7 @@
     password_file: password         or `password_env: NAME`, if the key is encrypted
     crl: crl.pem                    the revocation lists of all authorities, if there are any
     names: {left: fl.left.example}  a party's DNS name or IP address in its certificate
+    roles: {left: [train, predict]} what each certificate's holder may do here (`roles`)
 
 All keys are optional. Paths are relative to the folder. No message shows a value of this file
 beside the parties' names: a user who writes the password itself finds it in no log.
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.errors import CertificateError, JobError, nearest
 from fedveil.link.certificate_chain import normal_name
+from fedveil.link.roles import check_roles
 from fedveil.settings import yaml_file
 
 FILE = "tls.yaml"
@@ -40,6 +42,7 @@ class TlsSettings:
     password_env: str | None = field(default=None, repr=False)
     crl: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, Sequence[str]] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> TlsSettings:
@@ -129,7 +132,7 @@ def _check(path: Path, found: Mapping[str, object]) -> None:
                 f"{path} has a key that is not known, {key}{nearest(str(key), keys)}: its keys are "
                 f"{', '.join(keys)}"
             )
-        if key != "names" and (not isinstance(value, str) or not value):
+        if key not in ("names", "roles") and (not isinstance(value, str) or not value):
             raise CertificateError(f"{key} in {path} is not text: write it in quotes")
     if "password_file" in found and "password_env" in found:
         raise CertificateError(
@@ -141,6 +144,7 @@ def _check(path: Path, found: Mapping[str, object]) -> None:
             f"password_env in {path} is not the name of an environment variable: letters, digits "
             f"and _, and never the password itself"
         )
+    check_roles(path, found.get("roles", {}))
     names = found.get("names", {})
     if not isinstance(names, dict):
         raise CertificateError(f"names in {path} is not a block of `party: name` lines")

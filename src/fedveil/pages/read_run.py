@@ -80,6 +80,12 @@ class ReadRun:
         """The times of all events. Raises ValueError if an event has none."""
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
+    def all_said(self, beginning: str) -> list[str]:
+        """Return the rest of each event that begins with `beginning`, without repetitions."""
+        texts = (event.partition(" ")[2] for event in self.events)
+        found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
+        return list(dict.fromkeys(found))
+
     def said(self, beginning: str) -> str:
         """Return the rest of the last event that begins with `beginning`, or "" if there is
         none.

@@ -17,7 +17,7 @@ from fedveil.privacy.guarantee_strength import MEANS, told
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
 from fedveil.record.metric_names import title
-from fedveil.record.recorder import Record
+from fedveil.record.recorder import CROSSES, Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
 _STEP = Axis("step")
@@ -64,7 +64,8 @@ def vertical_page(run: ReadRun) -> Page:
         for name, party in parties.items()
     ]
     sections += [Section("Events of every party", events), Section("Settings", [_settings(run)])]
-    return Page(run.name, [what_it_is(run), *answers(run)], sections)
+    crossed = leader.all_said(CROSSES)
+    return Page(run.name, [what_it_is(run), *crossed, *answers(run)], sections)
 
 
 def _settings(run: ReadRun) -> Table:

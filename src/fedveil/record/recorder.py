@@ -16,6 +16,7 @@ from fedveil.base.files import open_to_append
 from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened
 from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
+from fedveil.record.event_log import EventLog
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
 from fedveil.record.sealed_message import intact
 
@@ -31,6 +32,8 @@ DEPLOYED = "clients are Flower SuperNodes"
 SEVERAL = "an example has several inputs: "
 #: Prefix of the event that says which protection to try next, as `SHORT: SENTENCE`.
 ADVICE = "what next: "
+#: Prefix of the events that say what crosses between the parties of a vertical run.
+CROSSES = "crosses: "
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 #: The keys of every record of a federated run, in their order.
@@ -65,7 +68,7 @@ class Recorder:
             self._metrics: IO[bytes] = open_to_append(folder.path / METRICS)
             self._metrics.truncate(kept.size)
             self._metrics.seek(kept.size)
-            self._events: IO[bytes] = open_to_append(folder.path / EVENTS)
+            self._events = EventLog(folder.path / EVENTS)
         self._board = None
         if tensorboard:
             target = str(folder.within("tensorboard").path)
@@ -104,7 +107,12 @@ class Recorder:
         """Append a line of text with the time. Line breaks and control characters are replaced."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
-            _append(self._events, f"{stamp} {escaped('; '.join(text.splitlines()))}\n")
+            self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
+
+    @property
+    def log_head(self) -> tuple[int, str]:
+        """Return the number of events, and the head of their chain."""
+        return self._events.head
 
     def close(self) -> None:
         """Close the files of metrics and events, and TensorBoard's."""

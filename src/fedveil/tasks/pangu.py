@@ -54,6 +54,12 @@ class Pangu:
         self._seed = seed
         self._folder = folder
 
+    @property
+    def inputs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return the shape and the type of an example's columns and labels."""
+        window = (self.shape.context,), torch.int64
+        return {"tokens": window, "labels": window}
+
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Return the three parts. Only those of the parties in `here` have modules.
 

@@ -61,10 +61,14 @@ class Releases:
         self._folder = folder if fresh else None
         self._begun: int | None = None
 
-    def restore(self, step: int, looks: int) -> None:
-        """Restore the counts of a run that resumes after `step`, with `looks` evaluations done."""
+    def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
+        """Restore the counts of a run that resumes after `step`, with `looks` evaluations done.
+
+        The examples that are set aside were sent `calibrations` times.
+        """
         if self._folder is None:
             self.train = self._sent(0, step)
+            self.train[self._order.set_aside] += calibrations
             self.looks = looks
             return
         base, begun_step, begun_looks = self._read(step)
@@ -101,6 +105,11 @@ class Releases:
         self._step = step
         self._note()
 
+    def begin_calibration(self) -> None:
+        """Count the examples that are set aside as sent once more, before they are sent."""
+        self.train[self._order.set_aside] += 1
+        self.settle(self._step)
+
     def begin_look(self) -> None:
         """Count the held-out examples as sent, before they are sent."""
         self.looks += 1
@@ -116,7 +125,7 @@ class Releases:
         counts = np.zeros(self._order.count, np.int64)
         while after < step:
             if after % self._order.steps == 0 and step - after >= self._order.steps:
-                counts += 1
+                counts[self._order.trained] += 1
                 after += self._order.steps
             else:
                 after += 1

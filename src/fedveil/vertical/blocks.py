@@ -232,6 +232,24 @@ class EvaluationSettings(Block):
     )
 
 
+class ScoringSettings(Block):
+    """Preparation of the model for new examples, with training examples only."""
+
+    calibration: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="the share of the training examples that no step trains on. After the last "
+        "step the leader fits the calibrator of probabilities to them, and chooses the "
+        "threshold. It needs labels that are classes; null: probabilities are not calibrated",
+    )
+    threshold: Literal["balanced_accuracy", "f1"] = Field(
+        "balanced_accuracy",
+        description="with two classes, the second is predicted from the probability on that makes "
+        "this metric highest on the examples of `calibration`",
+    )
+
+
 class VerticalFields(CheckedJob):
     """All keys of a vertical job. `VerticalJob` adds the rules for their combinations."""
 
@@ -268,5 +286,6 @@ class VerticalFields(CheckedJob):
     )
     alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    scoring: ScoringSettings = Field(default_factory=ScoringSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)

@@ -35,6 +35,19 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
     return found
 
 
+def fit(outputs: Array, labels: Array) -> tuple[float, Float64s]:
+    """Return the factor and the shifts, fitted to all `labels`, for outputs of other examples."""
+    scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
+    return _fit(scores, labels.reshape(-1).astype(np.int64))
+
+
+def apply(outputs: Array, factor: float, shifts: Float64s) -> Float64s:
+    """Turn `outputs`, which are logits, into probabilities with a factor and shifts from `fit`."""
+    scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
+    probabilities: Float64s = np.exp(log_softmax(factor * scores + shifts, axis=1))
+    return probabilities
+
+
 def log_loss(probabilities: Float64s, labels: Array) -> float:
     """Return the mean negative log-likelihood of the labels, in nats."""
     told = np.take_along_axis(probabilities, labels.reshape(-1, 1).astype(np.int64), axis=1)

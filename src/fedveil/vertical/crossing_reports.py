@@ -32,7 +32,8 @@ class Reports:
     """Applies EmbeddingDP to a tensor before it is sent. Each report has its own random stream.
 
     Reports of a crossing under `reuse` are saved in `folder`, or kept in memory if there is no
-    folder. `note` is called with sentences for this party alone.
+    folder. Without `remember` every report is drawn anew. `note` is called with sentences for this
+    party alone.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class Reports:
         entropy: Entropy,
         folder: Path | None = None,
         note: Callable[[str], None] = lambda sentence: None,
+        *,
+        remember: bool = True,
     ) -> None:
         self._entropy = entropy
         self._folder = folder
         self._note = note
+        self._remember = remember
         self._mechanism = functools.cache(EmbeddingDP)
         self._memories: dict[tuple[str, str], ReportMemory] = {}
 
@@ -55,7 +59,7 @@ class Reports:
             values = self._numbers(crossing, values)
         mechanism = self._mechanism(crossing.privacy.eps)
         entropy = self._entropy.stream("report", crossing.part, *occasion.path)
-        if not crossing.privacy.reuse:
+        if not (crossing.privacy.reuse and self._remember):
             return mechanism.bits(values, entropy)
         memory = self._memory(crossing, occasion.subset)
         return mechanism.bits_of(occasion.positions, values, entropy, memory)

@@ -31,7 +31,7 @@ class Limit:
         self._epsilon, self._delta = epsilon, delta
         self._label = label
         self._sends_unprotected = bool(sends_unprotected(split, party))
-        self._spent: dict[tuple[int, bool], Figure] = {}
+        self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
         """Raise `LimitReached` if an example that was sent `times` times would be above the limit.
@@ -61,19 +61,31 @@ class Limit:
             return f"{limit}: the run will end earlier"
         return None
 
-    def figure(self, times: int, *, labelled: bool) -> Figure:
+    def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
+        """Return True if an example with these counts (`figure`) is within the limit."""
+        if self._epsilon is None:
+            return True
+        if self._sends_unprotected:
+            return False
+        return self.figure(times, labelled=labelled, scored=scored).epsilon <= self._epsilon
+
+    def figure(self, times: int, *, labelled: bool, scored: int = 0) -> Figure:
         """Return the privacy spent by an example that was sent `times` times.
 
-        `labelled` is True for a training example, which pays for its label too.
+        `labelled` is True for a training example, which pays for its label too. It was also sent
+        `scored` times to be scored, which is never a repetition of an earlier report.
         """
-        key = times, labelled
+        key = times, labelled, scored
         if key not in self._spent:
             ledger = Ledger()
             for number in range(times):
                 spent = repeated_spending(self._split, self._party, first=number == 0)
                 if spent:
                     ledger.record_many(spent, round=number, clients=[0])
+            anew = repeated_spending(self._split, self._party, first=True)
+            for number in range(scored if anew else 0):
+                ledger.record_many(anew, round=times + number, clients=[0])
             if labelled and self._label is not None:
-                ledger.record_many([(self._label, 1)], round=times, clients=[0])
+                ledger.record_many([(self._label, 1)], round=times + scored, clients=[0])
             self._spent[key] = ledger.figures(self._delta)["run_most_drawn"]
         return self._spent[key]

@@ -34,6 +34,11 @@ def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None
             [f"privacy.label_dp needs labels that are classes, but those of task.name = "
              f"{job.task.name} are not"]
         )  # fmt: skip
+    if job.scoring.calibration is not None and task.classes is None:
+        raise JobError(
+            [f"scoring.calibration needs labels that are classes, but those of task.name = "
+             f"{job.task.name} are not"]
+        )  # fmt: skip
     defence = job.privacy.label_protection
     if defence is not None and defence.name == "marvell" and task.classes != 2:
         has = "labels that are not classes" if task.classes is None else f"{task.classes} classes"

@@ -24,6 +24,7 @@ from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import reopen
+from fedveil.vertical import bundle
 from fedveil.vertical.job import VerticalJob, job_of_run
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.part_memory import check_memory
@@ -31,6 +32,7 @@ from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
 from fedveil.vertical.party_run import PartyRun, begin, keep_run
 from fedveil.vertical.rows import LITTLE, Rows, align, with_hint
+from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step_checkpoint import from_last_step, last_common
 from fedveil.vertical.task import SUBSETS, Columns, Subset, Task, id_hint_of, notes_of
@@ -197,6 +199,7 @@ class Parties:
                 )
             self._say(_SEEDED)
             self._together(PartyRun.train)
+            self._bundle()
         return VerticalRun(
             job=self.job,
             split=self.split,
@@ -213,6 +216,18 @@ class Parties:
 
     def figures(self) -> dict[str, list[Line]]:
         return {name: run.figures() for name, run in self.runs.items()}
+
+    def _bundle(self) -> None:
+        """Complete every party's model bundle. Nobody signs: one user has all parties' files."""
+        contents = {name: run.contents for name, run in self.runs.items()}
+        known = {name: found for name, found in contents.items() if found is not None}
+        if len(known) < len(contents):
+            return
+        leader = self.runs[self.split.leader]
+        manifest = bundle.manifest_of(self.job, self.split.leader, "", leader.done, known)
+        for run in self.runs.values():
+            folder = run.setting.folder.within(bundle.BUNDLE)
+            bundle.write_manifest(folder, manifest, Signatures())
 
     def _restore(self, step: int) -> None:
         for run in self.runs.values():

@@ -14,6 +14,7 @@ import torch
 
 from fedveil.errors import ModelInvalid
 from fedveil.record.byte_count import shown_bytes
+from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.part_optimizers import trained
@@ -70,10 +71,13 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
     return [_of(part, learning.get(part.name, []), seen) for part in having]
 
 
-def needed(parts: Collection[PartMemory]) -> int:
-    """Return the bytes that `parts` need together. Their optimisers step one after another."""
+def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
+    """Return the bytes that `parts` need together, with `batch` bytes for a batch.
+
+    Their optimisers step one after another, when the batch's memory is free again.
+    """
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
-    return held + max((part.stepping for part in parts), default=0)
+    return held + max([batch, *(part.stepping for part in parts)])
 
 
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
@@ -84,25 +88,27 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
     wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
         return
-    parts = memory_of(sized(job, task, wanted))
-    if needed(parts) > free:
+    split = sized(job, task, wanted)
+    parts, batch = memory_of(split), batch_bytes(split, task, wanted, job.batch_size)
+    if needed(parts, batch) > free:
         owners = " and ".join(dict.fromkeys(part.owner for part in parts))
         raise ModelInvalid(
             f"device = {job.device} has {shown_bytes(free)} of memory free, but training "
-            f"the parts of {owners} needs {told(parts)}"
+            f"the parts of {owners} with batch_size = {job.batch_size} needs {told(parts, batch)}"
         )
 
 
-def told(parts: Sequence[PartMemory]) -> str:
-    """Return a sentence on the memory that `parts` need together."""
+def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
+    """Return a sentence on the memory that `parts` and a batch of `batch` bytes need together."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
     )
+    own = f"or {shown_bytes(batch)} for a batch before that, " if batch else ""
     stepping = shown_bytes(max((part.stepping for part in parts), default=0))
     return (
-        f"{shown_bytes(needed(parts))}: weights {weights}, gradients {gradients}, "
-        f"optimiser {optimizer} and {stepping} while it steps, of "
+        f"{shown_bytes(needed(parts, batch))}: weights {weights}, gradients {gradients}, "
+        f"optimiser {optimizer} and {stepping} while it steps, {own}of "
         f"{sum(part.parameters for part in parts):,} parameters"
     )
 

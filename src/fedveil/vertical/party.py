@@ -123,7 +123,7 @@ class Party:
         self._switch(training=True)
         self._statistics.keep()
         try:
-            step = yield from self._run(number, batch, training=True, occasion=0)
+            step = yield from self._run(number, batch, training=True, occasion=0, subset="train")
         except BaseException:
             self._clear()
             self._statistics.put_back()
@@ -134,15 +134,16 @@ class Party:
         return step.loss
 
     def look(
-        self, number: int, batch: Batch, *, occasion: int = 0
+        self, number: int, batch: Batch, *, occasion: int = 0, subset: str = "test"
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass, with the same protection. Returns the outputs at the leader.
 
         `occasion` distinguishes reports that are drawn at different times for the same `number`.
+        `subset` names the examples of which the batch has positions.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
-        step = yield from self._run(number, batch, training=False, occasion=occasion)
+        step = yield from self._run(number, batch, training=False, occasion=occasion, subset=subset)
         return torch.cat(step.outputs) if step.outputs else None
 
     def announcing_failure(self, exchange: Exchange[T]) -> Exchange[T]:
@@ -240,7 +241,9 @@ class Party:
                         f"{part}///{direction} is not a compression error of this party"
                     )
 
-    def _run(self, number: int, batch: Batch, *, training: bool, occasion: int) -> Exchange[Step]:
+    def _run(
+        self, number: int, batch: Batch, *, training: bool, occasion: int, subset: str
+    ) -> Exchange[Step]:
         if not batch.rows:
             raise InvalidValue("a step needs at least one example; the batch has none")
         sizes = micro_sizes(batch.rows, self.in_flight)
@@ -257,6 +260,7 @@ class Party:
             number=number,
             training=training,
             occasion=occasion,
+            subset=subset,
             # The seed is the same wherever the party runs, and after a resumption.
             seed=Seeded(self._seed, "torch", self.name, number).integer(1 << 62) if training else 0,
             measure=alike not in self._bytes,

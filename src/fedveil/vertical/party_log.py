@@ -47,6 +47,11 @@ class PartyLog:
     def event(self, text: str) -> None:
         self._opened.event(text)
 
+    @property
+    def head(self) -> tuple[int, str]:
+        """Return the number of events, and the head of their chain."""
+        return self._opened.log_head
+
     def say(self, sentence: str) -> None:
         """Write a sentence to the log, and show it to the user who started this party."""
         self.event(sentence)

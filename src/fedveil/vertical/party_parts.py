@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import RunFolderError
+from fedveil.errors import JobError, RunFolderError
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.run_folder import RunFolder
@@ -70,7 +70,8 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.event)
-    order = Order(setting.order_seed, setting.rows["train"].count, job.batch_size)
+    count = setting.rows["train"].count
+    order = Order(setting.order_seed, count, job.batch_size, _set_aside(job, count))
     # Randomness drawn again from a seed is the same, and reveals nothing new.
     fresh = not isinstance(setting.entropy, Seeded)
     releases = Releases(folder, order, fresh=fresh, epochs=job.epochs)
@@ -100,6 +101,20 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
         gradients=gradients,
         fingerprint=fingerprint,
     )
+
+
+def _set_aside(job: VerticalJob, count: int) -> int:
+    """Return the number of the `count` training examples that calibrate the model."""
+    share = job.scoring.calibration
+    if share is None:
+        return 0
+    aside = round(share * count)
+    if not 0 < aside < count:
+        raise JobError(
+            [f"scoring.calibration = {share} sets {aside} of {count} training examples aside; "
+             f"at least one must be set aside and one trained on"]
+        )  # fmt: skip
+    return aside
 
 
 def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import LimitReached, PartFailed, PeerAtLimit, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.model_file import write_model
-from fedveil.record.recorder import Metrics
+from fedveil.record.recorder import CROSSES, Metrics
 from fedveil.record.run_folder import METRICS, TRACEBACK, RunFolder, uninterrupted
 from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
-from fedveil.vertical import account
+from fedveil.vertical import account, bundle
+from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
+from fedveil.vertical.crossed import sentences
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
@@ -37,7 +40,7 @@ from fedveil.vertical.returned_gradients import projection
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, held
 from fedveil.vertical.step_window import StepWindow
-from fedveil.vertical.task import Measured, Task, files_of
+from fedveil.vertical.task import SUBSETS, Measured, Task, files_of
 
 
 def begin(
@@ -59,6 +62,8 @@ class PartyRun:
         self.log = log
         self.stopped: str | None = None
         self.done = 0
+        #: The SHA-256 of this party's part of the model bundle, once the run has ended.
+        self.contents: bytes | None = None
         self._parts = parts
         self._has_told = False
         self._window = StepWindow(self.party)
@@ -89,7 +94,9 @@ class PartyRun:
         saved.give(folder, self.party)
         self._window = StepWindow(self.party, saved.window)
         self._parts.releases.restore(
-            step, looks=sum("look" in record for record in metrics.records)
+            step,
+            looks=sum("look" in record for record in metrics.records),
+            calibrations=sum("calibration" in record for record in metrics.records),
         )
         for crossing in self.setting.split.crossings:
             if crossing.sender == self.name and crossing.privacy and crossing.privacy.reuse:
@@ -138,6 +145,9 @@ class PartyRun:
             self.log.show_records()
             for sentence in account.opening(self.setting.split, self.name):
                 self.log.say(sentence)
+            held_out = self.setting.rows["test"].count
+            for sentence in sentences(job, self.setting.split, parts.order, held_out):
+                self.log.event(f"{CROSSES}{sentence}")
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
                 self.log.say(forecast)
         self._has_told = True
@@ -158,6 +168,8 @@ class PartyRun:
                 self._record_step(epoch, within + 1)
             if within + 1 == parts.order.steps and self._looks_after(epoch):
                 yield from self._evaluate(epoch)
+            if number == self.total and parts.order.aside:
+                yield from self._calibrate(epoch)
             if number % job.checkpoint.every_steps == 0 or number == self.total:
                 self._checkpoint()
 
@@ -224,12 +236,37 @@ class PartyRun:
         looks = parts.releases.looks + 1
         parts.limit.check(f"evaluation {looks} of the held-out examples", looks, labelled=False)
         parts.releases.begin_look()
-        order = replace(parts.order, count=held_out.count)
+        order = replace(parts.order, count=held_out.count, aside=0)
         for number, positions in enumerate(order.in_turn(), start=1):
             batch = held_out.batch(positions)
             outputs = yield from self.party.look(number, batch, occasion=self.done)
             if outputs is not None:
                 take(outputs.cpu(), batch)
+
+    def _calibrate(self, epoch: int) -> Exchange[None]:
+        """Send the examples that are set aside. The leader fits the calibrator to them.
+
+        The leader's own labels are used, not those drawn for `label_dp`: the calibrator stays here.
+        """
+        parts, rows = self._parts, self.setting.rows["train"]
+        aside = parts.order.set_aside
+        parts.limit.check("calibration", int(parts.releases.train[aside].max()) + 1, labelled=True)
+        parts.releases.begin_calibration()
+        size, found = parts.order.batch_size, list[torch.Tensor]()
+        for number, start in enumerate(range(0, len(aside), size), start=1):
+            batch = rows.batch(aside[start : start + size])
+            outputs = yield from self.party.look(number, batch, subset="calibration")
+            if outputs is not None:
+                found.append(outputs.float().cpu())
+        if found:
+            labels = rows.batch(aside).labels
+            assert labels is not None, "the leader has the labels"
+            settings = self.setting.job.scoring
+            fitted = Calibrator.fitted(torch.cat(found).numpy(), labels.numpy(), settings.threshold)
+            self.setting.folder.write_atomically(CALIBRATOR, fitted.written())
+            self.log.event(str(fitted))
+        self.log.record(epoch=epoch, calibration=self.done, examples=len(aside))
+        self._window.look_away()
 
     def _looks_after(self, epoch: int) -> bool:
         every, ended = self.setting.job.evaluation.every_epochs, epoch + 1
@@ -266,8 +303,36 @@ class PartyRun:
     def _finish(self) -> None:
         with uninterrupted():
             write_model(self.setting.folder, self.party.modules)
+        self._bundle()
         why = "" if self.stopped is None else f": {self.stopped}"
         self.log.event(f"finished after step {self.done}{why}")
+
+    def _bundle(self) -> None:
+        """Write this party's part of the model bundle, if the task can score new rows."""
+        setting, releases = self.setting, self._parts.releases
+        columns: Callable[[str], Mapping[str, str]] | None = getattr(setting.task, "schema", None)
+        if columns is None:
+            return
+        files = dict(files_of(setting.task, self.name))
+        calibrator = setting.folder.path / CALIBRATOR
+        if calibrator.exists():
+            with intact(calibrator):
+                files[CALIBRATOR] = read_bytes(calibrator, MOST_JOB_BYTES)
+        held_out = np.full(len(setting.rows["test"].ids), releases.looks)
+        self.contents = bundle.write_contents(
+            setting.folder.within(bundle.BUNDLE),
+            setting.job,
+            party=self.name,
+            step=self.done,
+            modules=self.party.modules,
+            columns=columns(self.name),
+            files=files,
+            sent=bundle.sent_file(
+                [setting.rows[subset].ids for subset in SUBSETS],
+                [releases.train, held_out],
+                [True, False],
+            ),
+        )
 
 
 def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:

@@ -95,7 +95,13 @@ def told_classes(
     Classes are named by `names`, or by their number without it. The prediction is the class with
     the highest output. The probabilities are calibrated.
     """
-    chosen, shares = outputs.argmax(axis=1), calibrated(outputs, labels)
+    return told_scores(calibrated(outputs, labels), outputs.argmax(axis=1), names)
+
+
+def told_scores(
+    shares: Array, chosen: npt.NDArray[np.int64], names: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """Return the columns of examples with the probabilities `shares` and the classes `chosen`."""
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]
     columns = {"probability": likely}

@@ -127,20 +127,32 @@ class Order:
     """The examples of each training step, equal for all parties.
 
     Every epoch uses all examples once, in an order of its own that the seed determines. Its last
-    step may have fewer examples. Steps are numbered from 1, epochs from 0.
+    step may have fewer examples. Steps are numbered from 1, epochs from 0. `aside` examples, which
+    the seed determines too, are in no step.
     """
 
     seed: int
     count: int
     batch_size: int
+    aside: int = 0
 
     @property
     def steps(self) -> int:
-        return -(-self.count // self.batch_size)
+        return -(-(self.count - self.aside) // self.batch_size)
+
+    @property
+    def set_aside(self) -> Positions:
+        """Return the positions of the examples that are in no step, in order."""
+        return _parted(self.seed, self.count, self.aside)[0]
+
+    @property
+    def trained(self) -> Positions:
+        """Return the positions of the examples that every epoch uses, in order."""
+        return _parted(self.seed, self.count, self.aside)[1]
 
     def of_step(self, step: int) -> Positions:
         epoch, within = divmod(step - 1, self.steps)
-        order = _epoch(self.seed, self.count, epoch)
+        order = _epoch(self.seed, self.count, epoch, self.aside)
         return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def in_turn(self) -> list[Positions]:
@@ -149,5 +161,13 @@ class Order:
 
 
 @lru_cache(maxsize=2)  # of the parties in one process, some may be an epoch ahead
-def _epoch(seed: int, count: int, number: int) -> Positions:
-    return Seeded(seed, "order", number).permutation(count)
+def _epoch(seed: int, count: int, number: int, aside: int) -> Positions:
+    trained = _parted(seed, count, aside)[1]
+    return trained[Seeded(seed, "order", number).permutation(len(trained))]
+
+
+@lru_cache(maxsize=2)
+def _parted(seed: int, count: int, aside: int) -> tuple[Positions, Positions]:
+    """Return the positions that are set aside, and all others."""
+    drawn = Seeded(seed, "set aside").permutation(count) if aside else np.arange(count)
+    return np.sort(drawn[:aside]), np.sort(drawn[aside:])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class Batch:
 class Occasion:
     """Identifies the randomness of a report: no two reports of a run have equal occasions."""
 
-    subset: Literal["train", "test"]
+    subset: str
     number: int
     step: int
     micro: int
@@ -104,8 +104,9 @@ class Step:
 
     `tells` are the indices in the program of the messages that carry the loss (`last_words`).
     `number` is the number of the step or look, and `occasion` tells apart the reports of one
-    `number` that are drawn at different times. `seed` is for random numbers that the
-    party's modules draw from torch. Bytes are counted if `measure` is True.
+    `number` that are drawn at different times. `subset` names the examples of the batch's
+    positions. `seed` is for random numbers that the party's modules draw from torch. Bytes
+    are counted if `measure` is True.
     """
 
     context: Context
@@ -116,6 +117,7 @@ class Step:
     number: int
     training: bool
     occasion: int
+    subset: str
     seed: int
     measure: bool
     #: The batch's mean loss, once this party knows it.
@@ -339,9 +341,8 @@ class Step:
         return report
 
     def _occasion(self, micro: int) -> Occasion:
-        subset: Literal["train", "test"] = "train" if self.training else "test"
         positions = self._micros[micro].positions
-        return Occasion(subset, self.occasion, self.number, micro, positions)
+        return Occasion(self.subset, self.occasion, self.number, micro, positions)
 
     def _arrive(self, transfer: Transfer, message: Message) -> None:
         crossing, micro = transfer.crossing, transfer.micro

@@ -73,6 +73,19 @@ class Columns:
         return len(self.ids)
 
 
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """A party's rows to score, without labels.
+
+    `notes` are sentences for this party about columns that differ from the training rows, and
+    `drift` the figures of all columns.
+    """
+
+    columns: Columns
+    notes: Sequence[str]
+    drift: Sequence[Mapping[str, Any]]
+
+
 @runtime_checkable
 class Task(Protocol):
     """A task, the same on every machine that takes part.
@@ -93,10 +106,15 @@ class Task(Protocol):
       from an array of the last part's outputs; the function may omit either argument;
     - `assists: Mapping[str, Assist]`: the followers' sides of exchanges other than training,
       evaluation and prediction, by the purpose that the leader names;
+    - `new_rows(party, path, folder) -> NewRows` and `schema(party) -> dict[str, str]`: a party's
+      rows of a file to score, read with the party's `files` in `folder`, and the kind of each
+      column that the file must have; such a task's model is bundled (`bundle`);
     - `numbered`: True if ids are numbers that every party gives the same examples by itself, so
       that they are no secret and digests align them;
     - an argument `here` of `split_model`: the parties whose modules are needed, if it can omit
       the modules of others; None means all;
+    - `inputs`: the shape and the torch type of an example's columns, and of its `labels`, so that
+      the memory of a batch is known beforehand;
     - `by_shape`: the parties whose parts `split_model` makes without reading their data's rows
       and without drawing a random number itself, so that torch's meta device can size them.
     """

@@ -36,6 +36,26 @@ Listen = Annotated[
         help="The address on which the leader listens for followers. Port 0: any free port.",
     ),
 ]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[PARTY=]FILE",
+        help="A file of new rows to score, without labels. PARTY= for each party, if all parties "
+        "are in this process.",
+    ),
+]
+MostIds = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="The most ids that this party accepts from another for this file, over all sessions. "
+        "Default: alignment.most_ids of the job.",
+    ),
+]
+ConnectTo = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="The leader's address, at a follower that scores."),
+]
 Tls = Annotated[
     Path | None,
     typer.Option(

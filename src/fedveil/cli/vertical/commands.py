@@ -5,9 +5,11 @@ from __future__ import annotations
 import typer
 
 from fedveil.cli.json_answer import answering
+from fedveil.cli.vertical.check import check
 from fedveil.cli.vertical.generate import generate
 from fedveil.cli.vertical.machines import certificates, follower, leader
 from fedveil.cli.vertical.one_process import evaluate, keys, parts, predict, run, show
+from fedveil.cli.vertical.serve_predictions import serve_predictions
 
 app = typer.Typer(
     help="Split learning across parties that hold different features of the same examples.\n\n"
@@ -18,6 +20,7 @@ for command in (
     run,
     evaluate,
     predict,
+    serve_predictions,
     generate,
     show,
     parts,
@@ -25,5 +28,6 @@ for command in (
     leader,
     follower,
     certificates,
+    check,
 ):
     app.command()(answering(command))

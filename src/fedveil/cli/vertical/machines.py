@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedveil.vertical.party_run import PartyRun
     from fedveil.vertical.remote.machine import Machine, Session
     from fedveil.vertical.remote.sessions import Meeting
+    from fedveil.vertical.split import SplitModel
     from fedveil.vertical.task import Task
 
 _leader_of = attrgetter("leader")
@@ -197,11 +198,27 @@ def _machine(
 def _meeting(
     option: str, address: str, machine: Machine, tls: Path | None, insecure: bool, patience: float
 ) -> Meeting:
+    from fedveil.vertical.task import notes_of
+
+    for sentence in notes_of(machine.task, machine.party):
+        say(sentence)
+    return meeting(option, address, machine.party, machine.split, tls, insecure, patience)
+
+
+def meeting(
+    option: str,
+    address: str,
+    party: str,
+    split: SplitModel,
+    tls: Path | None,
+    insecure: bool,
+    patience: float,
+) -> Meeting:
+    """Return where and how `party` meets the others. `option` is the one that named `address`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line
     from fedveil.vertical.remote.sessions import Meeting
-    from fedveil.vertical.task import notes_of
 
     if (tls is None) != insecure:
         raise InvalidValue(
@@ -209,14 +226,12 @@ def _meeting(
             if insecure
             else "--tls DIR is missing: plaintext needs --insecure, and a loopback address"
         )
-    for sentence in notes_of(machine.task, machine.party):
-        say(sentence)
-    parties = [machine.split.leader, *machine.split.followers]
+    parties = [split.leader, *split.followers]
     return Meeting(
         address=Address.parse(option, address),
-        credentials=None if tls is None else Credentials.read(tls, machine.party, parties),
+        credentials=None if tls is None else Credentials.read(tls, party, parties),
         patience_s=patience,
         report=remark,
         progress=lambda record: say(line(record)),
-        listening=lambda here: say(f"{machine.party} listens on {here}"),
+        listening=lambda here: say(f"{party} listens on {here}"),
     )

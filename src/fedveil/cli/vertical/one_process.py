@@ -17,7 +17,8 @@ from fedveil.base.plain_text import document, remark, say
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import ended, load, of_accounts, say_accounts
 from fedveil.cli.vertical.machines import look
-from fedveil.errors import JobError
+from fedveil.cli.vertical.new_rows import predict_new
+from fedveil.errors import InvalidValue, JobError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.vertical.memory_reuse import keep_freed_memory
 
@@ -83,12 +84,19 @@ def predict(
             help="The file to write: .csv (a line per example) or .npz (arrays of ids and outputs)."
         ),
     ] = Path("predictions.csv"),
+    data: arguments.Data = None,
     listen: arguments.Listen = None,
+    connect: arguments.ConnectTo = None,
+    most_ids: arguments.MostIds = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Write the model's prediction for every held-out example."""
+    """Write the model's predictions: for new rows with --data, else for the held-out examples."""
+    if data is not None:
+        return predict_new(run, data, out, listen, connect, tls, insecure, patience, most_ids)
+    if connect is not None:
+        raise InvalidValue("--connect needs --data FILE: a follower scores its own new rows")
     from fedveil.vertical.predictions import PredictionFile
 
     file = PredictionFile(out)
@@ -117,6 +125,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
     """List the model's parts: owner, number of parameters, and memory needed for training."""
     settings = load(job, overrides)
+    from fedveil.vertical.batch_memory import batch_bytes
     from fedveil.vertical.job_split import make_task
     from fedveil.vertical.part_memory import memory_of, sizable, sized, told
 
@@ -127,11 +136,13 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
             ["the sizes of the parts depend on data that is not here, or on functions of the "
              "job's own: start the run to see them"]
         )  # fmt: skip
-    found = memory_of(sized(settings, task, known))
+    split = sized(settings, task, known)
+    found = memory_of(split)
     for part in found:
         say(f"{part.part} of {part.owner}: {told([part])}")
     for party in known:
-        say(f"{party} in all: {told([part for part in found if part.owner == party])}")
+        batch = batch_bytes(split, task, [party], settings.batch_size)
+        say(f"{party} in all: {told([part for part in found if part.owner == party], batch)}")
     for party in (task.leader, *task.followers):
         if party not in known:
             say(f"{party}: the sizes of its parts depend on data that this job does not name")

@@ -17,15 +17,14 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.array_types import Array, Float64s
-from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
-from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, JobError
 from fedveil.link.names import check_name
 from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
-from fedveil.tasks.tables import table_file
+from fedveil.tasks.tables import new_rows, table_file
 from fedveil.tasks.tables.cell_forms import Kind
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.drift import Summary
 from fedveil.tasks.tables.id_rules import hint
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Table, Wanted
@@ -33,7 +32,7 @@ from fedveil.tasks.wide_and_deep import Features, wide_and_deep
 from fedveil.vertical.remote.alignment import digests
 from fedveil.vertical.rows import Ids
 from fedveil.vertical.split import SplitModel
-from fedveil.vertical.task import SUBSETS, Columns, Subset, Unit, check_party
+from fedveil.vertical.task import SUBSETS, Columns, NewRows, Subset, Unit, check_party
 from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 _PLACE = "task.tables"
@@ -80,9 +79,7 @@ class Tables(ByLabel):
         built only from the header of its own table. None means that all parties are here.
         """
         owners = {
-            owner: _Chosen(self._settings, owner, self.leader).features
-            if here is None or owner in here
-            else None
+            owner: self._features(owner) if here is None or owner in here else None
             for owner in self._settings.owners
         }
         return wide_and_deep(
@@ -108,12 +105,22 @@ class Tables(ByLabel):
         return hint({party: own.tolist() for party, own in ids.items()}, self._settings.ids)
 
     def files(self, party: str) -> dict[str, bytes]:
-        return {_file_of(party): self._of(party).encoding.written()}
+        encoding, summary = self._of(party).encoding.written(), self._of(party).summary.written()
+        return {new_rows.encoding_file(party): encoding, new_rows.summary_file(party): summary}
+
+    def new_rows(self, party: str, path: str, folder: Path) -> NewRows:
+        """Read the rows of a file to score, with the encoding of `party` in `folder`."""
+        return new_rows.read_rows(path, self._settings, folder, party)
+
+    def schema(self, party: str) -> dict[str, str]:
+        """Return the columns of a party's file to score, with the kind of each."""
+        table = self._settings.files.get(party, TableSettings())
+        return new_rows.schema_of(self._encoding(party), table)
 
     @cached_property
     def class_names(self) -> Sequence[str] | None:
         """Return the names of the classes in the leader's file."""
-        label = self._of(self.leader).encoding.label
+        label = self._encoding(self.leader).label
         return label.classes if isinstance(label, Classes) else None
 
     @cached_property
@@ -135,15 +142,34 @@ class Tables(ByLabel):
         return [weights.get(name, 1.0) for name in self.class_names]
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        label = self._of(self.leader).encoding.label
+        label = self._encoding(self.leader).label
         assert isinstance(label, Scale), "labels are numbers"
         return label.undone(scaled)
+
+    def _features(self, owner: str) -> Features:
+        """Return the sizes of an owner's encoding. They need no table if the encoding is saved."""
+        known = self._encoding(owner) if self._kept(owner) else None
+        return (known or _Chosen(self._settings, owner, self.leader)).features
+
+    def _encoding(self, party: str) -> Encoding:
+        kept = self._kept(party)
+        if kept is None:
+            return self._of(party).encoding
+        encoding = new_rows.read_encoding(kept)
+        table = self._settings.files.get(party, TableSettings())
+        if not encoding.fits(table.categories, self._settings.bins):
+            raise DataInvalid(f"{kept} is damaged: it is not an encoding of {table.path}")
+        return encoding
+
+    def _kept(self, party: str) -> Path | None:
+        """Return the file of a party's saved encoding, or None if there is none."""
+        kept = None if self._folder is None else self._folder / new_rows.encoding_file(party)
+        return kept if kept is not None and kept.exists() else None
 
     def _of(self, party: str) -> _Held:
         if party not in self._held:
             check_party(self, party)
-            kept = None if self._folder is None else self._folder / _file_of(party)
-            self._held[party] = _Held(self._settings, party, self.leader, kept)
+            self._held[party] = _Held(self._settings, party, self.leader, self._kept(party))
         return self._held[party]
 
 
@@ -220,7 +246,7 @@ class _Held:
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
         refusals = Refusals(chosen.path)
-        known = None if kept is None or not kept.exists() else self._read(kept, chosen.names)
+        known = None if kept is None else self._read(kept, chosen.names)
         tables = self._subsets(self._wanted({} if known is None else known.kinds), refusals)
         self.said = list(dict.fromkeys(said for table in tables.values() for said in table.said))
         if known is None:
@@ -228,10 +254,15 @@ class _Held:
         refusals.check()
         self.encoding = known
         self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
+        self._train = tables["train"]
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Return the summary of the training rows, beside which new rows are seen to drift."""
+        return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
-        with reading(kept):
-            encoding = Encoding.read(read_bytes(kept, MOST_DATA_BYTES), str(kept))
+        encoding = new_rows.read_encoding(kept)
         if list(encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} does not have the features with which this run began: "
@@ -319,10 +350,6 @@ def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
     return held
-
-
-def _file_of(party: str) -> str:
-    return f"table-{party}.json"
 
 
 def _problems(settings: TablesSettings) -> Iterator[str]:

@@ -134,6 +134,7 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
                 due = " or ".join(f"{due!r}" for due in sorted(_DUE[state]))
                 raise MessageInvalid(f"it sent {kind!r} where {due} was due")
             if kind == "begin":
+                own.check(take(message, "purpose", str))
                 begin, exchanged = message, {}
                 yield Send(leader, _application(own, begin))
                 exchanges = own.align_by == "intersection"

@@ -38,6 +38,8 @@ class Standing:
     keep_brought: Callable[[], None] = lambda: None
     least_common: int = 1
     id_hint: str = ""
+    #: Raises PeerRefused if the leader may not begin a session of a purpose.
+    check: Callable[[str], None] = lambda purpose: None
 
     @property
     def counts(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +39,14 @@ from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.vertical.remote.blinding import POINT_BYTES, Blinding, Points, check_raised
 from fedveil.vertical.rows import Ids, Positions
-from fedveil.vertical.task import SUBSETS, Subset
 
 #: The number of ids sent at a time, while the same number is raised on either side.
 BATCH = 1 << 12
 
-#: The number of ids, by subset.
-Counts = Mapping[Subset, int]
+#: A set of examples: one of a task's, or the rows to score.
+Set: TypeAlias = Any
+#: The number of ids, by set.
+Counts = Mapping[Set, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +57,11 @@ class Found:
     follower drew, or -1 if the follower does not have it.
     """
 
-    places: Mapping[Subset, Mapping[str, Positions]]
-    _raised: Mapping[Subset, Mapping[str, tuple[Points, Points]]]
+    places: Mapping[Set, Mapping[str, Positions]]
+    _raised: Mapping[Set, Mapping[str, tuple[Points, Points]]]
     _blinding: Blinding
 
-    def proof(self, subset: Subset, follower: str, rows: Positions) -> dict[str, Value]:
+    def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
         """Return the fields that prove to a follower which of its ids the leader found."""
         if follower not in self._raised[subset]:
             return {}
@@ -83,7 +85,7 @@ class Exchanged:
     own: Points
     raised: Points
 
-    def check(self, subset: Subset, rows: Positions, agreed: Message) -> None:
+    def check(self, subset: str, rows: Positions, agreed: Message) -> None:
         """Raise `MessageInvalid` unless `agreed` proves that the leader sent each id at `rows`."""
         if len(rows) > len(self.raised):
             raise MessageInvalid(
@@ -102,16 +104,16 @@ class Exchanged:
         )  # fmt: skip
 
 
-def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
+def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
     """Find, for each follower, the places of the leader's ids. Raises Unfit for an invalid answer.
 
     `counts` has the number of ids that each follower says that it has. If a follower or the leader
     has none, there is nothing to find.
     """
     blinding = Blinding(Secure())
-    places: dict[Subset, Mapping[str, Positions]] = {}
-    raised: dict[Subset, Mapping[str, tuple[Points, Points]]] = {}
-    for subset in SUBSETS:
+    places: dict[Set, Mapping[str, Positions]] = {}
+    raised: dict[Set, Mapping[str, tuple[Points, Points]]] = {}
+    for subset in ids:
         having = {name: held[subset] for name, held in counts.items() if held[subset]}
         table = _Table(ids[subset], having if len(ids[subset]) else {}, subset)
         places[subset], raised[subset] = yield from table.filled(blinding, attempt)
@@ -119,8 +121,8 @@ def lead(ids: Mapping[Subset, Ids], counts: Mapping[str, Counts], attempt: int) 
 
 
 def follow(
-    ids: Mapping[Subset, Ids], leads: Counts, leader: str, attempt: int, first: Message
-) -> Exchange[tuple[Message, Mapping[Subset, Exchanged]]]:
+    ids: Mapping[Set, Ids], leads: Counts, leader: str, attempt: int, first: Message
+) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
     """Run a follower's side. Returns the leader's message that ends it, and the exchanges by
     subset.
 
@@ -128,8 +130,8 @@ def follow(
     subset is omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
     """
     blinding, message = Blinding(Secure()), first
-    done: dict[Subset, Exchanged] = {}
-    for subset in SUBSETS:
+    done: dict[Set, Exchanged] = {}
+    for subset in ids:
         order = Secure().permutation(len(ids[subset]))
         shuffled = ids[subset][order]
         if not (leads[subset] and len(shuffled)):
@@ -162,7 +164,7 @@ class _Table:
 
     ids: Ids
     counts: Mapping[str, int]
-    subset: Subset
+    subset: str
 
     def filled(
         self, blinding: Blinding, attempt: int

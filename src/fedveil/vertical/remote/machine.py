@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Message, Value, only_fields, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
-from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
+from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, RunFolderError
 from fedveil.learning.device import check_device
-from fedveil.link.channel import Channel, Exchange, Send, drive, received
-from fedveil.link.tls import named_in
+from fedveil.link.channel import Channel, Exchange, Send, drive
+from fedveil.link.tls import Credentials, named_in
 from fedveil.privacy.ledger import Line
+from fedveil.record.event_log import anchor
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.saved_job import reopen
@@ -33,7 +35,8 @@ from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
 from fedveil.vertical.party_run import PartyRun, begin, keep_run
-from fedveil.vertical.remote import handshake
+from fedveil.vertical.remote import bundle_agreement, handshake
+from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake import TRAIN
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
@@ -58,6 +61,7 @@ GUESSES = "guesses"
 #: The default of `alignment.most_ids`, as a multiple of the number of own ids.
 _MULTIPLE = 4
 FINISHED = "finished"
+_MOST_LOG_LINES = 1 << 40
 
 #: The purposes of sessions of any task, and the exchange that every party runs in each.
 PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
@@ -216,6 +220,7 @@ class Machine:
         progress: Progress | None = None,
         own: Callable[[PartyRun], Exchange[Any]] | None = None,
         say: Callable[[str], None] | None = None,
+        credentials: Credentials | None = None,
     ) -> Session:
         """Restore the agreed step, and run the session's exchange.
 
@@ -232,6 +237,8 @@ class Machine:
         finally:
             if agreement.purpose != TRAIN:  # training has written it itself
                 run.keep_account()
+        if agreement.purpose == TRAIN and run.contents is not None:
+            drive(bundle_agreement.agree(run, agreement.run, credentials), channels)
         drive(self._farewell(run, channels), channels)
         if agreement.purpose == TRAIN and self.folder is not None:
             self.folder.write_atomically(FINISHED, b"")
@@ -322,16 +329,22 @@ class Machine:
         """Wait until all parties have written their files, because until then one may need the
         others.
         """
+        count, head = run.log.head
+        log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
+            heads = {}
             for follower in channels:
-                _check(follower, (yield from _last_message(follower, run)), done)
+                message = yield from last_message(follower, run)
+                heads[follower] = _checked(follower, message, done)
             for follower in channels:
-                yield Send(follower, {"kind": "farewell"})
+                yield Send(follower, {"kind": "farewell", **log})
         else:
-            yield Send(self.task.leader, done)
-            last = yield from _last_message(self.task.leader, run)
-            _check(self.task.leader, last, {"kind": "farewell"})
+            yield Send(self.task.leader, {**done, **log})
+            last = yield from last_message(self.task.leader, run)
+            heads = {self.task.leader: _checked(self.task.leader, last, {"kind": "farewell"})}
+        for peer, theirs in heads.items():
+            run.log.event(anchor(peer, theirs))
 
 
 def drawn_seed() -> int:
@@ -350,20 +363,20 @@ def _kept_seed(path: Path) -> int | None:
     return int.from_bytes(raw, "little")
 
 
-def _last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message.
-
-    After a limit, skips messages of the step that the limit ended.
-    """
-    message = yield from received(peer)
-    while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
-        message = yield from received(peer)
-    return message
-
-
-def _check(peer: str, message: Message, due: Message) -> None:
-    if message != due:
-        raise ExchangeError(f"{peer} sent {message.get('kind')!r} where {due['kind']!r} was due")
+def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
+    """Return the head of the peer's log from its last message, which must be the one `due`."""
+    try:
+        only_fields(message, *due, "lines", "head")
+        if {name: message[name] for name in due} != due:
+            raise MessageInvalid(f"it sent {message['kind']!r}")
+        lines, head = take(message, "lines", int), take(message, "head", str)
+        if not 0 <= lines <= _MOST_LOG_LINES or not re.fullmatch("[0-9a-f]{64}", head):
+            raise MessageInvalid("it states no head of a log")
+    except MessageInvalid as error:
+        raise ExchangeError(
+            f"{peer} sent {message.get('kind')!r} where {due['kind']!r} was due: {error}"
+        ) from None
+    return lines, head
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:

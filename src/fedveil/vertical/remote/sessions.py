@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from fedveil.base.message import Message, Value
@@ -20,6 +21,8 @@ from fedveil.link.channel import Exchange, drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
+from fedveil.link.rights import check_right
+from fedveil.link.roles import right_of
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 from fedveil.record.lifecycle import how_to_resume
@@ -65,13 +68,15 @@ def lead(
     `own` is as in `Machine.play`.
     """
     followers = machine.split.followers
+    for follower in followers:
+        check_right(meeting.credentials, follower, right_of(purpose))
     links = {name: Link(name, patience_s=meeting.patience_s) for name in followers}
     with (
         _how_to_resume(machine, purpose, LEADER),
         Listener(
             meeting.address, links, machine.party, meeting.credentials, meeting.report
         ) as listener,
-        _closing(links.values()),
+        closing(links.values()),
     ):
         meeting.listening(listener.address)
         attempt, seed = 0, machine.job.seed
@@ -90,7 +95,9 @@ def lead(
                 )
                 agreement = drive(agreeing, links)
                 _tell(meeting, agreement)
-                session = machine.play(agreement, links, meeting.progress, own, meeting.report)
+                session = machine.play(
+                    agreement, links, meeting.progress, own, meeting.report, meeting.credentials
+                )
                 return _noting(links, session)
             except Unfit as unfit:
                 meeting.report(f"refused: {unfit}")
@@ -103,7 +110,7 @@ def lead(
 # --- a follower
 
 
-class _StartOver(PeerRestarted):
+class StartOver(PeerRestarted):
     """Raised if the leader begins a new attempt. `begin` is its message."""
 
     def __init__(self, begin: Message) -> None:
@@ -111,7 +118,7 @@ class _StartOver(PeerRestarted):
         super().__init__("the leader starts over")
 
 
-class _Attentive:
+class Attentive:
     """A follower's channel to the leader, which recognises the beginning of a new attempt."""
 
     def __init__(self, link: Link) -> None:
@@ -120,10 +127,10 @@ class _Attentive:
         self._link = link
 
     def receive(self) -> dict[str, Value]:
-        """Return the leader's next message. Raises _StartOver if it begins a new attempt."""
+        """Return the leader's next message. Raises StartOver if it begins a new attempt."""
         message = self._link.receive()
         if message.get("kind") == "begin":
-            raise _StartOver(message)
+            raise StartOver(message)
         return message
 
 
@@ -148,13 +155,15 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
     with (
         _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
         Dialer(meeting.address, link, machine.party, meeting.credentials),
-        _closing([link]),
+        closing([link]),
     ):
         begin: Message | None = None
         while True:
             link.begin()
             try:
-                agreeing = handshake.follow(machine.standing(), leader, begin)
+                check = partial(_check_purpose, meeting, leader)
+                standing = replace(machine.standing(), check=check)
+                agreeing = handshake.follow(standing, leader, begin)
                 agreement = drive(agreeing, {leader: link})
                 if looks == (agreement.purpose == TRAIN):
                     here = "serve" if looks else TRAIN
@@ -163,11 +172,17 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                         f"{agreement.purpose}"
                     )
                 _tell(meeting, agreement)
-                attentive = {leader: _Attentive(link)}
-                session = machine.play(agreement, attentive, meeting.progress, say=meeting.report)
+                attentive = {leader: Attentive(link)}
+                session = machine.play(
+                    agreement,
+                    attentive,
+                    meeting.progress,
+                    say=meeting.report,
+                    credentials=meeting.credentials,
+                )
                 return _noting({leader: link}, session)
             except PeerRestarted as restart:
-                begin = restart.begin if isinstance(restart, _StartOver) else None
+                begin = restart.begin if isinstance(restart, StartOver) else None
                 meeting.report(f"{restart}: back to the last step that all parties have saved")
 
 
@@ -179,6 +194,10 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
                 f"{link.away_s:.1f} s in all"
             )
     return session
+
+
+def _check_purpose(meeting: Meeting, leader: str, purpose: str) -> None:
+    check_right(meeting.credentials, leader, right_of(purpose))
 
 
 def _tell(meeting: Meeting, agreement: Agreement) -> None:
@@ -197,7 +216,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 
 @contextmanager
-def _closing(links: Iterable[Link]) -> Iterator[None]:
+def closing(links: Iterable[Link]) -> Iterator[None]:
     """Close the links at the end of the block, and send the peers the reason."""
     reason = ""
     try:

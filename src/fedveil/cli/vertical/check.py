@@ -1,0 +1,55 @@
+"""`fedveil vertical check`: whether the logs and the model bundles in a folder are as written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import remark, say
+from fedveil.errors import FedveilError, RunFolderError
+
+
+def check(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a model bundle.")],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="An events.log of another party, which says how this one's stood at the end of "
+            "each session; may be repeated."
+        ),
+    ] = None,
+) -> object:
+    """Check that no line of a log and no file of a model bundle was removed or edited."""
+    from fedveil.record.event_log import anchors, faults
+    from fedveil.record.run_folder import EVENTS
+    from fedveil.vertical.bundle import CONTENTS, Bundle
+
+    logs = sorted(run.rglob(EVENTS))
+    bundles = sorted(file.parent for file in run.rglob(CONTENTS))
+    if not logs and not bundles:
+        raise RunFolderError(f"{run} has no {EVENTS} and no model bundle to check")
+    said: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for other in {*logs, *(against or [])}:
+        for party, count, digest in anchors(other):
+            said[party].append((count, digest))
+    found = []
+    for log in logs:
+        wrong = faults(log, said.get(log.parent.name, ()))
+        found += wrong
+        if not wrong:
+            seen = len(said.get(log.parent.name, ()))
+            say(f"{log}: as it was written, and as other logs say {seen} times")
+    for bundle in bundles:
+        try:
+            Bundle.read(bundle)
+            say(f"{bundle}: every file is the one that the parties agreed on")
+        except FedveilError as error:
+            found.append(str(error))
+    for sentence in found:
+        remark(sentence, "error")
+    if found:
+        raise typer.Exit(1)
+    return {"logs": logs, "bundles": bundles}

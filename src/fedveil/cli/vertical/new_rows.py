@@ -1,0 +1,118 @@
+"""`fedveil vertical predict --data`: scores new rows with a model bundle."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.base.plain_text import remark, say
+from fedveil.cli.vertical.job_file import of_accounts, say_accounts
+from fedveil.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from fedveil.vertical.remote.sessions import Meeting
+    from fedveil.vertical.scoring.scorer import Scorer
+    from fedveil.vertical.scoring.sources import Source
+
+
+def opened(
+    path: Path,
+    data: list[str],
+    stack: ExitStack,
+    tls: Path | None = None,
+    most_ids: int | None = None,
+) -> dict[str, Scorer]:
+    """Return each party's side, from the bundles in `path` and its file of new rows."""
+    from fedveil.link.tls import Credentials
+    from fedveil.vertical.bundle import Bundle
+    from fedveil.vertical.scoring.scorer import Scorer
+    from fedveil.vertical.scoring.sources import bundles_in, files_of
+
+    bundles = {Bundle.read(bundle).contents.party: bundle for bundle in bundles_in(path)}
+    files = files_of(data, list(bundles))
+    scorers = {}
+    for party, bundle in bundles.items():
+        own = None
+        if tls is not None:
+            own = Credentials.read(tls, party, Bundle.read(bundle).manifest.contents)
+        scorers[party] = Scorer(bundle, files[party], stack, own, remark, most_ids)
+    return scorers
+
+
+def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
+    """Return the one party that is here. Raises InvalidValue for the wrong end of the link."""
+    if len(scorers) > 1:
+        raise InvalidValue(
+            "--listen and --connect are for one party: name its own bundle, RUN/PARTY/bundle"
+        )
+    scorer = next(iter(scorers.values()))
+    if leads != (scorer.name == scorer.split.leader):
+        right = "--listen" if not leads else "--connect"
+        raise InvalidValue(f"the bundle is of {scorer.name}, which needs {right} HOST:PORT")
+    return scorer
+
+
+def meeting_of(
+    option: str, address: str, scorer: Scorer, tls: Path | None, insecure: bool, patience: float
+) -> Meeting:
+    from fedveil.cli.vertical.machines import meeting
+
+    return meeting(option, address, scorer.name, scorer.split, tls, insecure, patience)
+
+
+def source_of(
+    scorers: dict[str, Scorer],
+    listen: str | None,
+    tls: Path | None,
+    insecure: bool,
+    patience: float,
+    stack: ExitStack,
+) -> Source:
+    """Return the leader's source of scores: parties in this process, or followers elsewhere."""
+    from fedveil.vertical.scoring.sources import Apart, Together
+
+    if listen is None:
+        return Together(list(scorers.values()))
+    scorer = only(scorers, leads=True)
+    return Apart(scorer, meeting_of("--listen", listen, scorer, tls, insecure, patience), stack)
+
+
+def predict_new(
+    path: Path,
+    data: list[str],
+    out: Path,
+    listen: str | None,
+    connect: str | None,
+    tls: Path | None,
+    insecure: bool,
+    patience: float,
+    most_ids: int | None,
+) -> object:
+    """Score new rows as the leader, as a follower, or as all parties in this process."""
+    from fedveil.vertical.scoring.predicted import ScoreFile
+    from fedveil.vertical.scoring.sources import follow
+
+    if listen is not None and connect is not None:
+        raise InvalidValue("--listen is for the leader and --connect for a follower: remove one")
+    file = None if connect is not None else ScoreFile(out)
+    with ExitStack() as stack:
+        scorers = opened(path, data, stack, tls, most_ids)
+        counts = None
+        if connect is not None:
+            scorer = only(scorers, leads=False)
+            follow(scorer, meeting_of("--connect", connect, scorer, tls, insecure, patience))
+        else:
+            assert file is not None, "the leader writes"
+            source = source_of(scorers, listen, tls, insecure, patience, stack)
+            counts = file.write(source, remark)
+        accounts = {name: scorer.keep_account() for name, scorer in scorers.items()}
+        drift = {name: list(scorer.new.drift) for name, scorer in scorers.items()}
+    if counts is not None:
+        say(
+            f"wrote {out}: {counts['scored']:,} predictions; {counts['alone']:,} rows are not at "
+            f"all parties, {counts['refused']:,} are refused by a party's privacy.max_epsilon"
+        )
+    say_accounts(accounts)
+    rows = {} if counts is None else {"file": out, "rows": counts}
+    return {**rows, "accounts": of_accounts(accounts), "drift": drift}

@@ -1,0 +1,77 @@
+"""`fedveil vertical serve-predictions`: predictions for new rows over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import remark, say
+from fedveil.cli.vertical import arguments
+from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
+from fedveil.errors import InvalidValue
+
+
+def serve_predictions(
+    run: arguments.RunPath,
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[PARTY=]FILE",
+            help="The file of rows that may be asked for. PARTY= for each party, if all parties "
+            "are in this process.",
+        ),
+    ],
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The leader's address for clients, over HTTP."),
+    ] = None,
+    listen: arguments.Listen = None,
+    connect: arguments.ConnectTo = None,
+    most_ids: arguments.MostIds = None,
+    queue: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Requests that may wait; a full queue is 503.")
+    ] = 64,
+    guesses: Annotated[
+        int, typer.Option(min=0, help="Ids that are not there which one client may ask for.")
+    ] = 100,
+    tls: arguments.Tls = None,
+    insecure: arguments.Insecure = False,
+    patience: arguments.Patience = arguments.PATIENCE_S,
+) -> object:
+    """Answer questions for predictions over HTTP, on loopback or mutual TLS; Ctrl-C ends it."""
+    from fedveil.link.streams import Address
+    from fedveil.link.tls import Credentials
+    from fedveil.vertical.scoring.service import PredictionService
+    from fedveil.vertical.scoring.sources import serve
+
+    if (http is None) == (connect is None):
+        raise InvalidValue("the leader needs --http HOST:PORT, a follower --connect HOST:PORT")
+    if (tls is None) != insecure:
+        raise InvalidValue("one of --tls DIR and --insecure is needed, the latter on loopback only")
+    # A supervisor ends a service by SIGTERM, and the accounts are written at its end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as stack:
+        scorers = opened(run, data, stack, tls, most_ids)
+        for scorer in scorers.values():
+            stack.callback(scorer.keep_account)
+        if connect is not None:
+            scorer = only(scorers, leads=False)
+            serve(scorer, meeting_of("--connect", connect, scorer, tls, insecure, patience))
+        assert http is not None, "the leader has clients"
+        address = Address.parse("--http", http)
+        source = source_of(scorers, listen, tls, insecure, patience, stack)
+        own = None
+        if tls is not None:
+            own = Credentials.read(tls, source.leader.name, list(source.leader.split.parties))
+        service = PredictionService(source, own, queue=queue, guesses=guesses)
+        if (note := service.note) is not None:
+            remark(note)
+        scheme = "http" if own is None else "https"
+        asyncio.run(
+            service.run(address, lambda here: say(f"predictions at {scheme}://{here}/predict"))
+        )
+    return {}

@@ -1,0 +1,43 @@
+"""Rights of certificates: `roles` in a party's own `tls.yaml`.
+
+    roles:
+      lead: [train, evaluate, predict]         a party, by its name in the job
+      scoring.bank.example: [predict]          any other certificate of the party's authority
+      ops.bank.example: [metrics]
+
+Each party decides for itself. A peer needs the right of a session's purpose: a leader to begin it,
+a follower to take part. A client of `fedveil vertical serve-predictions` needs `predict` to ask for
+predictions, `probabilities` to see probabilities beside them, and `metrics` to see the service's
+figures. With `roles`, a certificate that is not listed has no right. Without, the parties of the
+job have all rights, and others none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from fedveil.errors import CertificateError, nearest
+
+PREDICT, PROBABILITIES, METRICS = "predict", "probabilities", "metrics"
+RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRICS)
+
+
+def right_of(purpose: str) -> str:
+    """Return the right that a session of a purpose needs. Scoring new rows needs `predict`."""
+    return PREDICT if purpose == "score" else purpose
+
+
+def check_roles(path: Path, roles: object) -> None:
+    """Raise CertificateError unless `roles` in the file `path` is a block of lists of rights."""
+    if not isinstance(roles, dict):
+        raise CertificateError(f"roles in {path} is not a block of `name: [right, ...]` lines")
+    for who, rights in roles.items():
+        if not isinstance(who, str) or not isinstance(rights, list):
+            raise CertificateError(f"roles.{who} in {path} is not a list of rights")
+        for right in rights:
+            if right not in RIGHTS:
+                raise CertificateError(
+                    f"roles.{who} in {path} has a right that is not known, {right}"
+                    f"{nearest(str(right), RIGHTS)}: the rights are {', '.join(RIGHTS)}"
+                )

@@ -1,0 +1,121 @@
+"""A run's event log, with a hash chain beside it that shows a removed or edited line.
+
+    events.log     a time and a sentence on each line
+    events.chain   for each of these lines, SHA-256 of the chain's previous line and this line
+
+A user who may write the folder can compute a new chain for an edited log. So parties on different
+machines write into their own logs, at the end of a session, where the other's chain stood:
+`anchor` is that sentence. An edited log then contradicts the other party's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from fedveil.base.files import open_to_append
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+
+CHAIN = "events.chain"
+DIGEST_LETTERS = 64
+_START = "0" * DIGEST_LETTERS
+_ANCHOR = re.compile(r" the log of (\S+) has ([0-9]+) lines and ends in ([0-9a-f]{64})$")
+
+
+class EventLog:
+    """Appends lines to an event log and to its chain."""
+
+    def __init__(self, path: Path) -> None:
+        chain = path.with_name(CHAIN)
+        lines, digests = _lines(path), _lines(chain)
+        self._log: IO[bytes] = open_to_append(path)
+        self._chain: IO[bytes] = open_to_append(chain)
+        for file, held in ((path, self._log), (chain, self._chain)):
+            if file.stat().st_size and not _ends_whole(file):
+                _append(held, b"\n")
+        self._count = len(digests)
+        self._head = digests[-1].decode("ascii", "replace") if digests else _START
+        # A log without a chain is of an earlier version. A killed process may lack the last digest.
+        if not digests or len(lines) == len(digests) + 1:
+            for line in lines[len(digests) :]:
+                self._link(line)
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Return the number of lines, and the chain's last line."""
+        return self._count, self._head
+
+    def append(self, line: str) -> None:
+        data = line.encode()
+        _append(self._log, data + b"\n")
+        self._link(data)
+
+    def close(self) -> None:
+        self._log.close()
+        self._chain.close()
+
+    def _link(self, line: bytes) -> None:
+        self._head, self._count = _linked(self._head, line), self._count + 1
+        _append(self._chain, self._head.encode() + b"\n")
+
+
+def anchor(party: str, head: tuple[int, str]) -> str:
+    """Return the sentence that another party's log had this head."""
+    return f"the log of {party} has {head[0]} lines and ends in {head[1]}"
+
+
+def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield what a log says of other parties' logs: party, number of lines, last digest."""
+    for line in _lines(path):
+        if found := _ANCHOR.search(line.decode("utf-8", "replace")):
+            yield found[1], int(found[2]), found[3]
+
+
+def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
+    """Return sentences on where a log is not the one that was written, or none if it is.
+
+    `said` has heads of this log that other parties' logs name.
+    """
+    lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
+    head, heads = _START, [_START]
+    for line in lines:
+        head = _linked(head, line)
+        heads.append(head)
+    found = []
+    wrong = [at for at, (a, b) in enumerate(zip(heads[1:], digests, strict=False), 1) if a != b]
+    if wrong:
+        found.append(f"{path}, line {wrong[0]}: it was edited, or a line before it was removed")
+    elif len(lines) < len(digests):
+        found.append(f"{path}: {len(digests) - len(lines)} lines were removed at its end")
+    elif len(lines) > len(digests):
+        found.append(f"{path}, line {len(digests) + 1}: it is not in {_of(path).name}")
+    for count, digest in said:
+        if count >= len(heads) or heads[count] != digest:
+            found.append(
+                f"{path}: another party saw other lines: it had {count} then, ending in {digest}"
+            )
+    return found
+
+
+def _of(path: Path) -> Path:
+    return path.with_name(CHAIN)
+
+
+def _linked(head: str, line: bytes) -> str:
+    return hashlib.sha256(head.encode() + line).hexdigest()
+
+
+def _lines(path: Path) -> list[bytes]:
+    return read_bytes(path, MOST_LINES_BYTES).splitlines() if path.exists() else []
+
+
+def _ends_whole(path: Path) -> bool:
+    return read_bytes(path, MOST_LINES_BYTES).endswith(b"\n")
+
+
+def _append(file: IO[bytes], data: bytes) -> None:
+    while data:  # a partial write reports its error on the next try
+        data = data[file.write(data) :]

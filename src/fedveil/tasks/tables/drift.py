@@ -1,0 +1,202 @@
+"""Drift: how the rows of a new file differ from those that a party's encoding was computed from.
+
+A summary of every column is saved at training. For new rows, two figures compare a column with it:
+
+- the population stability index, Σ (q - p) ln(q / p) over the column's groups, where p is a group's
+  share of the training rows and q its share of the new ones. The groups of numbers are ten
+  intervals between training quantiles and the missing cells; those of words are the most frequent
+  words, all others, and the missing cells. Half a row is added to each group. By convention, the
+  distribution is stable below 0.1 and has shifted above 0.25;
+- for numbers, the Kolmogorov-Smirnov statistic, the largest difference between the shares of rows
+  up to a value. It is taken at 128 training quantiles, so it may be too small by 1/128.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field, ValidationError
+from scipy.special import kolmogorov
+
+from fedveil.base.array_types import Float64s
+from fedveil.errors import DataInvalid
+from fedveil.settings.allowed import plain, shown
+from fedveil.settings.settings import Settings
+from fedveil.tasks.tables.table_file import Table
+
+#: Fewer new rows say too little about a distribution.
+LEAST_ROWS = 100
+STABLE, SHIFTED = 0.1, 0.25
+#: A false alarm of the Kolmogorov-Smirnov test in one column of a thousand.
+_UNLIKELY = 0.001
+_POINTS, _GROUPS = 128, 10
+#: Words beyond these many count as one group, and an unknown word among them is not noticed.
+_MOST_WORDS = 10_000
+_SHOWN = 3
+
+
+class NumberSummary(Settings):
+    """The training rows' numbers: values, and the share of rows up to each. NaN is missing."""
+
+    points: tuple[float, ...]
+    shares: tuple[float, ...]
+    groups: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, table: Table, column: str) -> NumberSummary:
+        values = table.numbers(column)
+        present = np.sort(values[~np.isnan(values)])
+        points = np.unique(np.quantile(present, np.linspace(0, 1, _POINTS + 1), method="lower"))
+        places = np.linspace(0, 1, _GROUPS + 1)[1:-1]
+        groups = np.unique(np.quantile(present, places, method="lower"))
+        return cls(
+            points=tuple(points.tolist()),
+            shares=tuple(_up_to(present, points).tolist()),
+            groups=tuple(groups.tolist()),
+            counts=tuple(_counted(values, groups)),
+        )
+
+    def ks(self, present: Float64s) -> float:
+        return float(np.abs(_up_to(np.sort(present), self.points) - self.shares).max())
+
+
+class WordSummary(Settings):
+    """The training rows' words with their counts. `others` and `missing` count all other rows."""
+
+    words: dict[str, int]
+    others: int = Field(ge=0)
+    missing: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, table: Table, column: str) -> WordSummary:
+        counts = _word_counts(table, column)
+        missing = counts.pop("", 0)
+        first = sorted(counts, key=lambda word: (-counts[word], word))[:_MOST_WORDS]
+        others = sum(counts.values()) - sum(counts[word] for word in first)
+        return cls(words={word: counts[word] for word in first}, others=others, missing=missing)
+
+
+class Summary(Settings):
+    """The summary of each of a party's columns in the training rows."""
+
+    rows: int = Field(ge=1)
+    columns: dict[str, NumberSummary | WordSummary]
+
+    @classmethod
+    def of(cls, table: Table, names: Sequence[str], words: Sequence[str]) -> Summary:
+        """Summarise the columns `names`, of which `words` are words and all others numbers."""
+        columns: dict[str, NumberSummary | WordSummary] = {
+            name: (WordSummary if name in words else NumberSummary).of(table, name)
+            for name in names
+        }
+        return cls(rows=len(table), columns=columns)
+
+    @classmethod
+    def read(cls, data: bytes, source: str) -> Summary:
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError:
+            raise DataInvalid(f"{source} is damaged: it is not a summary of a table") from None
+
+    def written(self) -> bytes:
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class ColumnDrift:
+    """A column of new rows beside the same column of the training rows.
+
+    `unseen` maps words that no training row has to their number of new rows. `psi` and `ks` are
+    None if there are too few new rows, `ks` also for words.
+    """
+
+    column: str
+    rows: int
+    missing: int
+    unseen: dict[str, int]
+    psi: float | None
+    ks: float | None
+    ks_p: float | None
+
+    @property
+    def has_shifted(self) -> bool:
+        return (self.psi or 0) > SHIFTED or (self.ks_p is not None and self.ks_p < _UNLIKELY)
+
+    def __str__(self) -> str:
+        found = []
+        if self.missing:
+            found.append(f"{self.missing:,} of {self.rows:,} cells are missing")
+        if self.unseen:
+            some = ", ".join(map(shown, list(self.unseen)[:_SHOWN]))
+            more = ", ..." if len(self.unseen) > _SHOWN else ""
+            rows = sum(self.unseen.values())
+            found.append(f"{rows:,} rows have words that no training row has: {some}{more}")
+        if self.psi is not None:
+            word = "stable" if self.psi < STABLE else "shifted" if self.psi > SHIFTED else "moving"
+            found.append(f"population stability index {self.psi:.3f} ({word})")
+        if self.ks is not None and self.ks_p is not None:
+            found.append(f"Kolmogorov-Smirnov {self.ks:.3f} (p {self.ks_p:.2g})")
+        return f"{plain(self.column)}: {'; '.join(found) or 'nothing to report'}"
+
+
+def drift(summary: Summary, table: Table) -> list[ColumnDrift]:
+    """Compare every column of new rows with the training rows, in the order of the summary."""
+    return [
+        _of_numbers(name, column, summary.rows, table)
+        if isinstance(column, NumberSummary)
+        else _of_words(name, column, table)
+        for name, column in summary.columns.items()
+    ]
+
+
+def _of_numbers(name: str, trained: NumberSummary, rows: int, table: Table) -> ColumnDrift:
+    values = table.numbers(name)
+    present = values[~np.isnan(values)]
+    psi = ks = likely = None
+    if len(values) >= LEAST_ROWS:
+        psi = _psi(trained.counts, _counted(values, np.array(trained.groups)))
+    if len(present) >= LEAST_ROWS:
+        ks = trained.ks(present)
+        before = rows - trained.counts[-1]
+        likely = float(kolmogorov(ks * math.sqrt(before * len(present) / (before + len(present)))))
+    return ColumnDrift(name, len(values), len(values) - len(present), {}, psi, ks, likely)
+
+
+def _of_words(name: str, trained: WordSummary, table: Table) -> ColumnDrift:
+    counts = _word_counts(table, name)
+    missing = counts.pop("", 0)
+    new = {word: count for word, count in counts.items() if word not in trained.words}
+    psi = None
+    if len(table) >= LEAST_ROWS:
+        known = list(trained.words)
+        before = [*trained.words.values(), trained.others, trained.missing]
+        psi = _psi(before, [*(counts.get(word, 0) for word in known), sum(new.values()), missing])
+    unseen = {} if trained.others else new
+    return ColumnDrift(name, len(table), missing, unseen, psi, None, None)
+
+
+def _psi(before: Sequence[int], now: Sequence[int]) -> float:
+    shares = [np.array(counts) + 0.5 for counts in (before, now)]
+    p, q = (counts / counts.sum() for counts in shares)
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def _up_to(ordered: Float64s, points: Float64s | Sequence[float]) -> Float64s:
+    return np.searchsorted(ordered, points, side="right") / len(ordered)
+
+
+def _counted(values: Float64s, groups: Float64s) -> list[int]:
+    """Return the number of values in each group, the last of which has the missing ones."""
+    present = values[~np.isnan(values)]
+    found = np.bincount(np.searchsorted(groups, present, side="left"), minlength=len(groups) + 1)
+    return [*found.tolist(), len(values) - len(present)]
+
+
+def _word_counts(table: Table, column: str) -> dict[str, int]:
+    known = table.known[column]
+    counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
+    return {word: count for word, count in zip(known, counts, strict=True) if count}

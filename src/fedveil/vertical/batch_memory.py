@@ -1,0 +1,107 @@
+"""The memory that a batch needs while a party trains on it, counted before anything is allocated.
+
+The forward pass of a party's parts runs on torch's meta device, where tensors have shapes and no
+values. Autograd keeps some of its tensors for the backward pass: the hooks of `saved_tensors_hooks`
+see each. On top of these come the gradients of the largest of them, of which two are alive at a
+time, and 15% for torch's kernels and its allocator (benchmarks/vertical_batch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from fedveil.vertical.split import DTYPES, Part, SplitModel
+from fedveil.vertical.task import Task
+
+#: The gradients that are alive at a time: that of an operation's output, and that of its input.
+_GRADIENTS = 2
+_OWN = 1.15
+
+
+def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
+    """Return the bytes for a batch of `rows` examples at `parties`, whose parts are on meta.
+
+    Returns 0 for a task that does not state the shapes of its columns (`inputs`). Whole batches are
+    counted: with micro-batches, a follower may have all of them in its memory.
+    """
+    if not hasattr(task, "inputs"):
+        return 0
+    kept = _Kept(split)
+    values: dict[str, torch.Tensor | None] = {}
+    hooks = torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor)
+    with torch.device("meta"), hooks, _FusedAttention(kept):
+        columns = _columns(task, rows)
+        for part in split.parts:
+            given = [(columns if is_data else values).get(name) for is_data, name in _read(part)]
+            here = part.owner in parties and part.module is not None
+            if here and all(tensor is not None for tensor in given):
+                assert part.module is not None, "it is here"
+                output = part.module(*given)
+                kept.add(output)
+            else:
+                output = torch.empty(rows, *part.output, dtype=DTYPES[part.dtype])
+            # A part gets another party's tensor as a copy of its own, with a gradient.
+            crosses = any(c.part == part.name for c in split.crossings)
+            values[part.name] = output.detach().requires_grad_() if crosses else output
+        labels, outputs = columns.get("labels"), values[split.last.name]
+        if split.leader in parties and labels is not None and outputs is not None:
+            kept.add(task.loss(outputs, labels))
+    return kept.total
+
+
+def _read(part: Part) -> list[tuple[bool, str]]:
+    """Return the name of each input of a part, and whether it is a column of its owner's data."""
+    return [(name.startswith("data."), name.removeprefix("data.")) for name in part.inputs]
+
+
+def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
+    known: Mapping[str, tuple[tuple[int, ...], Any]] = getattr(task, "inputs", {})
+    return {name: torch.zeros(rows, *shape, dtype=kind) for name, (shape, kind) in known.items()}
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Counts attention as the fused kernels of CPUs and GPUs do: without the table of weights.
+
+    On meta, torch would take the kernel that keeps a weight for every pair of positions.
+    """
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        asked, keys, values = args[:3]
+        mixed = asked + values  # of the right shape, and it needs a gradient if its inputs do
+        for tensor in (asked, keys, values, mixed):
+            self._kept.add(tensor)
+        return mixed
+
+
+class _Kept:
+    """Adds up the storages that autograd keeps, each once, without those of parameters."""
+
+    def __init__(self, split: SplitModel) -> None:
+        modules = [part.module for part in split.parts if part.module is not None]
+        own = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        self._own = {tensor.untyped_storage()._cdata for tensor in own}
+        self._kept: dict[int, torch.UntypedStorage] = {}
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._own:
+            self._kept[storage._cdata] = storage  # alive, so that no other gets its place
+        return tensor
+
+    @property
+    def total(self) -> int:
+        sizes = [storage.nbytes() for storage in self._kept.values()]
+        return int(_OWN * (sum(sizes) + _GRADIENTS * max(sizes, default=0)))

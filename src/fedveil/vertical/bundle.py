@@ -1,0 +1,236 @@
+"""A model bundle: the files with which one party scores new rows, without its training data.
+
+    BUNDLE/contents.json     this party's files with their digests, its columns, the versions
+    BUNDLE/manifest.json     the digest of every party's contents.json, equal at all parties
+    BUNDLE/signatures.json   each party's certificate and its signature of the manifest
+    BUNDLE/state/            what scoring adds: counts of sent examples, guesses and events
+
+A party's columns and weights stay in its own bundle: the manifest has only digests. `sent` holds
+digests of this party's training ids, so the bundle is as confidential as its training file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import nn
+
+from fedveil import __version__
+from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened
+from fedveil.errors import BundleInvalid, MessageInvalid
+from fedveil.record.model_file import write_model
+from fedveil.record.run_folder import IMPORTS, JOB, MODEL, RunFolder, held_in
+from fedveil.record.saved_job import keep_job
+from fedveil.record.sealed_message import sealed
+from fedveil.settings.settings import Settings
+from fedveil.vertical.calibrator import CALIBRATOR
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.job_split import own_functions
+from fedveil.vertical.rows import Ids
+from fedveil.vertical.signatures import Signatures
+
+BUNDLE = "bundle"
+CONTENTS, MANIFEST, SIGNATURES = "contents.json", "manifest.json", "signatures.json"
+SENT = "sent"
+DIGEST_BYTES = 16
+_AT_ONCE = 1 << 20
+MOST_SIGNATURES_BYTES = 1 << 20
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Contents(Settings):
+    """A party's own files with their SHA-256, and the columns that its rows must have."""
+
+    format: Literal[1] = 1
+    party: str
+    step: int = Field(ge=0)
+    columns: dict[str, str]
+    versions: dict[str, str]
+    files: dict[str, Sha256]
+
+
+class Manifest(Settings):
+    """The text that all parties sign: the SHA-256 of each one's contents and of the agreed job."""
+
+    format: Literal[1] = 1
+    run: str
+    leader: str
+    step: int = Field(ge=0)
+    job: Sha256
+    contents: dict[str, Sha256]
+
+    def written(self) -> bytes:
+        """Encode as JSON with sorted keys: parties with equal manifests have equal bytes."""
+        return json.dumps(self.model_dump(), sort_keys=True).encode()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose files are those that its manifest names.
+
+    `name` is the manifest's SHA-256. All parties' bundles of one model have the same name.
+    """
+
+    path: Path
+    contents: Contents
+    manifest: Manifest
+    name: bytes
+    signatures: Signatures
+
+    @classmethod
+    def read(cls, path: Path) -> Bundle:
+        """Check every file of a bundle. Raises BundleInvalid for one that was edited."""
+        raw = read_small(held_in(path, CONTENTS, "a model bundle"))
+        contents = _parsed(Contents, raw, path / CONTENTS)
+        data = read_small(held_in(path, MANIFEST, "a complete model bundle"))
+        manifest = _parsed(Manifest, data, path / MANIFEST)
+        _check(path / CONTENTS, manifest.contents.get(contents.party), digest(raw))
+        for name, expected in contents.files.items():
+            if Path(name).name != name:
+                raise BundleInvalid(f"{path / CONTENTS} names {name!r}, which is no file's name")
+            _check(path / name, expected, _digest_of(path / name))
+        signatures = Signatures.parsed(read_small(path / SIGNATURES), path / SIGNATURES)
+        return cls(path, contents, manifest, hashlib.sha256(data).digest(), signatures)
+
+
+def write_contents(
+    folder: RunFolder,
+    job: VerticalJob,
+    *,
+    party: str,
+    step: int,
+    modules: nn.Module,
+    columns: Mapping[str, str],
+    files: Mapping[str, bytes],
+    sent: bytes,
+) -> bytes:
+    """Write a party's files into `folder`, and return the SHA-256 of its contents.
+
+    The bundle is complete once `write_manifest` has added what all parties agree on.
+    """
+    keep_job(folder, job, own_functions(job))
+    write_model(folder, modules)
+    files = {**files, SENT: sent}
+    for name in (CALIBRATOR, MANIFEST, SIGNATURES):  # those of an earlier end of the run
+        folder.remove(name)
+    for name, data in files.items():
+        folder.write_atomically(name, data)
+    contents = Contents(
+        party=party,
+        step=step,
+        columns=dict(columns),
+        versions={
+            "fedveil": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        },
+        files={
+            name: _digest_of(folder.path / name) for name in (JOB, IMPORTS, MODEL, *sorted(files))
+        },
+    )
+    data = json.dumps(contents.model_dump(), indent=1).encode()
+    folder.write_atomically(CONTENTS, data)
+    return hashlib.sha256(data).digest()
+
+
+def manifest_of(
+    job: VerticalJob, leader: str, run: str, step: int, contents: Mapping[str, bytes]
+) -> Manifest:
+    """Return the text that all parties sign. `contents` has each party's SHA-256."""
+    agreed = json.dumps(job.agreed(), sort_keys=True).encode()
+    return Manifest(
+        run=run,
+        leader=leader,
+        step=step,
+        job=digest(agreed),
+        contents={party: value.hex() for party, value in sorted(contents.items())},
+    )
+
+
+def parsed_manifest(data: bytes) -> Manifest:
+    """Decode another party's manifest. Raises MessageInvalid."""
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError:
+        raise MessageInvalid("its manifest is none") from None
+
+
+def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures) -> None:
+    folder.write_atomically(SIGNATURES, signatures.written())
+    folder.write_atomically(MANIFEST, manifest.written())
+
+
+def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
+    """Encode how often each example was sent until now, by a digest of its id."""
+    kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
+    digests = [id_digests(each) for each, _, _ in kept]
+    empty = np.zeros((0, DIGEST_BYTES), np.uint8)
+    return sealed(
+        {
+            "ids": np.concatenate([empty, *digests]),
+            "times": np.concatenate([np.zeros(0, np.int64), *(t for _, t, _ in kept)]),
+            "labelled": np.concatenate(
+                [np.zeros(0, np.uint8), *(np.full(len(t), label, np.uint8) for _, t, label in kept)]
+            ),
+        }
+    )
+
+
+def id_digests(ids: Ids) -> np.ndarray:
+    """Return a digest of each id, one in each row."""
+    joined = b"".join(
+        hashlib.blake2b(str(one).encode(), digest_size=DIGEST_BYTES).digest()
+        for one in ids.tolist()
+    )
+    return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_small(path: Path) -> bytes:
+    try:
+        with opened(path, MOST_JOB_BYTES) as file:
+            return file.read()
+    except OSError as error:
+        raise BundleInvalid(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _parsed(kind: type[Settings], data: bytes, path: Path) -> Any:
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError:
+        raise BundleInvalid(
+            f"{path} is damaged, or of another version of fedveil: bundle the model again"
+        ) from None
+
+
+def _digest_of(path: Path) -> str:
+    found = hashlib.sha256()
+    try:
+        with opened(path, MOST_STREAMED_BYTES) as file:
+            while piece := file.read(_AT_ONCE):
+                found.update(piece)
+    except OSError as error:
+        raise BundleInvalid(f"{path} cannot be read: {error.strerror or error}") from None
+    return found.hexdigest()
+
+
+def _check(path: Path, expected: str | None, found: str) -> None:
+    if expected != found:
+        raise BundleInvalid(
+            f"{path} is not the file that the parties agreed on: it was edited or replaced. "
+            f"Restore it from the run's folder"
+        )

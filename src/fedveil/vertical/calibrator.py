@@ -1,0 +1,100 @@
+"""A stored calibrator: it turns a trained model's outputs into probabilities and decisions.
+
+It is fitted once, after training, to examples that no step has trained on, and never to held-out
+ones. `calibration` describes the method.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from fedveil.base.array_types import Array, Float64s
+from fedveil.errors import DataInvalid
+from fedveil.settings.settings import Settings
+from fedveil.vertical.calibration import apply, fit
+
+CALIBRATOR = "calibrator.json"
+
+
+class Calibrator(Settings):
+    """The factor of all scores, the shift of each class's scores, and the threshold.
+
+    With two classes, the second is predicted if its probability is at least `threshold`. With more,
+    there is no threshold: the class with the highest probability is predicted.
+    """
+
+    factor: float = Field(gt=0)
+    shifts: tuple[float, ...] = Field(min_length=2)
+    threshold: float | None = Field(None, ge=0, le=1)
+    criterion: Literal["balanced_accuracy", "f1"]
+    examples: int = Field(ge=1)
+
+    @classmethod
+    def fitted(
+        cls, outputs: Array, labels: Array, criterion: Literal["balanced_accuracy", "f1"]
+    ) -> Calibrator:
+        """Fit to logits and labels. `criterion` chooses the threshold between two classes."""
+        factor, shifts = fit(outputs, labels)
+        threshold = None
+        if len(shifts) == 2:
+            likely = apply(outputs, factor, shifts)[:, 1]
+            threshold = _threshold(likely, labels.reshape(-1) == 1, criterion)
+        return cls(
+            factor=factor,
+            shifts=tuple(shifts.tolist()),
+            threshold=threshold,
+            criterion=criterion,
+            examples=len(labels),
+        )
+
+    @classmethod
+    def read(cls, data: bytes, source: str) -> Calibrator:
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError:
+            raise DataInvalid(f"{source} is damaged: it is not a calibrator") from None
+
+    def __str__(self) -> str:
+        found = f"calibrator of {self.examples:,} examples: factor {self.factor:.4f}"
+        if self.threshold is None:
+            return found
+        return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"
+
+    def written(self) -> bytes:
+        """Encode as JSON, from which every number can be read back exactly."""
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+    def probabilities(self, outputs: Array) -> Float64s:
+        """Return the calibrated probabilities [examples, classes] of logits."""
+        return apply(outputs, self.factor, np.array(self.shifts))
+
+    def decided(self, probabilities: Float64s) -> npt.NDArray[np.int64]:
+        """Return the number of each example's predicted class."""
+        if self.threshold is None:
+            return np.asarray(probabilities.argmax(axis=1), np.int64)
+        return (probabilities[:, 1] >= self.threshold).astype(np.int64)
+
+
+def _threshold(likely: Float64s, truth: npt.NDArray[np.bool_], criterion: str) -> float:
+    """Return the probability from which the second class is predicted.
+
+    It lies halfway between two neighbouring probabilities, and is 0.5 if only one class occurs.
+    """
+    positives, negatives = int(truth.sum()), int((~truth).sum())
+    if not positives or not negatives:
+        return 0.5
+    order = np.argsort(-likely, kind="stable")
+    sorted_likely, hit = likely[order], np.cumsum(truth[order])
+    ends = np.append(np.flatnonzero(np.diff(sorted_likely)), len(order) - 1)
+    right, wrong = hit[ends], ends + 1 - hit[ends]
+    if criterion == "f1":
+        scores = 2 * right / (right + wrong + positives)
+    else:
+        scores = right / positives + 1 - wrong / negatives
+    best = ends[int(scores.argmax())]
+    below = sorted_likely[best + 1] if best + 1 < len(order) else 0.0
+    return float((sorted_likely[best] + below) / 2)

@@ -1,0 +1,52 @@
+"""Sentences on what crosses between the parties of a run: what, in which direction, and to whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.rows import Order
+from fedveil.vertical.split import Crossing, SplitModel
+
+
+def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
+    """Yield one sentence for each direction between two parties.
+
+    `order` has the training examples, and there are `held_out` others.
+    """
+    each = f"of each of {len(order.trained):,} training examples in every epoch"
+    if job.evaluation.every_epochs:
+        each += f" and of {held_out:,} held-out examples in every evaluation"
+    if order.aside:
+        each += f", and once of {order.aside:,} training examples set aside"
+    for sender, receiver in dict.fromkeys((c.sender, c.receiver) for c in split.crossings):
+        parts = [c for c in split.crossings if (c.sender, c.receiver) == (sender, receiver)]
+        yield f"{sender} sends {receiver}, {each}: {_listed([_output(c) for c in parts])}."
+        if returned := [c for c in parts if c.gradient]:
+            noise = job.privacy.label_protection
+            how = "unprotected" if noise is None else f"under {noise.name}"
+            what = _listed([f"the gradient of {c.part}'s output" for c in returned])
+            yield f"{receiver} returns to {sender}, of each training example: {what}, {how}."
+    others = _listed(list(split.followers))
+    if job.record.followers_see_loss:
+        yield f"{split.leader} tells {others} the mean loss of every step."
+    labels = "Nothing protects the labels in the gradients."
+    if job.privacy.label_dp is not None:
+        labels = "The labels in training are drawn under label_dp."
+    elif job.privacy.label_protection is not None:
+        labels = "The noise in the gradients hinders the reading of labels."
+    yield f"No party sends its weights or its labels. {labels}"
+
+
+def _output(crossing: Crossing) -> str:
+    count = math.prod(crossing.output)
+    if crossing.privacy is not None:
+        eps = crossing.privacy.eps
+        how = "without noise" if eps is None else f"at eps {eps:g} of EmbeddingDP"
+        return f"{count:,} bits of {crossing.part} {how}"
+    return f"{count:,} numbers of {crossing.part}, unprotected"
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{'; '.join(items[:-1])} and {items[-1]}"

@@ -1,0 +1,181 @@
+"""A small HTTP/1.1 server on loopback or mutual TLS, with a limit on everything a client sends.
+
+The protocol is parsed by h11, which does no I/O of its own. Limits: connections, bytes of a header
+and of a body, and seconds for each. A connection that breaks one is answered and closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+from cryptography import x509
+
+from fedveil.link.certificate_chain import names_in, weakness
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials
+
+MOST_CONNECTIONS: Final = 128
+MOST_HEADER_BYTES: Final = 1 << 14
+MOST_BODY_BYTES: Final = 1 << 20
+#: Seconds in which a request must be complete, and in which an idle connection is kept.
+REQUEST_S, IDLE_S = 10.0, 60.0
+_READ_BYTES = 1 << 16
+_END_S = 0.5
+JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A complete request. `client` are the names in the client's certificate, None without TLS."""
+
+    method: str
+    path: str
+    body: bytes
+    client: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response. `data` is sent as JSON, or as it is if it is text."""
+
+    status: int
+    data: Any
+    retry_s: int | None = None
+
+    def encoded(self) -> tuple[str, bytes]:
+        if isinstance(self.data, str):
+            return TEXT, self.data.encode()
+        return JSON, json.dumps(self.data, allow_nan=False).encode() + b"\n"
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class HttpServer:
+    """Listens on an address and gives each request to `handle`."""
+
+    def __init__(self, address: Address, handle: Handler, credentials: Credentials | None) -> None:
+        self._address, self._handle, self._own = address, handle, credentials
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> tuple[asyncio.Server, Address]:
+        context = None if self._own is None else self._own.server_context()
+        host, port = self._address.host, self._address.port
+        timeout = None if context is None else REQUEST_S
+        server = await asyncio.start_server(
+            self._connected, host, port, ssl=context, ssl_handshake_timeout=timeout
+        )
+        return server, Address(host, server.sockets[0].getsockname()[1])
+
+    async def end(self) -> None:
+        """Let answers that are on their way leave, then close all connections."""
+        if tasks := set(self._tasks):
+            _, waiting = await asyncio.wait(tasks, timeout=_END_S)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio calls this in a task"
+        self._tasks.add(task)
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+        try:
+            client = self._client(writer)
+            if len(self._tasks) > MOST_CONNECTIONS:
+                await _send(connection, writer, Answer(503, {"error": "too many connections"}, 1))
+                return
+            while await self._one(connection, reader, writer, client):
+                connection.start_next_cycle()
+        except (ConnectionError, ssl.SSLError, TimeoutError, h11.LocalProtocolError):
+            pass  # the client has gone, or is too slow to be answered
+        except asyncio.CancelledError:
+            pass  # the service ends; asyncio would print a cancelled connection as an error
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with suppress(ConnectionError, ssl.SSLError, TimeoutError):
+                await writer.wait_closed()
+
+    def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
+        """Return the names in the client's certificate. A weak or revoked one has none."""
+        if self._own is None:
+            return None
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        certificate = x509.load_der_x509_certificate(shown)
+        return [] if weakness(certificate) is not None else names_in(certificate)
+
+    async def _one(
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        client: Sequence[str] | None,
+    ) -> bool:
+        """Answer one request. Returns True if the connection stays open for another."""
+        try:
+            request = await self._request(connection, reader, client)
+        except h11.RemoteProtocolError as error:
+            status = error.error_status_hint
+            return await _send(connection, writer, Answer(status, {"error": str(error)}))
+        except TimeoutError:
+            slow = Answer(408, {"error": f"a request must be complete in {REQUEST_S:g} s"})
+            return await _send(connection, writer, slow)
+        if request is None:
+            return False
+        if isinstance(request, Answer):
+            return await _send(connection, writer, request)
+        await _send(connection, writer, await self._handle(request))
+        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+    async def _request(
+        self, connection: h11.Connection, reader: asyncio.StreamReader, client: Sequence[str] | None
+    ) -> Request | Answer | None:
+        """Read a request. Returns None at the connection's end, an Answer if it is refused."""
+        head: h11.Request | None = None
+        body, size = list[bytes](), 0
+        limit = asyncio.timeout(IDLE_S)
+        async with limit:
+            while True:
+                event = connection.next_event()
+                if event is h11.NEED_DATA:
+                    data = await reader.read(_READ_BYTES)
+                    if data and head is None:  # from its first byte on, a request is timed
+                        limit.reschedule(asyncio.get_running_loop().time() + REQUEST_S)
+                    connection.receive_data(data)
+                elif isinstance(event, h11.Request):
+                    head = event
+                elif isinstance(event, h11.Data):
+                    size += len(event.data)
+                    if size > MOST_BODY_BYTES:
+                        return Answer(413, {"error": f"a body has at most {MOST_BODY_BYTES:,} B"})
+                    body.append(bytes(event.data))
+                elif isinstance(event, h11.EndOfMessage):
+                    assert head is not None, "h11 sends the head first"
+                    path = head.target.decode("ascii", "replace").partition("?")[0]
+                    method = head.method.decode("ascii", "replace")
+                    return Request(method, path, b"".join(body), client)
+                else:  # the connection has ended, or asks for another protocol
+                    return None
+
+
+async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
+    """Send a response. Returns False: a caller that refuses a request closes the connection."""
+    kind, data = answer.encoded()
+    headers = [("content-type", kind), ("content-length", str(len(data)))]
+    if answer.retry_s is not None:
+        headers.append(("retry-after", str(answer.retry_s)))
+    if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        response = h11.Response(status_code=answer.status, headers=headers)
+        parts = [response, h11.Data(data=data), h11.EndOfMessage()]
+        writer.write(b"".join(connection.send(part) or b"" for part in parts))
+        async with asyncio.timeout(REQUEST_S):
+            await writer.drain()
+    return False

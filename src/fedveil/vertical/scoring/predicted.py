@@ -1,0 +1,133 @@
+"""Predictions for new rows: outputs of the last part, calibrated and decided by the bundle."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import softmax
+
+from fedveil.base.array_types import Array
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
+from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.record.run_folder import explained
+from fedveil.record.sealed_message import intact
+from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
+from fedveil.vertical.predictions import told_numbers, told_scores
+from fedveil.vertical.rows import Positions
+from fedveil.vertical.scoring.scorer import MOST_ROWS, Scorer
+from fedveil.vertical.scoring.sources import Source
+
+Columns = Mapping[str, Sequence[str]]
+
+
+class Decision:
+    """Turns outputs into columns: the prediction, and the probabilities of all classes.
+
+    A calibrator and a threshold come from the bundle. They were chosen at training.
+    """
+
+    def __init__(self, leader: Scorer) -> None:
+        self._task: Any = leader.task
+        path = leader.folder.path / CALIBRATOR
+        self.calibrator: Calibrator | None = None
+        if CALIBRATOR in leader.bundle.contents.files:
+            with intact(path):
+                self.calibrator = Calibrator.read(read_bytes(path, MOST_JOB_BYTES), str(path))
+            classes = len(self.calibrator.shifts)
+            if classes != leader.task.classes:
+                raise InvalidValue(f"{path} is of {classes} classes, not {leader.task.classes}")
+
+    @property
+    def note(self) -> str | None:
+        """Return a sentence on the probabilities, or None if there are none."""
+        if self._task.classes is None:
+            return None
+        if self.calibrator is None:
+            return (
+                "the probabilities are not calibrated: train with scoring.calibration, such as 0.1"
+            )
+        fitted = f"calibrated on {self.calibrator.examples:,} training rows set aside"
+        if self.calibrator.threshold is None:
+            return f"the probabilities are {fitted}"
+        return (
+            f"the probabilities are {fitted}, and the second class is predicted from "
+            f"{self.calibrator.threshold:.4f} on ({self.calibrator.criterion})"
+        )
+
+    def columns(self, outputs: Array) -> Columns:
+        if self._task.classes is None:
+            return told_numbers(self._task.in_own_unit(outputs)[:, 0])
+        if self.calibrator is None:
+            shares = softmax(outputs.astype(np.float64), axis=1)
+            return told_scores(shares, shares.argmax(axis=1), self._task.class_names)
+        shares = self.calibrator.probabilities(outputs)
+        return told_scores(shares, self.calibrator.decided(shares), self._task.class_names)
+
+
+class Answers:
+    """The leader's answers for its rows. A row is sent once, and its outputs are cached.
+
+    A repeated question is answered from the cache: it costs no party anything.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        leader = source.leader
+        self._outputs = np.zeros((len(leader.ids), *leader.split.last.output), np.float32)
+        self._known = np.zeros(len(leader.ids), bool)
+
+    def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return the outputs of common rows, and which of them a party's limit refuses."""
+        wanted = np.unique(rows[~self._known[rows]])
+        for start in range(0, len(wanted), MOST_ROWS):
+            some = wanted[start : start + MOST_ROWS]
+            found = self.source.scores(some)
+            scored = some[found.allowed]
+            self._outputs[scored] = found.outputs
+            self._known[scored] = True
+        return self._outputs[rows], ~self._known[rows]
+
+
+def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
+    """Yield the scored rows of the whole file, with their outputs, in pieces."""
+    common = answers.source.common
+    for start in range(0, len(common), MOST_ROWS):
+        rows = common[start : start + MOST_ROWS]
+        outputs, refused = answers.of_rows(rows)
+        yield rows[~refused], outputs[~refused]
+
+
+class ScoreFile:
+    """A new CSV file with the predictions for all rows of the leader's file that can be scored."""
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix != ".csv":
+            raise InvalidValue(f"--out {path} must end in .csv")
+        if path.exists():
+            raise RunFolderError(f"{path} already exists; it is not overwritten")
+        if not path.parent.is_dir():
+            raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
+        self._path = path
+
+    def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
+        """Score and write all rows, and return the numbers of rows by what happened to them."""
+        leader = source.leader
+        decision, answers = Decision(leader), Answers(source)
+        if decision.note is not None:
+            tell(decision.note)
+        scored = 0
+        with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
+            lines = csv.writer(table, lineterminator="\n")
+            for rows, outputs in pieces(answers):
+                columns = decision.columns(outputs)
+                if not scored:
+                    lines.writerow(("id", *columns))
+                lines.writerows(zip(leader.ids[rows].tolist(), *columns.values(), strict=True))
+                scored += len(rows)
+        refused = len(source.common) - scored
+        return {"scored": scored, "refused": refused, "alone": len(leader.ids) - scored - refused}

@@ -1,0 +1,170 @@
+"""How parties on different machines find their common rows to score.
+
+    begin     leader -> followers   the attempt, the bundle's name, its number of ids
+    apply     follower -> leader    the same of its own
+              (`intersection`, or digests, as in training)
+    aligned   leader -> followers   which of their rows are common, with the proof of `intersection`
+
+Every id that a party sends may be a guess. The other party counts the ids in its bundle's state,
+for each file to score, and refuses more than the job's `alignment.most_ids` (by default four times
+its own). `alignment.least_common` does not apply: a single row may be scored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedveil.base.message import Message, Value, only_fields, take, take_array
+from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.entropy import Secure
+from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
+from fedveil.link.channel import Exchange, Send, received
+from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.remote import alignment, intersection
+from fedveil.vertical.rows import Positions
+from fedveil.vertical.scoring.scorer import Scorer
+from fedveil.vertical.task import by_default
+
+#: The intersection's name of the rows to score: ids are blinded differently than in training.
+SUBSET = "score"
+PURPOSE = "score"
+GUESSES = "guesses"
+
+
+def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
+    """Run the leader's side. Returns its positions of the common rows. Raises Unfit."""
+    by_digests = _by(scorer) == "digests"
+    key = Secure().token(alignment.KEY_BYTES) if by_digests else b""
+    begin: dict[str, Value] = {
+        "kind": "begin", "attempt": attempt, "purpose": PURPOSE, "bundle": scorer.bundle.name,
+        "ids": len(scorer.ids), "align_by": _by(scorer), "key": key,
+    }  # fmt: skip
+    for follower in scorer.followers:
+        yield Send(follower, begin)
+    counts: dict[str, Mapping[str, int]] = {}
+    digests = {scorer.name: alignment.digests(scorer.ids, key)} if by_digests else {}
+    for follower in scorer.followers:
+        message = yield from received(follower)
+        while (message.get("kind"), message.get("attempt")) != ("apply", attempt):
+            message = yield from received(follower)  # a message of an earlier attempt
+        try:
+            counts[follower] = {SUBSET: _applied(scorer, message)}
+            if by_digests:
+                shape = (counts[follower][SUBSET], alignment.DIGEST_BYTES)
+                digests[follower] = take_array(message, "digests", "uint8", shape)
+            _count_guesses(scorer, follower, counts[follower][SUBSET])
+        except MessageInvalid as error:
+            raise Unfit(follower, f"{follower} cannot score: {error}") from None
+    proofs: dict[str, dict[str, Value]] = {follower: {} for follower in scorer.followers}
+    try:
+        if by_digests:
+            for follower in scorer.followers:
+                if alignment.holds_twice(digests[follower]):
+                    raise Unfit(follower, f"{follower} has an id twice")
+            positions, notes = alignment.align_digests(digests, scorer.name, SUBSET)
+        else:
+            found = yield from intersection.lead({SUBSET: scorer.ids}, counts, attempt)
+            sizes = {scorer.name: len(scorer.ids)}
+            sizes |= {follower: held[SUBSET] for follower, held in counts.items()}
+            places = found.places[SUBSET]
+            positions, notes = alignment.align_found(places, sizes, scorer.name, SUBSET)
+            proofs = {f: found.proof(SUBSET, f, positions[f]) for f in scorer.followers}
+    except DataInvalid as error:
+        raise ExchangeError(str(error)) from None
+    for note in notes:
+        scorer.note(note)
+    for follower in scorer.followers:
+        said: dict[str, Value] = {"kind": "aligned", "rows": positions[follower]}
+        yield Send(follower, {**said, **proofs[follower]})
+    return positions[scorer.name]
+
+
+def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
+    """Run a follower's side. Returns its positions of the common rows.
+
+    `begin` is the leader's message if already received.
+    """
+    leader = scorer.split.leader
+    message = begin if begin is not None else (yield from received(leader))
+    try:
+        if message.get("kind") != "begin" or message.get("purpose") != PURPOSE:
+            raise MessageInvalid(f"it asks for {message.get('purpose')!r}, not to score new rows")
+        only_fields(message, "kind", "attempt", "purpose", "bundle", "ids", "align_by", "key")
+        leads, attempt = _applied(scorer, message), take(message, "attempt", int)
+        if (by := take(message, "align_by", str)) != _by(scorer):
+            raise MessageInvalid(f"it aligns by {by!r}, but this job by {_by(scorer)!r}")
+        key = take(message, "key", bytes)
+        fields: dict[str, Value] = {}
+        _count_guesses(scorer, leader, leads)
+        if by == "digests":
+            if len(key) != alignment.KEY_BYTES:
+                raise MessageInvalid(f"its key has {len(key)} bytes")
+            fields["digests"] = alignment.digests(scorer.ids, key)
+        apply: dict[str, Value] = {
+            "kind": "apply", "attempt": attempt, "bundle": scorer.bundle.name,
+            "ids": len(scorer.ids),
+        }  # fmt: skip
+        yield Send(leader, {**apply, **fields})
+        message = yield from received(leader)
+        if by == "digests":
+            return _rows(scorer, message, None)
+        message, exchanged = yield from intersection.follow(
+            {SUBSET: scorer.ids}, {SUBSET: leads}, leader, attempt, message
+        )
+        if SUBSET not in exchanged:
+            raise MessageInvalid("it ended the alignment before all ids were exchanged")
+        return _rows(scorer, message, exchanged[SUBSET])
+    except MessageInvalid as error:
+        raise ExchangeError(f"{leader} broke the alignment: {error}") from None
+
+
+def _rows(scorer: Scorer, message: Message, exchanged: intersection.Exchanged | None) -> Positions:
+    """Return this party's rows from the leader's last message, after checking its proof."""
+    if message.get("kind") != "aligned":
+        raise MessageInvalid(f"it sent {message.get('kind')!r} where 'aligned' was due")
+    rows: Positions = take_array(message, "rows", np.int64, (None,))
+    held = len(scorer.ids)
+    if not len(rows) or rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) < len(rows):
+        raise MessageInvalid(f"its rows are not distinct positions among the {held:,} here")
+    if exchanged is None:
+        return rows.copy()
+    exchanged.check(SUBSET, rows, message)
+    return exchanged.order[rows]
+
+
+def _applied(scorer: Scorer, message: Message) -> int:
+    """Return the number of ids in a party's first message. Raises MessageInvalid."""
+    if take(message, "bundle", bytes) != scorer.bundle.name:
+        raise MessageInvalid(f"its bundle is of another model than that of {scorer.name}")
+    count: int = take(message, "ids", int)
+    if count < 1:
+        raise MessageInvalid("it has no ids")
+    return count
+
+
+def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
+    """Count the ids that `party` sends for the current file, on disk. Raises MessageInvalid."""
+    file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
+    path = scorer.state.path / GUESSES
+    counts: dict[str, dict[str, int]] = {}
+    if path.exists():
+        with intact(path):
+            raw = unsealed(read_bytes(path, MOST_STATE_BYTES))
+            counts = json.loads(take(raw, "brought", str))
+    own = counts.setdefault(file, {})
+    own[party] = own.get(party, 0) + many
+    scorer.state.write_atomically(GUESSES, sealed({"brought": json.dumps(counts)}))
+    if own[party] > scorer.most_ids:
+        raise MessageInvalid(
+            f"it brings {own[party]:,} ids in all for the {len(scorer.ids):,} rows of this file, "
+            f"and would learn of each whether {scorer.name} has it, but its limit is "
+            f"{scorer.most_ids:,} (--most-ids)"
+        )
+
+
+def _by(scorer: Scorer) -> str:
+    return scorer.job.alignment.by or by_default(scorer.task)

@@ -1,0 +1,148 @@
+"""Counts how often each example was sent to be scored, and limits what it spends.
+
+A file in the bundle's `state` has a digest of an example's id for each time that it was sent. The
+digest is written before anything is sent. A restarted process therefore continues the count, and an
+id that occurs in several files to score is one example. Times in training count too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.files import open_to_append
+from fedveil.base.message import take_array
+from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import UNPROTECTED
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact, unsealed
+from fedveil.vertical.account import sends_unprotected
+from fedveil.vertical.bundle import DIGEST_BYTES, SENT, id_digests
+from fedveil.vertical.epsilon_limit import Limit
+from fedveil.vertical.rows import Ids, Positions
+from fedveil.vertical.split import SplitModel
+
+SCORED = "scored"
+_Keys = npt.NDArray[np.bytes_]
+
+
+class ScoredExamples:
+    """The examples with `ids` of a party that sends values, and their counts."""
+
+    def __init__(
+        self, bundle: RunFolder, state: RunFolder, split: SplitModel, party: str, limit: Limit
+    ) -> None:
+        self._split, self._party, self._limit = split, party, limit
+        self._sends = any(crossing.sender == party for crossing in split.crossings)
+        self._before, self._times, self._labelled = _trained(bundle)
+        path = state.path / SCORED
+        raw = b""
+        if path.exists():
+            with intact(path):
+                raw = read_bytes(path, MOST_STATE_BYTES)
+        whole = len(raw) - len(raw) % DIGEST_BYTES  # a killed process may have cut the last short
+        self._known, self._counts = np.unique(
+            _keys(np.frombuffer(raw[:whole], np.uint8)), return_counts=True
+        )
+        self._file = open_to_append(path)
+        self._file.truncate(whole)
+        self._own = _keys(np.zeros(0, np.uint8))
+        self._scored = np.zeros(0, np.int64)
+
+    def load(self, ids: Ids) -> None:
+        """Count examples by their positions in `ids` from now on."""
+        self._merge()
+        self._own = _keys(id_digests(ids))
+        self._scored = _looked_up(self._own, self._known, self._counts)
+        self._trained = _looked_up(self._own, self._before, self._times)
+        self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
+
+    def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """Return which of the examples may be sent once more under the party's own limit."""
+        if not self._sends:
+            return np.ones(len(positions), bool)
+        states = np.stack(
+            [self._trained[positions], self._has_label[positions], self._scored[positions] + 1]
+        )
+        found, which = np.unique(states, axis=1, return_inverse=True)
+        allows = [
+            self._limit.allows(int(times), labelled=bool(label), scored=int(scored))
+            for times, label, scored in found.T
+        ]
+        return np.array(allows, bool)[which.reshape(-1)]
+
+    def charge(self, positions: Positions) -> None:
+        """Count distinct examples as sent, before they are sent."""
+        if self._sends:
+            data = memoryview(np.ascontiguousarray(self._own[positions]).view(np.uint8).data)
+            while data:
+                data = data[self._file.write(data) :]
+            self._scored[positions] += 1
+
+    def figures(self) -> list[Line]:
+        """Return the epsilon of the example that was sent most often, training included."""
+        self._merge()
+        if not self._sends or not len(self._known):
+            return []
+        bare = sends_unprotected(self._split, self._party)
+        lines = [Line(math.inf, 0.0, f"a scored example's {name}, {UNPROTECTED}") for name in bare]
+        trained = _looked_up(self._known, self._before, self._times)
+        label = _looked_up(self._known, self._before, self._labelled) > 0
+        states = np.unique(np.stack([trained, label, self._counts]), axis=1).T
+        for times, has_label, scored in [] if bare else self._most(states.tolist()):
+            figure = self._limit.figure(times, labelled=bool(has_label), scored=scored)
+            what = f"an example, scored {scored:,} times and sent {times:,} times in training"
+            lines.append(Line(figure.epsilon, figure.delta, what))
+        return lines
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
+        """Return the state with the highest epsilon, as a list of one."""
+
+        def epsilon(state: list[int]) -> float:
+            times, label, scored = state
+            return self._limit.figure(times, labelled=bool(label), scored=scored).epsilon
+
+        return [max(states, key=epsilon)]
+
+    def _merge(self) -> None:
+        """Add the counts of the current rows to those of all examples."""
+        others = ~np.isin(self._known, self._own)
+        sent = self._scored > 0
+        keys = np.concatenate([self._known[others], self._own[sent]])
+        counts = np.concatenate([self._counts[others], self._scored[sent]])
+        order = np.argsort(keys, kind="stable")
+        self._known, self._counts = keys[order], counts[order]
+
+
+def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
+    """Read the counts of training: ids in sorted order, times, and which have a label."""
+    path = bundle.path / SENT
+    with intact(path):
+        held = unsealed(read_bytes(path, MOST_STATE_BYTES))
+        digests = take_array(held, "ids", np.uint8, (None, DIGEST_BYTES))
+        times = take_array(held, "times", np.int64, (len(digests),))
+        labelled = take_array(held, "labelled", np.uint8, (len(digests),))
+    keys = _keys(digests)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], times[order], labelled[order].astype(np.int64)
+
+
+def _keys(digests: npt.NDArray[np.uint8]) -> _Keys:
+    """Return digests as values that NumPy can sort. Equal widths keep them distinct."""
+    return np.ascontiguousarray(digests).reshape(-1).view(f"S{DIGEST_BYTES}")
+
+
+def _looked_up(keys: _Keys, known: _Keys, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the value of each key in the sorted keys `known`, or 0 if it is not there."""
+    if not len(known):
+        return np.zeros(len(keys), np.int64)
+    place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[place] == keys, values[place], 0)

@@ -1,0 +1,209 @@
+"""Predictions over HTTP: the leader answers for ids of its file of new rows.
+
+    POST /predict   {"id": "u7"} or {"ids": ["u7", "u9"]}
+    GET /health     200 while predictions can be answered, else 503
+    GET /metrics    figures in Prometheus' text format
+
+One thread scores, because a model has one state. Requests wait for it in a bounded queue, and a
+full queue answers 503. A row is sent between the parties once: a repeated question is answered from
+the cache and costs nothing. Each client has a limit on ids that are not there, since such an id is
+a guess at who is in the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from fedveil.base.untrusted import MALFORMED, escaped
+from fedveil.errors import FedveilError, InvalidValue
+from fedveil.link.rights import may
+from fedveil.link.roles import METRICS, PREDICT, PROBABILITIES
+from fedveil.link.streams import Address, check_plaintext
+from fedveil.link.tls import Credentials
+from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
+from fedveil.vertical.scoring.predicted import Answers, Decision
+from fedveil.vertical.scoring.service_metrics import ServiceMetrics
+from fedveil.vertical.scoring.sources import Source
+
+#: The number of ids in one request.
+MOST_IDS = 1000
+MOST_ID_LETTERS = 256
+#: Clients whose guesses are counted. Further ones share a count.
+_MOST_CLIENTS = 10_000
+#: Seconds after which a client is answered that it should ask again.
+ANSWER_S = 30.0
+
+
+class PredictionService:
+    """Answers requests from a source of scores.
+
+    `queue` requests may wait at a time, and a client may ask for `guesses` ids that are not there.
+    """
+
+    def __init__(
+        self, source: Source, own: Credentials | None, *, queue: int = 64, guesses: int = 100
+    ) -> None:
+        self._source, self._own = source, own
+        self._answers, self._decision = Answers(source), Decision(source.leader)
+        ids = source.leader.ids
+        self._row = {ids[row].item(): row for row in source.common.tolist()}
+        self._queue, self._most_guesses = queue, guesses
+        self._guesses: Counter[str] = Counter()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+        self._waiting = 0
+        self.metrics = ServiceMetrics(queue)
+        self.failure: FedveilError | None = None
+        self._failed = asyncio.Event()
+
+    @property
+    def note(self) -> str | None:
+        return self._decision.note
+
+    async def run(self, address: Address, listening: Callable[[Address], None]) -> None:
+        """Answer requests until this is cancelled, or until a party is lost, which is raised."""
+        if self._own is None:
+            check_plaintext("--http", address)
+        try:
+            http = HttpServer(address, self.handle, self._own)
+            server, here = await http.start()
+        except OSError as error:
+            raise InvalidValue(
+                f"nobody can listen on {address}: {error.strerror or error}"
+            ) from None
+        try:
+            listening(here)
+            await self._failed.wait()
+        finally:
+            server.close()
+            await http.end()
+            self._worker.shutdown(cancel_futures=True)
+        assert self.failure is not None, "the event says so"
+        raise self.failure
+
+    async def handle(self, request: Request) -> Answer:
+        began = time.perf_counter()
+        answer = await self._answer(request)
+        self.metrics.answered(request.path, answer.status, time.perf_counter() - began)
+        return answer
+
+    async def _answer(self, request: Request) -> Answer:
+        method, right = _PATHS.get(request.path, ("", None))
+        if not method:
+            return Answer(404, {"error": f"the paths are {', '.join(_PATHS)}"})
+        if request.method != method:
+            return Answer(405, {"error": f"{request.path} needs {method}"})
+        if right is not None and not self._may(request, right):
+            return Answer(403, {"error": f"this certificate has no right to {right}"})
+        if request.path == "/health":
+            return self._health()
+        if request.path == "/metrics":
+            return Answer(200, self.metrics.text(self._waiting))
+        return await self._predict(request)
+
+    def _health(self) -> Answer:
+        if self.failure is not None:
+            return Answer(503, {"status": "failed"})
+        return Answer(200, {"status": "ok", "rows": len(self._row)})
+
+    async def _predict(self, request: Request) -> Answer:
+        try:
+            ids, is_one = _ids_in(request.body)
+        except InvalidValue as error:
+            return Answer(400, {"error": str(error)})
+        who = "loopback" if request.client is None else ",".join(sorted(request.client))
+        missing = sum(one not in self._row for one in ids)
+        if missing and not self._count_guesses(who, missing):
+            self.metrics.unknown += missing
+            return Answer(429, {"error": "too many ids that are not there"}, 3600)
+        self.metrics.unknown += missing
+        if self._waiting >= self._queue:
+            return Answer(503, {"error": "the queue is full"}, 1)
+        probabilities = self._may(request, PROBABILITIES)
+        loop = asyncio.get_running_loop()
+        self._waiting += 1
+        work = loop.run_in_executor(self._worker, self._predicted, ids, who, probabilities)
+        work.add_done_callback(self._ended)
+        try:
+            found = await asyncio.wait_for(asyncio.shield(work), ANSWER_S)
+        except TimeoutError:
+            return Answer(503, {"error": "the other parties did not answer in time"}, 10)
+        except FedveilError as error:
+            self.failure = error
+            self._failed.set()
+            return Answer(503, {"error": "a party is lost"})
+        why = found[0].get("error")
+        if is_one and why is not None:
+            return Answer(404 if why == _UNKNOWN else 403, found[0])
+        return Answer(200, found[0] if is_one else {"predictions": found})
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self._waiting -= 1
+        if not work.cancelled():
+            work.exception()  # an answer that nobody waits for any more may have failed
+
+    def _predicted(self, ids: Sequence[str], who: str, probabilities: bool) -> list[dict[str, Any]]:
+        """Return the answer for each id. Runs in the one thread that scores."""
+        known = [one for one in dict.fromkeys(ids) if one in self._row]
+        rows = np.array([self._row[one] for one in known], np.int64)
+        outputs, refused = self._answers.of_rows(rows)
+        columns = self._decision.columns(outputs) if len(known) else {}
+        found: dict[str, dict[str, Any]] = {}
+        for at, one in enumerate(known):
+            if refused[at]:
+                found[one] = {"id": one, "error": _REFUSED}
+                continue
+            told = {name: column[at] for name, column in columns.items()}
+            found[one] = {"id": one, "prediction": told.pop("prediction")}
+            if probabilities:
+                found[one] |= {name: float(value) for name, value in told.items()}
+        self.metrics.refused += int(refused.sum())
+        self.metrics.predictions += int((~refused).sum())
+        self._source.leader.log.event(
+            f"answered {who}: {len(known):,} of {len(ids):,} ids, {int(refused.sum()):,} refused "
+            f"by a limit"
+        )
+        return [found.get(one, {"id": one, "error": _UNKNOWN}) for one in ids]
+
+    def _count_guesses(self, who: str, missing: int) -> bool:
+        """Count ids that are not there. Returns False above the client's limit."""
+        if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
+            who = "all others"
+        self._guesses[who] += missing
+        return self._guesses[who] <= self._most_guesses
+
+    def _may(self, request: Request, right: str) -> bool:
+        """Return True if the client has a right. Without TLS, everyone on this machine has all."""
+        if request.client is None or self._own is None:
+            return self._own is None
+        return may(self._own, request.client, right)
+
+
+_UNKNOWN = "not an id of this file, or not at all parties"
+_REFUSED = "a party's privacy.max_epsilon allows no further answer for it"
+#: The method that each path needs, and the right.
+_PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": ("GET", METRICS)}
+
+
+def _ids_in(body: bytes) -> tuple[list[str], bool]:
+    """Return the ids in a request's body, and whether it asks for one. Raises InvalidValue."""
+    try:
+        asked = json.loads(body)
+    except MALFORMED:
+        raise InvalidValue("the body is not JSON") from None
+    if not isinstance(asked, dict) or set(asked) not in ({"id"}, {"ids"}):
+        raise InvalidValue('the body is not {"id": "..."} or {"ids": ["...", ...]}')
+    ids = asked.get("ids", [asked.get("id")])
+    if not isinstance(ids, list) or not 1 <= len(ids) <= MOST_IDS:
+        raise InvalidValue(f"a request has 1 to {MOST_IDS:,} ids")
+    for one in ids:
+        if not isinstance(one, str) or not 1 <= len(one) <= MOST_ID_LETTERS or escaped(one) != one:
+            raise InvalidValue(f"an id is text of 1 to {MOST_ID_LETTERS} letters")
+    return ids, "id" in asked

@@ -1,0 +1,212 @@
+"""Sources of scores for the leader: all parties in this process, or followers on other machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import (
+    BundleInvalid,
+    ExchangeError,
+    FedveilError,
+    InvalidValue,
+    LinkLost,
+    PeerRestarted,
+    RunFolderError,
+    Unfit,
+)
+from fedveil.link.channel import Exchange, drive, drive_together
+from fedveil.link.dialer import Dialer
+from fedveil.link.link import Link
+from fedveil.link.listener import Listener
+from fedveil.link.rights import check_right
+from fedveil.link.roles import right_of
+from fedveil.vertical.bundle import BUNDLE, CONTENTS
+from fedveil.vertical.remote.sessions import Attentive, Meeting, StartOver, closing
+from fedveil.vertical.rows import Positions, align
+from fedveil.vertical.scoring import row_alignment
+from fedveil.vertical.scoring.row_alignment import PURPOSE
+from fedveil.vertical.scoring.scorer import Scorer, Scores
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """The leader's access to all parties' parts."""
+
+    leader: Scorer
+
+    @property
+    def common(self) -> Positions:
+        """Return the positions of the leader's rows that all parties have, in order."""
+
+    def scores(self, rows: Positions) -> Scores:
+        """Return the outputs of some of the leader's rows, which must be common and distinct."""
+
+
+class Together:
+    """All parties of a bundle in this process."""
+
+    def __init__(self, scorers: Sequence[Scorer], *, encoded: bool = False) -> None:
+        names = {scorer.bundle.name for scorer in scorers}
+        if len(names) > 1:
+            raise BundleInvalid("the bundles are of different models: name those of one run")
+        self._all = {scorer.name: scorer for scorer in scorers}
+        self.leader = self._all[scorers[0].split.leader]
+        self._encoded = encoded
+        ids = {name: scorer.ids for name, scorer in self._all.items()}
+        for name, positions in align(ids, self.leader.name).items():
+            self._all[name].use(positions)
+            if name == self.leader.name:
+                self.common = positions
+        self._place = _places(self.common, len(self.leader.ids))
+
+    def scores(self, rows: Positions) -> Scores:
+        leader = self.leader
+        followers = {n: s for n, s in self._all.items() if n != leader.name}
+        positions = self._place[rows]
+        exchanges: dict[str, Exchange[Any]] = {leader.name: _once(leader, positions)}
+        for name, scorer in followers.items():
+            exchanges[name] = scorer.answer()
+        found: Scores = drive_together(exchanges, encoded=self._encoded)[leader.name]
+        return found
+
+
+class Apart:
+    """Followers on other machines. They find the common rows again whenever one has restarted."""
+
+    def __init__(self, leader: Scorer, meeting: Meeting, stack: ExitStack) -> None:
+        self.leader, self._meeting = leader, meeting
+        for follower in leader.followers:
+            check_right(meeting.credentials, follower, right_of(PURPOSE))
+        self._links = {name: Link(name, patience_s=meeting.patience_s) for name in leader.followers}
+        listener = Listener(
+            meeting.address, self._links, leader.name, meeting.credentials, meeting.report
+        )
+        stack.enter_context(closing(self._links.values()))
+        meeting.listening(stack.enter_context(listener).address)
+        self._attempt, self._agreed = 0, False
+        stack.callback(self._finish)
+        self.common = np.zeros(0, np.int64)
+        self._retrying(self._align)
+
+    def scores(self, rows: Positions) -> Scores:
+        return self._retrying(lambda: self._scores(rows))
+
+    def _scores(self, rows: Positions) -> Scores:
+        if not self._agreed:
+            self._align()
+        positions = self._place[rows]
+        if len(positions) and positions.min() < 0:
+            raise ExchangeError("a follower has restarted without some rows that it had before")
+        return drive(self.leader.ask(positions), self._links)
+
+    def _align(self) -> None:
+        self._attempt += 1
+        for link in self._links.values():
+            link.begin()
+        self.common = drive(row_alignment.lead(self.leader, self._attempt), self._links)
+        self.leader.use(self.common)
+        self._place = _places(self.common, len(self.leader.ids))
+        self._agreed = True
+
+    def _retrying(self, work: Callable[[], T]) -> T:
+        while True:
+            try:
+                return work()
+            except Unfit as unfit:
+                self._agreed = False
+                self._meeting.report(f"refused: {unfit}")
+                self._links[unfit.follower].refuse(str(unfit))
+                self._links[unfit.follower].await_another()
+            except PeerRestarted as restart:
+                self._agreed = False
+                self._meeting.report(f"{restart}: the parties find their common rows again")
+
+    def _finish(self) -> None:
+        if self._agreed:
+            with suppress(FedveilError):
+                drive(self.leader.finish(), self._links)
+
+
+def follow(scorer: Scorer, meeting: Meeting) -> None:
+    """Run a follower's side of one session: find the common rows, and answer for them."""
+    leader = scorer.split.leader
+    check_right(meeting.credentials, leader, right_of(PURPOSE))
+    link = Link(leader, patience_s=meeting.patience_s)
+    with Dialer(meeting.address, link, scorer.name, meeting.credentials), closing([link]):
+        begin = None
+        while True:
+            link.begin()
+            try:
+                channels = {leader: Attentive(link)}
+                first = row_alignment.follow(scorer, begin)
+                scorer.use(drive(first, {leader: link}))
+                drive(scorer.answer(), channels)
+                return
+            except PeerRestarted as restart:
+                begin = restart.begin if isinstance(restart, StartOver) else None
+                meeting.report(f"{restart}: the parties find their common rows again")
+            finally:
+                scorer.keep_account()
+
+
+def serve(scorer: Scorer, meeting: Meeting) -> NoReturn:
+    """Take part in all of the leader's sessions that score, one after another, forever."""
+    while True:
+        try:
+            follow(scorer, replace(meeting, patience_s=math.inf))
+        except (LinkLost, ExchangeError) as error:
+            meeting.report(str(error))
+
+
+def bundles_in(path: Path) -> list[Path]:
+    """Return the bundles in `path`: itself, or those of all parties in a run's folder."""
+    if (path / CONTENTS).is_file():
+        return [path]
+    found = sorted(file.parent for file in path.glob(f"*/{BUNDLE}/{CONTENTS}"))
+    if not found:
+        raise RunFolderError(
+            f"{path} has no model bundle: name the folder of a finished run whose task is tables"
+        )
+    return found
+
+
+def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
+    """Return each party's file, from `PARTY=FILE` texts, or one `FILE` if there is one party."""
+    files: dict[str, str] = {}
+    for text in data:
+        party, mark, file = text.partition("=")
+        if not mark or party not in parties:
+            if len(parties) > 1:
+                raise InvalidValue(
+                    f"--data {text!r} names no party: write --data PARTY=FILE, for each of "
+                    f"{', '.join(parties)}"
+                )
+            party, file = parties[0], text
+        if party in files:
+            raise InvalidValue(f"--data names {party} twice")
+        files[party] = file
+    if missing := [party for party in parties if party not in files]:
+        raise InvalidValue(f"--data {missing[0]}=FILE is missing: every party has rows to score")
+    return files
+
+
+def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
+    found = yield from leader.ask(positions)
+    yield from leader.finish()
+    return found
+
+
+def _places(common: Positions, count: int) -> npt.NDArray[np.int64]:
+    """Return the place among the common rows of each of a party's `count` rows, or -1."""
+    place = np.full(count, -1, np.int64)
+    place[common] = np.arange(len(common))
+    return place

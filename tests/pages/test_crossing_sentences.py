@@ -1,0 +1,36 @@
+"""The first screen of a vertical run's page: what crosses, in which direction, and to whom."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fedveil.pages.page import Page
+from fedveil.pages.read_run import read_run
+from fedveil.pages.vertical_page import vertical_page
+from scoring_parts import trained
+
+
+@pytest.mark.parametrize("eps", [None, 0.7])
+def test_every_direction_has_a_sentence(tmp_path: Path, eps: float | None) -> None:
+    folder = trained(tmp_path, eps=eps)
+    page: Page = vertical_page(read_run(folder / "run"))
+    said = [sentence for sentence in page.lead if isinstance(sentence, str)][1:]
+    sent = list(csv.DictReader((folder / "run" / "bank" / "sent.csv").open()))
+    times = [int(row["times"]) for row in sent if row["subset"] == "train"]
+    train, aside = times.count(2), times.count(1)
+    how = "numbers of {}, unprotected" if eps is None else "bits of {} at eps 0.7 of EmbeddingDP"
+    assert said == [
+        f"bank sends lead, of each of {train} training examples in every epoch and of "
+        f"{len(sent) - train - aside} held-out examples in every evaluation, and once of {aside} "
+        f"training examples set aside: "
+        f"3 {how.format('bank_wide')} and 5 {how.format('bank_deep')}.",
+        "lead returns to bank, of each training example: the gradient of bank_wide's output and "
+        "the gradient of bank_deep's output, unprotected.",
+        "lead tells bank the mean loss of every step.",
+        "No party sends its weights or its labels. Nothing protects the labels in the gradients.",
+    ]
+    head = (folder / "run" / "report.html").read_text("utf-8").partition("<main>")[0]
+    assert "lead tells bank the mean loss of every step." in head

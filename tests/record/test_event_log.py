@@ -1,0 +1,96 @@
+"""The chain of an event log: an edit, a removal or a new chain shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedveil.record import event_log
+from fedveil.record.event_log import CHAIN, EventLog, anchor, anchors, faults
+from fedveil.record.recorder import Recorder
+from fedveil.record.run_folder import EVENTS, RunFolder
+
+LINES = ["begun", "step 7", "ähnlich", "step 14", "ended"]
+
+
+def written(folder: Path, *more: str) -> Path:
+    path = folder / EVENTS
+    for some in (LINES[:2], [*LINES[2:], *more]):  # by two processes
+        log = EventLog(path)
+        for line in some:
+            log.append(line)
+        log.close()
+    return path
+
+
+def test_a_log_that_two_processes_wrote_is_whole(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert path.read_text("utf-8").splitlines() == LINES
+    assert faults(path) == []
+    assert len((tmp_path / CHAIN).read_text().splitlines()) == len(LINES)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda lines: [*lines[:1], *lines[2:]], "line 2: it was edited"),
+        (lambda lines: [*lines[:3], "step 15", *lines[4:]], "line 4: it was edited"),
+        (lambda lines: [*lines[:2], "new", *lines[2:]], "line 3: it was edited"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1: it was edited"),
+        (lambda lines: lines[:-2], "2 lines were removed at its end"),
+        (lambda lines: [*lines, "added"], "line 6: it is not in events.chain"),
+    ],
+)
+def test_a_change_shows(tmp_path: Path, change, why: str) -> None:  # type: ignore[no-untyped-def]
+    path = written(tmp_path)
+    path.write_text("".join(f"{line}\n" for line in change(LINES)), "utf-8")
+    (fault,) = faults(path)
+    assert why in fault
+    if len(change(LINES)) <= len(LINES):  # the next process does not hide it
+        log = EventLog(path)
+        log.append("later")
+        log.close()
+        assert faults(path)
+
+
+def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    log = EventLog(path)
+    head = log.head
+    log.close()
+    (tmp_path / "other").mkdir()
+    other = written(tmp_path / "other", f"2026-01-02T03:04:05 {anchor('bank', head)}")
+    assert list(anchors(other)) == [("bank", *head)]
+    said = [head]
+    assert faults(path, said) == []
+    begun = [LINES[0], "step 8", *LINES[2:]]
+    for lines in (LINES[:-1], [*LINES[:1], *LINES[2:]], [*LINES[:4], "failed"], begun):
+        for file in (path, tmp_path / CHAIN):
+            file.unlink()
+        again = EventLog(path)
+        for line in lines:
+            again.append(line)
+        again.close()
+        assert faults(path) == []
+        assert "another party saw other lines" in faults(path, said)[0]
+
+
+def test_a_killed_process_leaves_a_log_that_is_still_whole(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    chain = tmp_path / CHAIN
+    whole = chain.read_text()
+    chain.write_text("".join(f"{one}\n" for one in whole.splitlines()[:-1]))
+    EventLog(path).close()
+    assert faults(path) == []
+    assert chain.read_text() == whole
+
+
+def test_the_recorder_chains_its_events(tmp_path: Path) -> None:
+    recorder = Recorder(RunFolder.create(tmp_path / "run"))
+    recorder.event("one\ntwo")
+    recorder.event("three")
+    assert recorder.log_head[0] == 2
+    recorder.close()
+    assert faults(tmp_path / "run" / EVENTS) == []
+    assert event_log.CHAIN in {path.name for path in (tmp_path / "run").iterdir()}

@@ -1,0 +1,215 @@
+"""Signatures of bundles: what parties sign, and what a party that lies or edits achieves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil.errors import BundleInvalid, ExchangeError
+from fedveil.link.channel import drive_together
+from fedveil.link.tls import Credentials, write_certificates
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical.bundle import Bundle, write_manifest
+from fedveil.vertical.remote.bundle_agreement import agree
+from fedveil.vertical.scoring.scorer import Scorer
+from fedveil.vertical.signatures import Signatures, Signed, sign
+from scoring_parts import job_of, lying, trained
+
+PARTIES = ("lead", "bank")
+RUN = bytes(range(16))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
+    folder, other = (tmp_path_factory.mktemp(name) for name in ("keys", "others"))
+    write_certificates(folder, [*PARTIES, "shop"])
+    write_certificates(other, ["bank"])
+    found = {name: Credentials.read(folder, name, PARTIES) for name in PARTIES}
+    found["shop"] = Credentials.read(folder, "shop")
+    return found | {"stranger": Credentials.read(other, "bank")}
+
+
+def signed(folder: Path, keys: dict[str, Credentials], **by: str) -> dict[str, Path]:
+    """Sign the bundles of a run, each party's with its own key unless `by` names another."""
+    paths = {party: folder / "run" / party / "bundle" for party in PARTIES}
+    manifest = Bundle.read(paths["lead"]).manifest
+    data = manifest.written()
+    made = {party: sign(keys[by.get(party, party)], data) for party in PARTIES}
+    for path in paths.values():
+        opened = RunFolder.reopen(path)
+        write_manifest(opened, manifest, Signatures(made))
+        opened.close()
+    return paths
+
+
+def opened(folder: Path, party: str, own: Credentials | None, said: list[str]) -> None:
+    with ExitStack() as stack:
+        path = folder / "run" / party / "bundle"
+        Scorer(path, str(folder / f"new-{party}.csv"), stack, own, said.append)
+
+
+def test_a_signed_bundle_is_accepted_and_an_unsigned_one_says_so(
+    tmp_path: Path, keys: dict[str, Credentials]
+) -> None:
+    folder, said = trained(tmp_path), list[str]()
+    opened(folder, "bank", None, said)
+    assert "bank: the bundle has no signatures" in said[0]
+    with pytest.raises(BundleInvalid, match="not signed by bank and lead"):
+        opened(folder, "bank", keys["bank"], said)
+    signed(folder, keys)
+    said.clear()
+    opened(folder, "bank", keys["bank"], said)
+    assert not any("signatures" in sentence for sentence in said)
+    opened(folder, "bank", None, said)
+    assert any("checked against no authority" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    ("signer", "why"),
+    [
+        ("shop", "made with the certificate of shop"),
+        ("stranger", "not of the authority in"),
+        ("lead", "made with the certificate of lead"),
+    ],
+)
+def test_anothers_signature_is_refused(
+    tmp_path: Path, keys: dict[str, Credentials], signer: str, why: str
+) -> None:
+    folder = trained(tmp_path)
+    signed(folder, keys, bank=signer)
+    with pytest.raises(BundleInvalid, match=why):
+        opened(folder, "lead", keys["lead"], [])
+
+
+def test_an_editor_who_mends_every_digest_cannot_sign(
+    tmp_path: Path, keys: dict[str, Credentials]
+) -> None:
+    import hashlib
+
+    folder = trained(tmp_path)
+    path = signed(folder, keys)["lead"]
+    raw = (path / "calibrator.json").read_bytes()
+    edited = raw.replace(b'"threshold": 0.', b'"threshold": 0.0')
+    assert edited != raw
+    contents = (path / "contents.json").read_bytes()
+    fresh = contents.replace(*(hashlib.sha256(d).hexdigest().encode() for d in (raw, edited)))
+    manifest = (path / "manifest.json").read_bytes()
+    told = manifest.replace(*(hashlib.sha256(d).hexdigest().encode() for d in (contents, fresh)))
+    for name, data in (("calibrator", edited), ("contents", fresh), ("manifest", told)):
+        (path / f"{name}.json").write_bytes(data)
+    for own in (None, keys["lead"]):
+        with pytest.raises(BundleInvalid, match="signature of bank is not valid: it is of another"):
+            opened(folder, "lead", own, [])
+
+
+# --- the agreement at the end of training
+
+
+def run_of(folder: Path, name: str) -> Any:
+    split = SimpleNamespace(leader="lead", followers=("bank",), parties=PARTIES)
+    root = RunFolder(folder / name, None)  # type: ignore[arg-type]
+    root.path.mkdir()
+    setting = SimpleNamespace(split=split, job=job_of(Path("tables")), folder=root)
+    log = SimpleNamespace(event=lambda text: None)
+    digest = bytes([len(name)]) * 32
+    return SimpleNamespace(
+        name=name, setting=setting, contents=digest, done=12, stopped=None, log=log
+    )
+
+
+def agreed(
+    folder: Path,
+    keys: dict[str, Credentials] | None,
+    change: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] | None = None,
+    liar: str = "lead",
+) -> None:
+    sides = {
+        name: agree(run_of(folder, name), RUN, None if keys is None else keys[name])
+        for name in PARTIES
+    }
+    sides[liar] = lying(sides[liar], change or {})
+    drive_together(sides, encoded=True)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_parties_agree_on_one_manifest(
+    tmp_path: Path, keys: dict[str, Credentials], tls: bool
+) -> None:
+    agreed(tmp_path, keys if tls else None)
+    files = [tmp_path / name / "bundle" for name in PARTIES]
+    for file in ("manifest.json", "signatures.json"):
+        assert (files[0] / file).read_bytes() == (files[1] / file).read_bytes()
+    manifest = json.loads((files[0] / "manifest.json").read_bytes())
+    assert manifest["contents"] == {"bank": "04" * 32, "lead": "04" * 32}
+    assert (manifest["run"], manifest["step"]) == (RUN.hex(), 12)
+    names = json.loads((files[1] / "signatures.json").read_bytes())
+    assert set(names) == (set(PARTIES) if tls else set())
+
+
+def edited(old: bytes, new: bytes):  # type: ignore[no-untyped-def]
+    return lambda message: {**message, "manifest": message["manifest"].replace(old, new)}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"manifest": edited(b'"step": 12', b'"step": 11')}, "another job, run or step"),
+        ({"manifest": edited(b"000102", b"ff0102")}, "another job, run or step"),
+        ({"manifest": edited(b'"bank": "0', b'"bank": "f')}, "another bundle of bank"),
+        ({"manifest": edited(b'"bank"', b'"bonk"')}, "names bonk and lead as the parties"),
+        ({"manifest": edited(b"{", b"[")}, "manifest is none"),
+        ({"signatures": lambda m: {**m, "signatures": b"{}"}}, "changed the signature of bank"),
+        ({"signatures": lambda m: {**m, "signatures": b"[" * 9}}, "no signatures"),
+        ({"signatures": lambda m: {**m, "signatures": bytes(1 << 21)}}, "bytes"),
+        ({"manifest": lambda m: {**m, "kind": "farewell"}}, "sent 'farewell'"),
+    ],
+)
+def test_a_lying_leader_gets_no_signature(
+    tmp_path: Path, keys: dict[str, Credentials], change: Any, why: str
+) -> None:
+    with pytest.raises(ExchangeError, match=why):
+        agreed(tmp_path, keys, change)
+    assert not (tmp_path / "bank" / "bundle" / "manifest.json").exists()
+
+
+def test_a_lying_follower_completes_no_bundle(tmp_path: Path, keys: dict[str, Credentials]) -> None:
+    stolen = keys["shop"]
+
+    def forged(message: dict[str, Any]) -> dict[str, Any]:
+        return {**message, "chain": stolen.certificate}
+
+    def short(message: dict[str, Any]) -> dict[str, Any]:
+        return {**message, "sha256": bytes(31)}
+
+    for at, (change, why) in enumerate(
+        [({"signature": forged}, "signature of bank is not valid"), ({"contents": short}, "31 by")]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with pytest.raises(ExchangeError, match=why):
+            agreed(folder, keys, change, liar="bank")
+        assert not (folder / "lead" / "bundle" / "manifest.json").exists()
+
+
+def test_a_signature_is_for_one_manifest(keys: dict[str, Credentials]) -> None:
+    made = sign(keys["lead"], b"one")
+    both = Signatures({"lead": made})
+    assert both.check(b"one", ["lead"], keys["bank"]) is None
+    assert Signatures.parsed(both.written(), "file") == both
+    for wrong in (
+        Signatures({"lead": replace(made, signature=made.signature[:-1])}),
+        Signatures({"lead": Signed(b"-" * (1 << 17), made.signature)}),
+        Signatures({"lead": Signed(b"no certificate", made.signature)}),
+        Signatures({"lead": made, "shop": made}),
+    ):
+        with pytest.raises(BundleInvalid):
+            wrong.check(b"one", ["lead"], keys["bank"])
+    with pytest.raises(BundleInvalid):
+        both.check(b"two", ["lead"], None)

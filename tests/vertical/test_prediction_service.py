@@ -1,0 +1,233 @@
+"""Predictions over HTTP: answers, limits on what a client sends, and rights of certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedveil.errors import CertificateError, ExchangeError, InvalidValue, PeerRefused
+from fedveil.link.rights import check_right
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials, write_certificates
+from fedveil.vertical.scoring import http_server
+from fedveil.vertical.scoring.service import PredictionService
+from fedveil.vertical.scoring.sources import Together
+from scoring_parts import together, trained
+
+
+class Served:
+    """A service in a thread of its own."""
+
+    def __init__(self, source: Any, own: Credentials | None = None, **limits: int) -> None:
+        self.service = PredictionService(source, own, **limits)
+        self.end: BaseException | None = None
+        self._listening = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._listening.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._task is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        def listening(address: Address) -> None:
+            self.port = address.port
+            self._listening.set()
+
+        run = self.service.run(Address("127.0.0.1", 0), listening)
+        self._task = self._loop.create_task(run)
+        try:
+            self._loop.run_until_complete(self._task)
+        except (asyncio.CancelledError, ExchangeError) as end:
+            self.end = end
+        self._loop.close()
+
+    def ask(
+        self, path: str, body: Any = None, tls: ssl.SSLContext | None = None, timeout: float = 30
+    ) -> tuple[int, Any]:
+        connection: http.client.HTTPConnection
+        if tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        else:
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=30, context=tls
+            )
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, data)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        is_json = answer.headers["content-type"] == http_server.JSON
+        return answer.status, json.loads(text) if is_json else text
+
+    def raw(self, data: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as plain:
+            plain.sendall(data)
+            found = b""
+            while piece := plain.recv(4096):
+                found += piece
+        return found
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Together]:
+    with ExitStack() as stack:
+        yield together(trained(tmp_path, eps=0.7), stack)
+
+
+def test_one_id_or_a_batch_is_answered_and_a_repeated_one_costs_nothing(source: Together) -> None:
+    ids = source.leader.ids[source.common].tolist()
+    journal = source._all["bank"].state.path / "scored"
+    with Served(source) as served:
+        status, one = served.ask("/predict", {"id": ids[6]})
+        assert status == 200
+        assert one["prediction"] in ("yes", "no")
+        assert one["probability of yes"] + one["probability of no"] == pytest.approx(1, abs=1e-5)
+        status, batch = served.ask("/predict", {"ids": [ids[6], "nobody", ids[2], ids[6]]})
+        assert status == 200
+        assert batch["predictions"][0] == batch["predictions"][3] == one
+        assert "error" in batch["predictions"][1]
+        assert len(journal.read_bytes()) == 2 * 16
+        assert served.ask("/predict", {"id": "nobody"})[0] == 404
+        assert served.ask("/health") == (200, {"status": "ok", "rows": len(ids)})
+        status, text = served.ask("/metrics")
+    assert status == 200
+    lines = text.splitlines()
+    assert 'fedveil_requests_total{path="/predict",status="200"} 2' in lines
+    assert "fedveil_predictions_total 3" in lines
+    assert "fedveil_unknown_ids_total 2" in lines
+    assert 'fedveil_answer_seconds_bucket{le="+Inf"} 3' in lines
+    assert "answered loopback: 2 of 4 ids, 0 refused by a limit" in (
+        source.leader.state.path / "events.log"
+    ).read_text("utf-8")
+
+
+def test_everything_that_a_client_sends_is_limited(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
+    with Served(source, guesses=3) as served:
+        wrong = [b"{", b"[]", b'{"id": 5}', b'{"ids": []}', b'{"id": "a", "ids": ["b"]}', b"\xff"]
+        wrong += [json.dumps({"ids": ["a"] * 1001}).encode(), b'{"id": "\\u0000"}']
+        wrong += [json.dumps({"id": "x" * 257}).encode(), b"[" * 100_000]
+        for body in wrong:
+            assert served.ask("/predict", body)[0] == 400
+        assert served.ask("/predict", bytes(http_server.MOST_BODY_BYTES + 1))[0] == 413
+        assert served.ask("/predict")[0] == 405
+        assert served.ask("/admin")[0] == 404
+        assert b" 400 " in served.raw(b"NOT HTTP\r\n\r\n")
+        head = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * http_server.MOST_HEADER_BYTES
+        assert b" 431 " in served.raw(head)
+        assert b" 408 " in served.raw(b"POST /predict HTTP/1.1\r\nhost: a\r\n")
+        assert served.ask("/predict", {"ids": ["g1", "g2", "g3"]})[0] == 200
+        assert served.ask("/predict", {"ids": ["g4"]})[0] == 429
+        assert not (source._all["bank"].state.path / "scored").read_bytes()
+
+
+def test_a_full_queue_refuses_and_a_lost_party_ends_the_service(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, ids = threading.Event(), source.leader.ids[source.common].tolist()
+
+    def scores(rows: Any) -> Any:
+        going.wait(10)
+        raise ExchangeError("bank sent nonsense")
+
+    monkeypatch.setattr(source, "scores", scores)
+    with Served(source, queue=1) as served:
+        found: list[tuple[int, Any]] = []
+        first = threading.Thread(
+            target=lambda: found.append(served.ask("/predict", {"id": ids[0]}))
+        )
+        first.start()
+        while not served.service._waiting:
+            pass
+        assert served.ask("/predict", {"id": ids[1]}, timeout=5)[0] == 503
+        assert served.ask("/health")[0] == 200
+        going.set()
+        first.join(30)
+        assert found == [(503, {"error": "a party is lost"})]
+        served._thread.join(30)
+    assert isinstance(served.end, ExchangeError)
+
+
+def test_plaintext_is_for_loopback_alone(source: Together) -> None:
+    service = PredictionService(source, None)
+    with pytest.raises(InvalidValue, match="not a loopback address"):
+        asyncio.run(service.run(Address("0.0.0.0", 0), print))
+
+
+def credentials(folder: Path, party: str, roles: dict[str, list[str]] | None) -> Credentials:
+    if roles is not None:
+        (folder / party / "tls.yaml").write_text(yaml.safe_dump({"roles": roles}), "utf-8")
+    return Credentials.read(folder, party, ["lead", "bank"])
+
+
+def test_certificates_have_rights(source: Together, tmp_path: Path) -> None:
+    folder = tmp_path / "certificates"
+    write_certificates(folder, ["lead", "bank", "desk", "ops"])
+    write_certificates(tmp_path / "others", ["desk"])
+    roles = {"desk": ["predict"], "ops": ["metrics"], "bank": ["predict", "probabilities"]}
+    own, one = credentials(folder, "lead", roles), source.leader.ids[source.common][0].item()
+
+    def client(who: str, where: Path = folder) -> ssl.SSLContext:
+        context = Credentials.read(where, who).client_context()
+        context.load_verify_locations(folder / "authority.pem")
+        return context
+
+    with Served(source, own) as served:
+        asked = {
+            who: (
+                served.ask("/predict", {"id": one}, tls=client(who)),
+                served.ask("/metrics", tls=client(who))[0],
+                served.ask("/health", tls=client(who))[0],
+            )
+            for who in ("desk", "ops", "bank", "lead")
+        }
+        # Under TLS 1.3 a client learns only when it reads that its certificate was refused.
+        for broken in (client("desk", tmp_path / "others"), ssl._create_unverified_context()):
+            with pytest.raises((ssl.SSLError, ConnectionError, http.client.BadStatusLine)):
+                served.ask("/health", tls=broken)
+    assert asked["desk"][0][0] == 200
+    assert set(asked["desk"][0][1]) == {"id", "prediction"}
+    assert "probability of yes" in asked["bank"][0][1]
+    assert [asked[who][0][0] for who in ("ops", "lead")] == [403, 403]
+    assert [asked[who][1] for who in ("desk", "ops", "bank", "lead")] == [403, 200, 403, 403]
+    assert {asked[who][2] for who in asked} == {200}
+
+
+def test_a_session_needs_the_right_of_its_purpose(tmp_path: Path) -> None:
+    write_certificates(tmp_path, ["lead", "bank"])
+    check_right(credentials(tmp_path, "bank", None), "lead", "train")
+    own = credentials(tmp_path, "bank", {"lead": ["predict"]})
+    check_right(own, "lead", "predict")
+    for right in ("train", "evaluate", "generate"):
+        with pytest.raises(PeerRefused, match=f"lead may not {right} with bank: roles in"):
+            check_right(own, "lead", right)
+    for roles, why in (
+        ({"lead": ["predicts"]}, "a right that is not known, predicts \\(did you mean predict"),
+        ({"lead": "train"}, "not a list of rights"),
+        (["train"], "not a block"),
+    ):
+        with pytest.raises(CertificateError, match=why):
+            credentials(tmp_path, "bank", roles)  # type: ignore[arg-type]

@@ -1,0 +1,353 @@
+"""New rows: what they are scored with, what it costs, and what a lying party can do."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.base.message import Value
+from fedveil.errors import (
+    BundleInvalid,
+    DataInvalid,
+    ExchangeError,
+    InvalidValue,
+    LimitReached,
+    Unfit,
+)
+from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
+from fedveil.vertical.one_process import look
+from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.rows import Order
+from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
+from fedveil.vertical.scoring.scorer import Scorer
+from fedveil.vertical.scoring.sources import Together, bundles_in, files_of
+from scoring_parts import BANKS, LEADERS, NEW, played, scorers, together, trained, write_table
+
+COMMON = NEW - BANKS - LEADERS
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(("count", "aside", "batch"), [(37, 9, 5), (12, 11, 4), (20, 0, 7)])
+def test_no_step_trains_on_what_is_set_aside(count: int, aside: int, batch: int) -> None:
+    order = Order(seed=6, count=count, batch_size=batch, aside=aside)
+    trained_on = [order.of_step(step) for step in range(1, 2 * order.steps + 1)]
+    for epoch in (trained_on[: order.steps], trained_on[order.steps :]):
+        assert sorted(np.concatenate(epoch)) == order.trained.tolist()
+    assert len(order.set_aside) == aside
+    assert sorted([*order.trained, *order.set_aside]) == list(range(count))
+
+
+def test_a_calibrator_undoes_what_made_a_model_too_sure() -> None:
+    draw = np.random.default_rng(2)
+    true = draw.normal(size=(4000, 1)) * [0.0, 1.7] + [0.0, -0.6]
+    labels = (draw.random(4000) < 1 / (1 + np.exp(true[:, 0] - true[:, 1]))).astype(np.int64)
+    fitted = Calibrator.fitted(3 * true + [0.4, 0], labels, "f1")
+    assert fitted.factor == pytest.approx(1 / 3, rel=0.1)
+    likely = fitted.probabilities(3 * true + [0.4, 0])[:, 1]
+    assert abs(likely[likely > 0.7].mean() - labels[likely > 0.7].mean()) < 0.03
+    assert Calibrator.read(fitted.written(), "file") == fitted
+
+
+@pytest.mark.parametrize("criterion", ["balanced_accuracy", "f1"])
+def test_no_other_threshold_is_better(criterion: str) -> None:
+    draw = np.random.default_rng(4)
+    outputs = np.stack([np.zeros(83), draw.normal(size=83).round(1)], axis=1)
+    labels = (draw.random(83) < 0.3).astype(np.int64)
+    fitted = Calibrator.fitted(outputs, labels, criterion)  # type: ignore[arg-type]
+    likely = fitted.probabilities(outputs)[:, 1]
+
+    def score(threshold: float) -> float:
+        said = likely >= threshold
+        right, wrong, lost = (said & (labels == 1)).sum(), (said & (labels == 0)).sum(), 0
+        lost = (~said & (labels == 1)).sum()
+        if criterion == "f1":
+            return 2 * right / (2 * right + wrong + lost)
+        return (right / (right + lost) + 1 - wrong / (labels == 0).sum()) / 2
+
+    assert fitted.threshold is not None
+    assert score(fitted.threshold) == max(map(score, [0, *likely, 1.1]))
+    assert (
+        fitted.decided(fitted.probabilities(outputs)).tolist()
+        == (likely >= fitted.threshold).astype(int).tolist()
+    )
+
+
+def test_the_calibrator_is_of_the_rows_set_aside_alone(tmp_path: Path) -> None:
+    run = trained(tmp_path) / "run"
+
+    def side(party: PartyRun):  # type: ignore[no-untyped-def]
+        rows, order = party.setting.rows["train"], party._parts.order
+        outputs = yield from party.party.look(1, rows.batch(order.set_aside))
+        return outputs, rows.batch(order.set_aside).labels
+
+    outputs, labels = look(run, side)
+    fitted = Calibrator.fitted(outputs.numpy(), labels.numpy(), "balanced_accuracy")
+    assert (run / "lead" / CALIBRATOR).read_bytes() == fitted.written()
+    assert fitted.examples == len(labels) > 20
+    sent = list(csv.DictReader((run / "bank" / "sent.csv").open()))
+    counts = [int(row["times"]) for row in sent if row["subset"] == "train"]
+    assert sorted(set(counts)) == [1, 2]  # set aside: once, trained on: in both epochs
+    assert counts.count(1) == fitted.examples
+
+
+def test_new_rows_get_the_scores_of_the_whole_model(tmp_path: Path, stack: ExitStack) -> None:
+    folder = trained(tmp_path)
+    source = together(folder, stack)
+    assert len(source.common) == COMMON
+    found = source.scores(source.common[3:30])
+    sides = {party: source._all[party] for party in ("lead", "bank")}
+    values: dict[str, torch.Tensor] = {}
+    ids = sides["lead"].ids[source.common[3:30]]
+    with torch.no_grad():
+        for part in source.leader.split.parts:
+            side = sides[part.owner]
+            place = {one: at for at, one in enumerate(side.ids.tolist())}
+            at = torch.tensor([place[one] for one in ids.tolist()])
+            columns = side.new.columns.columns
+            given = [
+                columns[name.removeprefix("data.")][at]
+                if name.startswith("data.")
+                else values[name]
+                for name in part.inputs
+            ]
+            values[part.name] = side.party.modules[part.name].eval()(*given)
+    assert torch.equal(torch.from_numpy(found.outputs), values["top"])
+    ScoreFile(tmp_path / "out.csv").write(source, lambda sentence: None)
+    lines = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [line["id"] for line in lines] == sides["lead"].ids[source.common].tolist()
+    calibrator = Decision(source.leader).calibrator
+    assert calibrator is not None
+    assert calibrator.threshold is not None
+    shares = calibrator.probabilities(found.outputs)
+    for line, share in zip(lines[3:30], shares, strict=True):
+        assert line["probability of yes"] == f"{share[1]:.6f}"
+        assert line["prediction"] == ("yes" if share[1] >= calibrator.threshold else "no")
+
+
+def test_a_batch_and_single_rows_agree_and_repeats_cost_nothing(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    source = together(trained(tmp_path, eps=0.7), stack)
+    answers, bank = Answers(source), source._all["bank"]
+    some = source.common[[4, 9, 4, 30]]
+    first, refused = answers.of_rows(some)
+    assert not refused.any()
+    assert np.array_equal(first[0], first[2])
+    before = (bank.state.path / "scored").read_bytes()
+    assert len(before) == 3 * 16
+    assert np.array_equal(answers.of_rows(some)[0], first)
+    assert (bank.state.path / "scored").read_bytes() == before
+
+
+def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -> None:
+    folder = trained(tmp_path, eps=0.5, limit=13.0)
+    new = folder / "again.csv"
+    old = list(csv.DictReader((folder / "run" / "bank" / "sent.csv").open()))
+    twice = next(row["id"] for row in old if row["times"] == "2")
+    lead = {"id": [twice, "c5000"], "x0": [0.1, 0.2], "x1": [0, 1.5]}
+    write_table(new, lead)
+    bank = {"key": ["c5000", twice], "z0": [1, 0], "z1": [0, 2], "kind": ["red", "blue"]}
+    write_table(folder / "again-bank.csv", bank)
+    allowed = []
+    for _ in range(9):
+        with ExitStack() as stack:
+            source = together(folder, stack, lead=str(new), bank=str(folder / "again-bank.csv"))
+            allowed.append(source.scores(source.common).allowed.tolist())
+            lines = source._all["bank"].keep_account()
+    times = np.array(allowed).sum(axis=0)
+    assert times[1] == times[0] + 2  # the first was sent twice before
+    (line,) = lines
+    one = line.epsilon / times[1]
+    assert times[1] == math.floor(13 / one + 1e-9) < 9
+    assert "times in training" in str(line)
+    assert source._all["lead"].keep_account() == []
+
+
+def test_nothing_unprotected_is_sent_under_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(LimitReached):
+        trained(tmp_path, limit=3.0)
+
+
+def test_a_file_of_another_schema_is_refused_by_name(tmp_path: Path, stack: ExitStack) -> None:
+    folder = trained(tmp_path)
+    lacks, wrong = folder / "lacks.csv", folder / "wrong.csv"
+    write_table(lacks, {"key": ["a"], "z0": [1], "kind": ["red"], "z2": [3]})
+    with pytest.raises(DataInvalid, match=r"lacks\.csv lacks the column z1, with which"):
+        scorers(folder, stack, bank=str(lacks))
+    write_table(wrong, {"key": ["a"], "z0": ["high"], "z1": [0], "kind": ["red"]})
+    with ExitStack() as other, pytest.raises(DataInvalid, match=r"line 2: z0 = .high."):
+        scorers(trained(tmp_path / "b"), other, bank=str(wrong))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "table-lead.json", CALIBRATOR, "job.yaml", "sent", "contents.json"],
+)
+def test_an_edited_file_is_refused(tmp_path: Path, stack: ExitStack, name: str) -> None:
+    folder = trained(tmp_path)
+    path = folder / "run" / "lead" / "bundle" / name
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1 if name != "contents.json" else 0
+    if name == "job.yaml":  # an edit that both copies of the job have
+        (path.parent / "checkpoint" / name).write_bytes(data + b"\n# edited\n")
+        data += b"\n# edited\n"
+    if name == "contents.json":
+        data = bytearray(path.read_bytes().replace(b'"step": ', b'"step": 1'))
+    path.write_bytes(data)
+    with pytest.raises(BundleInvalid, match=rf"{name} is not the file that the parties agreed on"):
+        scorers(folder, stack)
+
+
+def test_bundles_of_two_models_do_not_score_together(tmp_path: Path, stack: ExitStack) -> None:
+    one, other = trained(tmp_path), trained(tmp_path / "b", eps=0.7)
+    mixed = [scorers(one, stack)["lead"], scorers(other, stack)["bank"]]
+    with pytest.raises(BundleInvalid, match="of different models"):
+        Together(mixed)
+
+
+def test_files_are_given_to_parties() -> None:
+    assert files_of(["a=x.csv", "b=y=z.csv"], ["a", "b"]) == {"a": "x.csv", "b": "y=z.csv"}
+    assert files_of(["year=9.csv"], ["a"]) == {"a": "year=9.csv"}
+    for data, why in (
+        (["x.csv"], "names no party"),
+        (["a=x", "a=y"], "twice"),
+        (["a=x"], "b=FILE"),
+    ):
+        with pytest.raises(InvalidValue, match=why):
+            files_of(data, ["a", "b"])
+
+
+# --- parties that lie
+
+
+def changed(**fields: Value):  # type: ignore[no-untyped-def]
+    return lambda message: {**message, **fields}
+
+
+def test_an_honest_session_scores(tmp_path: Path, stack: ExitStack) -> None:
+    folder = trained(tmp_path)
+    found = played(scorers(folder, stack), [[0, 5], [7]])
+    with ExitStack() as other:
+        source = together(trained(tmp_path / "b"), other)
+        alone = source.scores(source.common[[0, 5]])
+    assert np.array_equal(found[0].outputs, alone.outputs)
+    assert len(found[1].outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "why"),
+    [
+        ("rows", {"request": 1}, "request 1, and request 2 was due"),
+        ("rows", {"request": 3}, "request 3, and request 2 was due"),
+        ("rows", {"positions": np.array([COMMON])}, "not among the"),
+        ("rows", {"positions": np.array([-1])}, "not among the"),
+        ("rows", {"positions": np.array([2, 2])}, "a row twice"),
+        ("rows", {"positions": np.zeros(0, np.int64)}, "asks for 0 rows"),
+        ("rows", {"positions": np.arange(4097)}, "4,097 rows"),
+        ("rows", {"positions": np.array([0.5])}, "positions"),
+        ("go", {"positions": np.array([9])}, "not allowed"),
+        ("go", {"request": 1}, "request 1, and request 2 was due"),
+        ("begin", {"bundle": bytes(32)}, "another model"),
+        ("begin", {"purpose": "train"}, "asks for 'train'"),
+        ("begin", {"align_by": "digests"}, "aligns by 'digests'"),
+        ("begin", {"ids": 10_000}, "its limit is "),
+        ("aligned", {"rows": np.array([0, 0])}, "not distinct"),
+        ("aligned", {"rows": np.arange(NEW - LEADERS)}, "shown_score"),
+        ("enough", {"request": 2}, "request 2, and request 3 was due"),
+    ],
+)
+def test_a_lying_leader_is_refused_before_anything_is_sent(
+    tmp_path: Path, stack: ExitStack, kind: str, fields: dict[str, Value], why: str
+) -> None:
+    both = scorers(trained(tmp_path), stack)
+    calls = [0]
+
+    def change(message):  # type: ignore[no-untyped-def]
+        calls[0] += 1
+        second = kind not in ("rows", "go") or calls[0] == 2
+        return {**message, **fields} if second else message
+
+    with pytest.raises(ExchangeError, match=why):
+        played(both, [[3], [5]], lead={kind: change})
+    sent = (both["bank"].state.path / "scored").read_bytes()
+    asked = {"rows": 1, "go": 1, "enough": 2}.get(kind, 0)
+    assert len(sent) == 16 * asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "why"),
+    [
+        ("allowed", {"allowed": np.array([2, 1], np.uint8)}, "not a mask"),
+        ("allowed", {"allowed": np.ones(3, np.uint8)}, "allowed"),
+        ("allowed", {"request": 4}, "request 4"),
+        ("apply", {"bundle": bytes(32)}, "another model"),
+        ("apply", {"ids": 10_000}, "its limit is"),
+        ("apply", {"ids": 0}, "no ids"),
+    ],
+)
+def test_a_lying_follower_is_refused(
+    tmp_path: Path, stack: ExitStack, kind: str, fields: dict[str, Value], why: str
+) -> None:
+    both = scorers(trained(tmp_path), stack)
+    with pytest.raises((ExchangeError, Unfit), match=why):
+        played(both, [[3, 8]], bank={kind: changed(**fields)})
+
+
+def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    both = scorers(trained(tmp_path, eps=0.5, limit=13.0), stack)
+    for _ in range(6):
+        both["bank"].scored.charge(np.arange(len(both["bank"].ids)))
+    before = (both["bank"].state.path / "scored").read_bytes()
+
+    def insist(message):  # type: ignore[no-untyped-def]
+        return {**message, "positions": np.array([4])}
+
+    with pytest.raises(ExchangeError, match="rows that were not allowed"):
+        played(both, [[4]], lead={"go": insist})
+    assert (both["bank"].state.path / "scored").read_bytes() == before
+
+
+def test_guesses_at_ids_are_counted_over_restarts(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    for _ in range(3):
+        with ExitStack() as stack:
+            played(scorers(folder, stack), [[1]])
+    with ExitStack() as stack, pytest.raises((ExchangeError, Unfit), match="would learn of each"):
+        played(scorers(folder, stack), [[1]])
+    with ExitStack() as stack:
+        both = scorers(folder, stack)
+        both["lead"].most_ids = both["bank"].most_ids = 1000
+        assert len(played(both, [[1]])[0].outputs) == 1
+
+
+def test_a_run_folder_names_its_bundles(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    names = [path.parent.name for path in bundles_in(folder / "run")]
+    assert names == ["bank", "lead"]
+    assert bundles_in(folder / "run" / "bank" / "bundle") == [folder / "run" / "bank" / "bundle"]
+    contents = json.loads((folder / "run" / "bank" / "bundle" / "contents.json").read_bytes())
+    assert contents["columns"] == {"key": "ids", "z0": "numbers", "z1": "numbers", "kind": "words"}
+
+
+def test_one_process_at_a_time_has_a_bundle(tmp_path: Path, stack: ExitStack) -> None:
+    from fedveil.errors import FolderInUse
+
+    folder = trained(tmp_path)
+    scorers(folder, stack)
+    with pytest.raises(FolderInUse):
+        Scorer(folder / "run" / "bank" / "bundle", str(folder / "new-bank.csv"), ExitStack())

@@ -1,0 +1,137 @@
+"""Scoring between parties that are linked: a session, a follower that restarts, and rights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedveil.errors import PeerRefused
+from fedveil.link.link import Link
+from fedveil.link.streams import Address
+from fedveil.link.tls import Credentials, write_certificates
+from fedveil.vertical.remote.sessions import Meeting
+from fedveil.vertical.scoring import sources
+from fedveil.vertical.scoring.scorer import Scorer
+from fedveil.vertical.scoring.sources import Apart, follow
+from scoring_parts import together, trained
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.link.dialer.LONGEST_WAIT_S", 0.2)
+
+
+def meeting(port: int, own: Credentials | None, listening: Any = print) -> Meeting:
+    return Meeting(
+        Address("127.0.0.1", port), own, 60.0, report=lambda text: None, listening=listening
+    )
+
+
+def scorer(folder: Path, party: str, stack: ExitStack) -> Scorer:
+    path = folder / "run" / party / "bundle"
+    return Scorer(path, str(folder / f"new-{party}.csv"), stack)
+
+
+class Follower:
+    """The bank, in a thread for each of its processes."""
+
+    def __init__(self, folder: Path, own: Credentials | None) -> None:
+        self._folder, self._own = folder, own
+        self.ends: list[BaseException | None] = []
+        self.threads: list[threading.Thread] = []
+
+    def start(self, port: int, after: Callable[[Scorer], None] = lambda scorer: None) -> None:
+        def run() -> None:
+            try:
+                with ExitStack() as stack:
+                    bank = scorer(self._folder, "bank", stack)
+                    after(bank)
+                    follow(bank, meeting(port, self._own))
+                self.ends.append(None)
+            except BaseException as error:
+                self.ends.append(error)
+
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+
+class Killed(Exception):
+    """The end of a process in the middle of a request."""
+
+
+class silent_if_killed:
+    """Replaces `closing`, except that a party that is killed says nothing."""
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self._links = list(links)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        for link in self._links:
+            link._ending = link._ending or kind is Killed
+            link.close()
+
+
+def test_a_session_gives_the_scores_of_one_process_and_survives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "closing", silent_if_killed)
+    folder, keys = trained(tmp_path), tmp_path / "keys"
+    write_certificates(keys, ["lead", "bank"])
+    own = {name: Credentials.read(keys, name, ["lead", "bank"]) for name in ("lead", "bank")}
+    with ExitStack() as other:
+        source = together(trained(tmp_path / "b"), other)
+        expected = source.scores(source.common[:9]).outputs
+    bank = Follower(folder, own["bank"])
+
+    def dies(one: Scorer) -> None:
+        looks, honest = [0], one._look
+
+        def look(positions: Any) -> Any:
+            looks[0] += 1
+            if looks[0] == 2:
+                raise Killed
+            return honest(positions)
+
+        one._look = look  # type: ignore[method-assign]
+
+    def again() -> None:
+        bank.threads[0].join(60)
+        bank.start(port[0])
+
+    port: list[int] = []
+
+    def listening(address: Address) -> None:
+        port.append(address.port)
+        bank.start(address.port, dies)
+        threading.Thread(target=again, daemon=True).start()
+
+    with ExitStack() as stack:
+        lead = scorer(folder, "lead", stack)
+        apart = Apart(lead, meeting(0, own["lead"], listening), stack)
+        assert np.array_equal(apart.common, source.common)
+        first = apart.scores(apart.common[:4])
+        second = apart.scores(apart.common[4:9])
+    for thread in bank.threads:
+        thread.join(60)
+    assert np.array_equal(np.concatenate([first.outputs, second.outputs]), expected)
+    assert isinstance(bank.ends[0], Killed)
+    assert bank.ends[1] is None
+
+
+def test_a_leader_without_the_right_learns_nothing(tmp_path: Path) -> None:
+    folder, keys = trained(tmp_path), tmp_path / "keys"
+    write_certificates(keys, ["lead", "bank"])
+    (keys / "bank" / "tls.yaml").write_text(yaml.safe_dump({"roles": {"lead": ["train"]}}), "utf-8")
+    own = Credentials.read(keys, "bank", ["lead", "bank"])
+    with ExitStack() as stack, pytest.raises(PeerRefused, match="lead may not predict with bank"):
+        follow(scorer(folder, "bank", stack), meeting(1, own))
