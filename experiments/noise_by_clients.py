@@ -30,7 +30,7 @@ Reached = Mapping[tuple[int, float], Sequence[float]]
 
 
 class NoiseByClients(Experiment):
-    """The same examples among more and more clients, each of whom adds its own noise."""
+    """Deals the same examples to more and more clients, each of whom adds its own noise."""
 
     name = "dp-encrypt-clients"
     what = "What DP_ENCRYPT's noise costs by the number of clients, and by the clip."
