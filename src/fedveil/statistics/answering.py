@@ -30,7 +30,7 @@ from fedveil.statistics.schedule import Schedule
 _NORMAL = "the interval takes the columns as jointly normal for the sampling part"
 _CHOSEN = (
     "the words were chosen by these counts, so that the counts of rare ones are too high, and "
-    "up to one word in ten may be there by chance"
+    "some words may be there by chance"
 )
 _EXACT = "the sums have no noise: the interval is that of sampling alone"
 
