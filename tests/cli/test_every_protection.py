@@ -34,7 +34,7 @@ FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in templ
 EXAMPLES = [
     str(file.relative_to(ROOT))
     for file in sorted((ROOT / "examples").glob("*/*.yaml"))
-    if file.parent.name != "vertical"
+    if file.parent.name != "vertical" and file.stem != "question"
 ]
 JOBS = [*FEDERATED, *EXAMPLES, "the default job", "an empty job", "docs/job-files.md"]
 #: The line that a refusal tells the user to write.

@@ -291,7 +291,7 @@ def test_a_client_with_keys_for_signed_rounds_answers_no_job_without_them(
     with pytest.raises(RunStopped):
         serve(app, grid, tmp_path / "run")
     assert not any(reply.has_content() and "fedveil" in reply.content for reply in grid.replies[6:])
-    assert "the app's job has protection.name = pw_encrypt without active_security" in caplog.text
+    assert "the app has protection.name = pw_encrypt without active_security" in caplog.text
 
 
 def test_a_roster_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -250,10 +250,10 @@ def test_bad_wishes_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
         generate(runs["plain"], Request.seeded(b"a", temperature=-1))
     with pytest.raises(RunFolderError, match="is not a run's folder"):
         generate(tmp_path, Request.seeded(b"a"))
-    (tmp_path / "job.yaml").write_text("task: tabular\n")
+    (tmp_path / "job.yaml").write_text(VerticalJob.load(None, ["task=tabular"]).to_yaml())
     with pytest.raises(InvalidValue, match="only a run of the task pangu can continue a text"):
         generate(tmp_path, Request.seeded(b"a"))
-    (tmp_path / "job.yaml").write_text("task: pangu\n")
+    (tmp_path / "job.yaml").write_text(VerticalJob.load(None, ["task=pangu"]).to_yaml())
     with pytest.raises(RunFolderError, match="it contains nothing of leader, cloud"):
         generate(tmp_path, Request.seeded(b"a"))
 

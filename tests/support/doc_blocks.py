@@ -19,6 +19,10 @@ from folders import DOCS, ROOT
 LOOPBACK = ("flwr", "flower-superlink", "flower-supernode")
 #: Words that begin a shell line which is not a command of this project.
 SHELL = {
+    "curl",
+    "ray",
+    "sleep",
+    "srun",
     "export",
     "cat",
     "for",
@@ -128,6 +132,8 @@ def problem(words: list[str], *, mentioned: bool = False) -> str | None:
     program, *rest = words[: words.index(">")] if ">" in words else words
     if program in SHELL or program in ("END", "done", "[superlink]", "[superlink.loopback]"):
         return None
+    if re.match(r"\w+=\$\(", program):
+        return None  # a variable that holds another program's answer
     if re.match(r"[\w-]+$", program) and rest[:1] == ["="]:
         return None  # a line of a configuration file that the block writes
     if program == "fedveil":
@@ -164,6 +170,8 @@ def _of_ours(rest: list[str], mentioned: bool) -> str | None:
         return None if rest in ([], ["--version"], ["--help"]) else f"{name}: {rest}"
     try:
         context = command.make_context(name, list(rest))
+    except click.exceptions.Exit:  # an option such as --keys answers by itself
+        return None
     except (click.MissingParameter, click.BadOptionUsage) as error:
         return None if mentioned else f"{name}: {error.format_message()}"
     except click.UsageError as error:
