@@ -299,18 +299,20 @@ def test_modules_travel_as_files_without_their_data(
     (home / "package").mkdir(parents=True)
     away.mkdir()
     for name, text in {
-        "travelling.py": "from package import helper\nmade = helper.made",
+        "carried.py": "from package import helper\nmade = helper.made",
         "package/__init__.py": "",
         "package/helper.py": "made = 7",
         "secret.csv": "1,2",
     }.items():
         (home / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
-    importlib.import_module("travelling")
-    archive = packed_sources(["travelling:made", "lenet"])
-    for name in ("travelling", "package", "package.helper"):
+    importlib.import_module("carried")
+    archive = packed_sources(["carried:made", "lenet"])
+    for name in ("carried", "package", "package.helper"):
         del sys.modules[name]
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(home)])
     unpack_sources(archive, away)
-    assert importlib.import_module("travelling").made == 7
+    assert importlib.import_module("carried").made == 7
     assert not list(away.rglob("*.csv"))
+    for name in ("carried", "package", "package.helper"):
+        del sys.modules[name]
