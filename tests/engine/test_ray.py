@@ -122,7 +122,7 @@ def test_a_killed_process_changes_no_byte(
 
 
 def test_a_removed_node_and_a_late_one_change_no_byte(cluster: Cluster, tmp_path: Path) -> None:
-    settings = {**SLOW, "model": "parts:slow_plain", "rounds": 12}
+    settings = {**SLOW, "model": "parts:slow_plain", "rounds": 40}
     alone = left(on("here", tmp_path / "here", **settings))
     removed = cluster.add_node(**node(1))
     late: list[object] = []
