@@ -10,15 +10,15 @@ from fedveil.statistics.estimates import Sums, correlation, of_ends, ratio
 from statistics_parts import asked, only
 
 
-@pytest.mark.parametrize(("squares", "true"), [(False, 40.0), (True, 400.0)])
+@pytest.mark.parametrize(("squares", "true"), [(False, 20.0), (True, 1600 / 11)])
 def test_intervals_from_ends_cover_the_population(squares: bool, true: float) -> None:
-    """Beta(2, 3) on [0, 100]: the mean is 40, and the variance 400."""
+    """Beta(2, 8) on [0, 100]: the mean is 20, and the variance 1,600 / 11."""
     column, rng, hits, errors = Scaled("x", [0.0, 100.0]), np.random.default_rng(4), 0, []
-    asked_of, clients, noise = 1501, 4003, 90.0
+    asked_of, clients, noise = 6007, 16003, 90.0
     for _ in range(300):
         counts = []
         for power in (1, 2)[: 1 + squares]:
-            x = 2 * rng.beta(2, 3, asked_of) - 1
+            x = 2 * rng.beta(2, 8, asked_of) - 1
             ones = (rng.random(asked_of) < (1 + x**power) / 2).sum()
             counts += [asked_of - ones, ones]
         values = np.array(counts) * clients / asked_of + rng.normal(0, noise, len(counts))
@@ -46,14 +46,19 @@ def test_a_variance_of_groups_is_near_the_truth(protection: str) -> None:
     assert answers.epsilon == 5.0
 
 
-def test_a_correlation_whose_variances_drown_in_noise_states_nothing() -> None:
-    """Clipped at 1, it would otherwise have an interval of no width."""
+@pytest.mark.parametrize("squares", [-985.0, -1005.0])
+def test_a_correlation_whose_variances_drown_in_noise_states_nothing(squares: float) -> None:
+    """Clipped, or with a variance below 0, it would otherwise have an interval of no width."""
     shape, present = correlation()
-    sums = Sums(np.array([0.0, 0.0, -985.0, -985.0, 60.0, 1000.0]), np.full(6, 100.0), 1000, 1000)
-    found = ratio(sums, shape, present, {}, 1.96)
-    assert (found.low, found.high) == (-1, 1)
-    small = Sums(sums.values, np.full(6, 1e-4), 1000, 1000)
-    clipped = ratio(small, shape, present, {}, 1.96)
+    values = np.array([0.0, 0.0, squares, -985.0, 60.0, 1000.0])
+    found = ratio(Sums(values, np.full(6, 100.0), 1000, 1000), shape, present, {}, 1.96)
+    assert (found.low, found.value, found.high) == (-1, 0, 1)
+
+
+def test_a_correlation_of_nearly_exact_variances_is_clipped_with_its_noise() -> None:
+    shape, present = correlation()
+    sums = Sums(np.array([0.0, 0.0, -985.0, -985.0, 60.0, 1000.0]), np.full(6, 1e-4), 1000, 1000)
+    clipped = ratio(sums, shape, present, {}, 1.96)
     assert clipped.value == 1
     assert clipped.noise > 0
 
