@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -118,12 +119,17 @@ def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", "import fedveil.cli.audit_cases"], check=True, cwd=tmp_path
     )  # by then it is at work, or will be interrupted while it imports what it needs
-    process.send_signal(signal.SIGINT)
+    err = ""
     try:
-        _, err = process.communicate(timeout=60)
+        for _ in range(2):  # llvmlite loses an interrupt that falls into one of its callbacks
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                _, err = process.communicate(timeout=20)
+                break
     finally:
         process.kill()
-    assert (process.returncode, err) == (Exit.INTERRUPTED, "interrupted\n")
+    assert process.returncode == Exit.INTERRUPTED
+    assert err.endswith("interrupted\n")
 
 
 def _is_interrupted(folder: Path, program: str) -> None:
