@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -16,15 +18,25 @@ from mutations.mutation import Mutation, read, spread
 MUTATIONS = read()
 
 
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+@cache
+def tree_of(text: str) -> str:
+    return ast.dump(ast.parse(text))
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_a_mutation_has_its_place(mutation: Mutation) -> None:
-    sound = mutation.path().read_text("utf-8")
-    assert ast.dump(ast.parse(mutation.of(sound))) != ast.dump(ast.parse(sound))
+    sound = text_of(mutation.path())
+    assert ast.dump(ast.parse(mutation.of(sound))) != tree_of(sound)
     assert mutation.why
     for test in mutation.tests:
         file, _, name = test.partition("::")
         name = name.partition("[")[0]  # without one, that the file is there
-        assert f"def {name}" in (ROOT / file).read_text("utf-8")
+        assert f"def {name}" in text_of(ROOT / file)
 
 
 def test_every_room_has_ten() -> None:

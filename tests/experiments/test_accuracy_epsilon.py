@@ -40,6 +40,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.slow
 def test_the_experiment_goes_on_where_it_was_and_draws_every_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
