@@ -33,7 +33,7 @@ Lost = Callable[[str, str, int], bool]
 
 @dataclass
 class Left:
-    """What a run left: its bytes, its records without times and machines, its log."""
+    """The results of a run: its bytes, its records without times and machines, its log."""
 
     model: bytes
     ledger: bytes

@@ -6,24 +6,23 @@ import csv
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedveil.base.message import Message
-from fedveil.link.channel import Exchange, Send, drive_together
+from fedveil.link.channel import Exchange, drive_together
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Together
+from lying_side import Change, lying_side
 
 ROWS, NEW = 190, 113
 #: Ids of new rows that only the bank has, and only the leader has.
 BANKS, LEADERS = 5, 7
-Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
@@ -105,23 +104,6 @@ def together(folder: Path, stack: ExitStack, **files: str) -> Together:
     return Together(list(scorers(folder, stack, **files).values()), encoded=True)
 
 
-def lying(honest: Exchange[Any], change: Mapping[str, Change]) -> Exchange[Any]:
-    """Play a side, but change messages by their kind. A change to None drops a message."""
-    answer: Message | None = None
-    while True:
-        try:
-            request = honest.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = None
-        if isinstance(request, Send) and request.message["kind"] in change:
-            said = change[str(request.message["kind"])](dict(request.message))
-            if said is not None:
-                answer = yield Send(request.peer, said)
-            continue
-        answer = yield request
-
-
 def lead_once(scorer: Scorer, rows: list[list[int]]) -> Exchange[list[Any]]:
     """Align as the leader, ask for the common rows at each of the positions, and finish."""
     scorer.use((yield from row_alignment.lead(scorer, 1)))
@@ -145,7 +127,7 @@ def played(
 ) -> list[Any]:
     """Play a session, in which a party changes its messages. Returns the leader's scores."""
     exchanges = {
-        "lead": lying(lead_once(both["lead"], rows), lead or {}),
-        "bank": lying(follow_once(both["bank"]), bank or {}),
+        "lead": lying_side(lead_once(both["lead"], rows), lead or {}),
+        "bank": lying_side(follow_once(both["bank"]), bank or {}),
     }
     return drive_together(exchanges, encoded=True)["lead"]

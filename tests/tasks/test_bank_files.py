@@ -453,7 +453,7 @@ cells = st.text(st.sampled_from('ab,;"\n\r \té\u00a0.1'), max_size=5)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(cells, cells), min_size=1, max_size=6), st.booleans())
 def test_both_readers_give_the_same_cells(rows: list[tuple[str, str]], raw: bool) -> None:
-    """What pyarrow reads is what Python reads, or it is left to Python."""
+    """pyarrow reads a block as Python does, or leaves it to Python."""
     pytest.importorskip("pyarrow")
     file = io.StringIO(newline="")
     csv.writer(file).writerows((f"r{at}", *row) for at, row in enumerate(rows))

@@ -20,7 +20,8 @@ from fedveil.vertical.bundle import Bundle, write_manifest
 from fedveil.vertical.remote.bundle_agreement import agree
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.signatures import Signatures, Signed, sign
-from scoring_parts import job_of, lying, trained
+from lying_side import lying_side
+from scoring_parts import job_of, trained
 
 PARTIES = ("lead", "bank")
 RUN = bytes(range(16))
@@ -134,7 +135,7 @@ def agreed(
         name: agree(run_of(folder, name), RUN, None if keys is None else keys[name])
         for name in PARTIES
     }
-    sides[liar] = lying(sides[liar], change or {})
+    sides[liar] = lying_side(sides[liar], change or {})
     drive_together(sides, encoded=True)
 
 

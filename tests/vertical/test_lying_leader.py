@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.intersection import Exchanged
 from fedveil.vertical.remote.machine import GUESSES, Machine
+from lying_side import Change, lying_side
 
 RUN = bytes(range(16))
 #: The leader knows five customers; the bank has nine, three of them among these five.
 MINE, THEIRS = np.array([3, 8, 11, 40, 41]), np.array([90, 8, 91, 3, 92, 93, 41, 94, 95])
-Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 def standing(party: str, train: Any, **changes: Any) -> Standing:
@@ -37,22 +37,8 @@ def standing(party: str, train: Any, **changes: Any) -> Standing:
 
 def lying(lead: Standing, change: Mapping[str, Change]) -> Exchange[Agreement]:
     """Lead, but change messages by their kind. A change to None drops a message."""
-    honest, answer = (
-        handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0),
-        None,
-    )
-    while True:
-        try:
-            request = honest.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        answer = None
-        if isinstance(request, Send) and request.message["kind"] in change:
-            said = change[str(request.message["kind"])](dict(request.message))
-            if said is not None:
-                answer = yield Send(request.peer, said)
-            continue
-        answer = yield request
+    honest = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
+    return lying_side(honest, change)
 
 
 def played(change: Mapping[str, Change], bank: Standing, lead: Standing) -> Agreement:

@@ -57,7 +57,7 @@ def _cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
         return _of_distribution(release.distribution())
     if math.isinf(loss.epsilon):
         return np.full(len(_ABOVE_ONE), math.inf), 0.0
-    # Of all (epsilon, 0) mechanisms, randomized response loses most.
+    # No (epsilon, 0) mechanism loses more than randomized response.
     likely = 1 / (1 + math.exp(-loss.epsilon))
     losses, chances = np.array([loss.epsilon, -loss.epsilon]), np.array([likely, 1 - likely])
     return _moments(losses, chances), loss.delta

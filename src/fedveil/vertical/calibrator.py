@@ -10,22 +10,23 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedveil.base.array_types import Array, Float64s
-from fedveil.errors import DataInvalid
-from fedveil.settings.settings import Settings
+from fedveil.settings.stored import Stored
 from fedveil.vertical.calibration import apply, fit
 
 CALIBRATOR = "calibrator.json"
 
 
-class Calibrator(Settings):
+class Calibrator(Stored):
     """The factor of all scores, the shift of each class's scores, and the threshold.
 
     With two classes, the second is predicted if its probability is at least `threshold`. With more,
     there is no threshold: the class with the highest probability is predicted.
     """
+
+    what = "a calibrator"
 
     factor: float = Field(gt=0)
     shifts: tuple[float, ...] = Field(min_length=2)
@@ -51,22 +52,11 @@ class Calibrator(Settings):
             examples=len(labels),
         )
 
-    @classmethod
-    def read(cls, data: bytes, source: str) -> Calibrator:
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError:
-            raise DataInvalid(f"{source} is damaged: it is not a calibrator") from None
-
     def __str__(self) -> str:
         found = f"calibrator of {self.examples:,} examples: factor {self.factor:.4f}"
         if self.threshold is None:
             return found
         return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"
-
-    def written(self) -> bytes:
-        """Encode as JSON, from which every number can be read back exactly."""
-        return self.model_dump_json(indent=1).encode() + b"\n"
 
     def probabilities(self, outputs: Array) -> Float64s:
         """Return the calibrated probabilities [examples, classes] of logits."""

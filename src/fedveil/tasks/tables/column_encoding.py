@@ -15,12 +15,13 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedveil.base.array_types import Array, Float32s, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
+from fedveil.settings.stored import Stored
 from fedveil.tasks.tables.cell_forms import Kind
 from fedveil.tasks.tables.disk_columns import mapped, narrowest
 from fedveil.tasks.tables.table_file import Table
@@ -182,18 +183,13 @@ class Classes(Settings):
         return found
 
 
-class Encoding(Settings):
+class Encoding(Stored):
     """The encoding of each of a party's columns, in order, and of the leader's labels."""
+
+    what = "an encoding of a table"
 
     columns: dict[str, Numbers | Words]
     label: Classes | Scale | None = None
-
-    @classmethod
-    def read(cls, data: bytes, source: str) -> Encoding:
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError:
-            raise DataInvalid(f"{source} is damaged: it is not an encoding of a table") from None
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -207,10 +203,6 @@ class Encoding(Settings):
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
-
-    def written(self) -> bytes:
-        """Encode as JSON, from which every number can be read back exactly."""
-        return self.model_dump_json(indent=1).encode() + b"\n"
 
     @property
     def features(self) -> Features:

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 from scipy.special import kolmogorov
 
 from fedveil.base.array_types import Float64s
-from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
+from fedveil.settings.stored import Stored
 from fedveil.tasks.tables.table_file import Table
 
 #: Fewer new rows say too little about a distribution.
@@ -80,8 +80,10 @@ class WordSummary(Settings):
         return cls(words={word: counts[word] for word in first}, others=others, missing=missing)
 
 
-class Summary(Settings):
+class Summary(Stored):
     """The summary of each of a party's columns in the training rows."""
+
+    what = "a summary of a table"
 
     rows: int = Field(ge=1)
     columns: dict[str, NumberSummary | WordSummary]
@@ -94,16 +96,6 @@ class Summary(Settings):
             for name in names
         }
         return cls(rows=len(table), columns=columns)
-
-    @classmethod
-    def read(cls, data: bytes, source: str) -> Summary:
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError:
-            raise DataInvalid(f"{source} is damaged: it is not a summary of a table") from None
-
-    def written(self) -> bytes:
-        return self.model_dump_json(indent=1).encode() + b"\n"
 
 
 @dataclass(frozen=True)
