@@ -195,6 +195,29 @@ def uneven() -> dict[str, Any]:
     return parts.data(72) | {"client_ids": np.repeat([0, 1], [65, 7])}
 
 
+def only_the_first_round(round: int, lr: float) -> float:
+    return lr if round == 1 else 1e-9
+
+
+def test_under_fedcm_each_client_spreads_the_direction_over_its_own_steps(tmp_path: Path) -> None:
+    """Without gradients of their own, clients of 8 and of 2 steps move equally far."""
+    training = {"algorithm": "fedcm", "own_direction": 0.3}
+    settings = job(
+        data={"name": "test_stateful_training:uneven", "split": "by_client"},
+        training={**training, "lr_schedule": "test_stateful_training:only_the_first_round"},
+        clients={"number": 2, "fraction": 1.0},
+        rounds=2,
+    )
+    begun = make_model(settings, ModelShape((6,), 3))
+    models = [Layout(begun).vector()]
+    for rounds in (1, 2):
+        run = fedveil.simulate(settings.with_(rounds=rounds), tmp_path / str(rounds))
+        models.append(Layout(run.model).vector())
+    first, second = np.diff(np.array(models, np.float64), axis=0)
+    assert abs(first).max() > 0.01
+    np.testing.assert_allclose(second, 0.7 * first, atol=1e-5)
+
+
 def test_fednova_counts_every_client_with_as_many_steps(tmp_path: Path) -> None:
     settings = job(
         data={"name": "test_stateful_training:uneven", "split": "by_client"},
