@@ -20,8 +20,6 @@ COUNT = {"ask": "count"}
 AGES = {"ask": "histogram", "column": "age", "edges": [0.0, 50.0, 100.0]}
 MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
 
-BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.0]}
-
 
 @pytest.mark.parametrize(
     ("keys", "said"),
@@ -40,10 +38,6 @@ BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.
         ({"questions": {"a": {**COUNT, "where": "age >"}}}, "where = 'age >' is not a condition"),
         ({"where": "__import__('os')"}, "is not a condition"),
         ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
-        (
-            {"protection": "oue", "epsilon": 1.0, "questions": {"a": BOTH}},
-            "needs sums of numbers, and rr and oue carry frequencies",
-        ),
         (
             {"protection": "central_gaussian", "epsilon": 1.0, "unit": "row"},
             "unit = 'row' is not possible under central_gaussian",

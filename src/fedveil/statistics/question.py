@@ -124,7 +124,7 @@ class QuestionFile(CheckedJob):
             return []
         problems = [*self._protection_problems(), *self._value_problems()]
         for name, question in self.questions.items():
-            problems += problems_of(f"questions.{name}", question, local=self.local)
+            problems += problems_of(f"questions.{name}", question)
         return problems
 
     def _value_problems(self) -> Iterator[str]:

@@ -19,7 +19,7 @@ READ = {
     "variance": ("column", "range", *_GROUPED),
     "quantiles": ("column", "range", "at", "cells", *_GROUPED),
     "correlation": ("column", "other", "range", "other_range", *_GROUPED),
-    "heavy_hitters": ("column", "alphabet", "length", "most"),
+    "heavy_hitters": ("column", "alphabet", "length", "most", *_GROUPED),
     "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories", *_GROUPED),
 }
 _ALWAYS = ("ask", "where", "weight")
@@ -29,17 +29,9 @@ _NARROW = 1e-9
 NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
-def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Iterator[str]:
-    """Yield a sentence for each problem of `question`. `place` is its dotted path.
-
-    `local` is True under a protection that carries frequencies only.
-    """
+def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
+    """Yield a sentence for each problem of `question`. `place` is its dotted path."""
     kind = question.ask
-    if local and kind == "correlation":
-        yield (
-            f"{place}.ask = {kind!r} needs sums of numbers, and rr and oue carry frequencies: "
-            "use a protection that sums, such as distributed_dp"
-        )
     for key, field in type(question).model_fields.items():
         unread = key not in (*_ALWAYS, *READ[kind])
         if unread and getattr(question, key) != field.get_default(call_default_factory=True):
@@ -88,9 +80,10 @@ def _words(place: str, question: QuestionSettings) -> Iterator[str]:
         yield f"{place}: by names a column and groups lists its values: write both or neither"
     yield from _distinct(f"{place}.groups", question.groups)
     if question.ask == "heavy_hitters" and too_many(question):
+        groups = f" and {len(question.groups)} groups" if question.groups else ""
         yield (
-            f"{place}.most = {question.most} with {len(question.alphabet):,} letters is too many "
-            "words for a report: ask for fewer, or of a smaller alphabet"
+            f"{place}.most = {question.most} with {len(question.alphabet):,} letters{groups} is "
+            "too many words for a report: ask for fewer, in fewer groups or of a smaller alphabet"
         )
     if len(set(question.alphabet)) < len(question.alphabet):
         yield f"{place}.alphabet = {shown(question.alphabet)} has a letter twice"
