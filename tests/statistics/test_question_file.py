@@ -35,7 +35,12 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ({"questions": {"a": {**MEAN, "range": []}}}, "questions.a.range is missing"),
         ({"questions": {"a": {**COUNT, "at": [0.5]}}}, "questions.a.at has no meaning"),
         ({"questions": {"a": {**COUNT, "by": "sex"}}}, "write both or neither"),
-        ({"questions": {"a": {**COUNT, "where": "age >"}}}, "where = 'age >' is not a condition"),
+        (
+            {"questions": {"a": {**COUNT, "where": "age >"}}},
+            "questions.a.where = 'age >' is not a condition",
+        ),
+        ({"where": "1 < 2 < age"}, "where = '1 < 2 < age' is not a condition"),
+        ({"where": "'f' in sex"}, "is not a condition"),
         ({"where": "__import__('os')"}, "is not a condition"),
         ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
         (
@@ -48,6 +53,28 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
             "protection.dp_encrypt.dp_eps follows from epsilon",
         ),
         ({"fidelity": "aggregate"}, "fidelity = 'aggregate' is for rr and oue"),
+        ({"protection": None}, "protection is missing: name one of not_encrypt"),
+        ({"questions": {"a": {"column": "age"}}}, "questions.a.ask is missing: name one of count"),
+        ({"questions": {"a": {**MEAN, "ask": "median"}}}, "(did you mean quantiles?)"),
+        ({"questions": {"a": {**MEAN, "by": "age", "groups": ["3"]}}}, "by = 'age' is also column"),
+        (
+            {"questions": {"a": {**COUNT, "by": "sex", "groups": ["f", " m"]}}},
+            "questions.a.groups has ' m', but words have no spaces around them",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {
+                        "ask": "contingency",
+                        "column": "x",
+                        "other": "y",
+                        "edges": [float(i) for i in range(600)],
+                        "other_categories": [str(i) for i in range(500)],
+                    }
+                }
+            },
+            "questions.a has 299,500 cells, and a report carries 262,144",
+        ),
         ({"rows": 3}, "rows = 3 needs client"),
         ({"name": "../../x"}, "name = '../../x' is not"),
         ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
@@ -137,6 +164,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
             "sex in ['m', 'x']",
             "not (age > 60)",
             "age not in [10, 11]",
+            "10 < age <= 66",
+            "66 <= age",
         )
     }
     assert matched == {
@@ -146,6 +175,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
         "sex in ['m', 'x']": [False, True, False, False],
         "not (age > 60)": [True, False, True, False],
         "age not in [10, 11]": [False, True, False, True],
+        "10 < age <= 66": [False, False, False, True],
+        "66 <= age": [False, True, False, True],
     }
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
 
@@ -194,3 +225,8 @@ def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None
     truth = load("digits").train.y
     values = [e.value for e in ask(file)["y"].estimates]
     assert values == [(truth == 0).sum(), (truth == 7).sum()]
+
+
+def test_bytes_are_words() -> None:
+    table = as_table({"s": np.array([b"f", b"m", "ä".encode()])})
+    assert table.words("s").tolist() == ["f", "m", "ä"]

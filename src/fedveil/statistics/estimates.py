@@ -8,7 +8,7 @@ The variance of sampling is a bound that needs no further data, so that no budge
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
     mean        (high - mean) (mean - low) / n  (Bhatia and Davis)
     variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers
-    correlation (1 - r²)² / n, as for normal numbers
+    correlation (1 - r²)² / n, as for normal numbers, with r shrunk by n / (n + 4)
 
 Under rr and oue, a mean, a variance and a correlation are functions of the counts of drawn cells,
 and of their shares alone. Such a function's sampling variance moves through it like noise: a cell's
@@ -35,6 +35,8 @@ from fedveil.statistics.encodings import Scaled
 
 #: A ratio whose denominator's noise is a larger share of it than this states nothing.
 _MOST_NOISE = 0.25
+#: A smaller variance of a scaled column may be due to the rounding of 32-bit numbers.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -198,14 +200,15 @@ def correlation() -> Statistic:
         """Return the product of both deviations."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
-        return math.sqrt(x * y) if x > 0 and y > 0 else 0.0
+        return math.sqrt(x * y) if min(x, y) > _ROUNDING else 0.0
 
     def value(s: Float64s) -> float:
         product = s[4] / s[5] - s[0] * s[1] / s[5] ** 2
         return float(product / spreads(s)) if spreads(s) else 0.0
 
     def spread(s: Float64s) -> float:
-        return float((1 - min(1.0, value(s) ** 2)) ** 2)
+        shrunk = value(s) * s[5] / (s[5] + 4)  # one or two rows always have a correlation of 1
+        return float((1 - min(1.0, shrunk**2)) ** 2)
 
     return Shape(value, spread, -1.0, 1.0, spreads), lambda s: float(s[5])
 

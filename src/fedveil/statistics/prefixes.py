@@ -32,7 +32,7 @@ END = "\0"
 #: Frequent prefixes that are kept, for each word that is asked for.
 KEPT = 8
 #: The most candidates of a round: a report of one-hot bits then has 32 kB.
-_MOST_CANDIDATES = 1 << 18
+MOST_CANDIDATES = 1 << 18
 #: Expected share of words that are chosen by chance among those that are returned.
 FALSE_WORDS = 0.1
 
@@ -65,7 +65,7 @@ def _groups(question: QuestionSettings) -> int:
 
 
 def _fits(prefixes: int, alphabet: int, letters: int) -> bool:
-    return _candidates(prefixes, alphabet, letters) <= _MOST_CANDIDATES
+    return _candidates(prefixes, alphabet, letters) <= MOST_CANDIDATES
 
 
 def too_many(question: QuestionSettings) -> bool:
