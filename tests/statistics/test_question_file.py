@@ -227,6 +227,21 @@ def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None
     assert values == [(truth == 0).sum(), (truth == 7).sum()]
 
 
-def test_bytes_are_words() -> None:
-    table = as_table({"s": np.array([b"f", b"m", "ä".encode()])})
-    assert table.words("s").tolist() == ["f", "m", "ä"]
+def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:
+    assert as_table({"s": np.array([b"f", "ä".encode()])}).words("s").tolist() == ["f", "ä"]
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"s": pandas.array(["u", None], dtype="string")})
+    frame["b"] = pandas.array([True, None], dtype="boolean")
+    assert as_table(frame).words("s").tolist() == ["u", ""]
+    assert np.array_equal(as_table(frame).numbers("b"), [1.0, np.nan], equal_nan=True)
+
+
+def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:
+    # 63 rows of 503: the mean times 503 is not 63.
+    assert asked({"n": {**COUNT, "where": "x < 63"}}, {"x": np.arange(503.0)})["n"].value == 63
+    both = {"ask": "correlation", "column": "x", "range": [0.0, 9.0], "other": "y",
+            "other_range": [0.0, 9.0]}  # fmt: skip
+    for rows, low in ((1, -1.0), (2, -1.0), (3, 0.5)):
+        data = {"x": [1.0, 7.0, 2.0][:rows], "y": [2.0, 8.0, 3.0][:rows]}
+        (estimate,) = asked({"r": both}, data)["r"].estimates
+        assert -1 <= estimate.low <= low

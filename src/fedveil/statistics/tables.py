@@ -203,8 +203,9 @@ def as_table(data: Any, name: str = "data") -> Table:
 def _of_frame(column: Any) -> Array:
     """Return a column of a DataFrame. A missing cell of pandas' own types becomes None."""
     values: Array = column.to_numpy()
-    if values.dtype == object and hasattr(column, "notna"):
-        return np.where(column.notna(), values, None)
+    if values.dtype == object and hasattr(column, "isna"):
+        values = values.copy()
+        values[np.asarray(column.isna())] = None
     return values
 
 
