@@ -35,7 +35,6 @@ _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np
 def tensor_message(
     transfer: Transfer, fields: Mapping[str, npt.NDArray[Any]], *, training: bool, step: int
 ) -> dict[str, Value]:
-    """Build the message that sends a tensor to another party. `fields` are its encoded values."""
     name = _name_of(transfer, training)
     return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
 

@@ -21,8 +21,6 @@ Held = Mapping[int, Mapping[str, torch.Tensor]]
 
 
 class PartOptimizers:
-    """One optimiser for each trained part of a party."""
-
     def __init__(self, split: SplitModel, party: str) -> None:
         self._split, self._party = split, party
         for part in split.owned_by(party):
@@ -114,7 +112,6 @@ class _Made:
 
 
 def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
-    """Yield the trained parts with their parameters. A shared one goes to the first part only."""
     taken: set[int] = set()
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):

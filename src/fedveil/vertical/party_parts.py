@@ -49,8 +49,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class PartyParts:
-    """Everything that a party's side of a run uses. Made by `assemble`."""
-
     party: Party
     #: The party's examples. A leader under LabelDP trains on the labels drawn for the run.
     rows: Mapping[Subset, Rows]

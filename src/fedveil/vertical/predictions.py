@@ -101,7 +101,7 @@ def told_classes(
 def told_scores(
     shares: Array, chosen: npt.NDArray[np.int64], names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return the columns of examples with the probabilities `shares` and the classes `chosen`."""
+    """Return the columns of the classes `chosen` and of their probabilities `shares`."""
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]
     columns = {"probability": likely}
@@ -111,5 +111,5 @@ def told_scores(
 
 
 def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
-    """Return each example's predicted number as a column, with the digits that a float32 has."""
+    """Return each example's predicted number as a column, with a float32's digits."""
     return {"prediction": [f"{number:.7g}" for number in numbers]}

@@ -85,7 +85,6 @@ class Signatures:
 
 
 def sign(own: Credentials, manifest: bytes) -> Signed:
-    """Sign a manifest with the key of a party's certificate."""
     key: Any = serialization.load_pem_private_key(own.key, None)
     data = _DOMAIN + manifest
     if isinstance(key, rsa.RSAPrivateKey):

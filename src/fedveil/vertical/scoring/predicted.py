@@ -28,7 +28,7 @@ Columns = Mapping[str, Sequence[str]]
 class Decision:
     """Turns outputs into columns: the prediction, and the probabilities of all classes.
 
-    A calibrator and a threshold come from the bundle. They were chosen at training.
+    The calibrator and the threshold come from the bundle.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -103,7 +103,7 @@ def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
 
 
 class ScoreFile:
-    """A new CSV file with the predictions for all rows of the leader's file that can be scored."""
+    """A new CSV file with the predictions for all common rows of the leader's file."""
 
     def __init__(self, path: Path) -> None:
         if path.suffix != ".csv":
@@ -115,7 +115,7 @@ class ScoreFile:
         self._path = path
 
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
-        """Score and write all rows, and return the numbers of rows by what happened to them."""
+        """Score and write all rows. Returns the number of rows by outcome."""
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)
         if decision.note is not None:

@@ -159,7 +159,6 @@ class Scorer:
         return Scores(allowed, empty if outputs is None else outputs)
 
     def finish(self) -> Exchange[None]:
-        """Tell the followers that there are no more requests."""
         for follower in self.followers:
             yield Send(follower, {"kind": "enough", "request": self._request + 1})
 

@@ -68,7 +68,7 @@ class PredictionService:
         return self._decision.note
 
     async def run(self, address: Address, listening: Callable[[Address], None]) -> None:
-        """Answer requests until this is cancelled, or until a party is lost, which is raised."""
+        """Answer requests until cancelled. Raises an error if a party is lost."""
         if self._own is None:
             check_plaintext("--http", address)
         try:
@@ -193,7 +193,7 @@ _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": (
 
 
 def _ids_in(body: bytes) -> tuple[list[str], bool]:
-    """Return the ids in a request's body, and whether it asks for one. Raises InvalidValue."""
+    """Return the ids in a request's body, and True if it asks for one id. Raises InvalidValue."""
     try:
         asked = json.loads(body)
     except MALFORMED:
