@@ -21,12 +21,12 @@ from fedveil.engine.assembly import (
     trainer_name,
 )
 from fedveil.engine.client_evaluation import HeldOut
+from fedveil.engine.cluster.start import start_on_a_cluster
 from fedveil.engine.dry_run import batches_of, batches_of_the_test, try_out
 from fedveil.engine.engine import Engine
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.local import start_locally
-from fedveil.engine.executors.on_a_cluster import start_on_a_cluster
 from fedveil.engine.faults import Faulty
 from fedveil.engine.run_records import several_inputs
 from fedveil.federated.blocks import HERE

@@ -9,11 +9,11 @@ import numpy as np
 
 from fedveil.base import own_code
 from fedveil.engine.assembly import ModelShape, make_client_side, make_client_sides, worker_count
+from fedveil.engine.cluster.shards import Shards
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
-from fedveil.engine.executors.shards import Shards
 from fedveil.engine.executors.threads import Threads
 from fedveil.federated.job import Job
 

@@ -16,13 +16,13 @@ from fedveil.base import own_code
 from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.message import Message, decode
 from fedveil.engine.assembly import ModelShape, make_protection
+from fedveil.engine.cluster.machine_check import Facts, facts
+from fedveil.engine.cluster.own_sources import unpack_sources
+from fedveil.engine.cluster.shards import Piece, Shards
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.local import start_locally
-from fedveil.engine.executors.machine_check import Facts, facts
-from fedveil.engine.executors.own_sources import unpack_sources
 from fedveil.engine.executors.pool import WorkerPool
-from fedveil.engine.executors.shards import Piece, Shards
 from fedveil.errors import FedveilError, StatesUnreachable
 from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext, ServerRound

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.message import Message, encode
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost
+from fedveil.engine.cluster.machine import MachineSetup, Played, Request, Work
+from fedveil.engine.cluster.membership import Member, Membership
+from fedveil.engine.cluster.placement import SLACK, Group, groups, placed
+from fedveil.engine.cluster.shards import pieces
 from fedveil.engine.executors.client_side import ClientsData
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.executors.machine import MachineSetup, Played, Request, Work
-from fedveil.engine.executors.membership import Member, Membership
-from fedveil.engine.executors.placement import SLACK, Group, groups, placed
-from fedveil.engine.executors.shards import pieces
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf, shared

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import PackedSetup
-from fedveil.engine.executors.machine_check import Facts
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import PackedSetup
+from fedveil.engine.cluster.machine_check import Facts
 from fedveil.errors import ClusterUnavailable, RunStopped
 
 #: Seconds to wait for a first machine before giving up, and for the others after the first one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +117,7 @@ class Shards:
         sizes = np.zeros(clients + 1, np.int64)
         for client in self._of:
             sizes[client + 1] = self.examples(client)
-        parts = [(piece, mine) for _, (piece, mine) in sorted(self._of.items(), key=_by_client)]
+        parts = [(piece, mine) for _, (piece, mine) in sorted(self._of.items(), key=itemgetter(0))]
         some = [piece.usable[mine] for piece, mine in parts if piece.usable is not None]
         return ClientsData(
             np.concatenate([piece.x[mine] for piece, mine in parts]),
@@ -125,7 +126,3 @@ class Shards:
             np.cumsum(sizes),
             np.concatenate(some) if some else None,
         )
-
-
-def _by_client(item: tuple[ClientId, tuple[Piece, slice]]) -> ClientId:
-    return item[0]

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedveil.base.own_code import described
 from fedveil.base.untrusted import read_text
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import Machine
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import Machine
 from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 
 #: The value of `simulation.on` for the cluster that Ray finds by itself.
