@@ -56,7 +56,6 @@ class Federation:
 
     @property
     def job(self) -> Job:
-        """The run's job, with its number of clients."""
         return self.parts.job
 
     def run(self, progress: Progress | None = None) -> Run:
@@ -191,7 +190,8 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the cost of reports just before their request, so that an ended run has paid."""
+        """Record the cost of reports just before their request, so that an interrupted run has
+        paid."""
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 

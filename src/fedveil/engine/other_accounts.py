@@ -28,11 +28,7 @@ from fedveil.protections.base import Protection
 
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """Yield report lines on a run's privacy cost by accounts that differ from the ledger's.
-
-    One line, for example, is for a client that is added or removed instead of replaced. `rounds` is
-    the run's number of rounds. Yields nothing if no other account applies.
-    """
+    """Yield report lines on a run's privacy cost by accounts that differ from the ledger's."""
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
@@ -59,10 +55,8 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return the noise ratio of all Gaussian releases of one report together.
-
-    The ratio is that of standard deviation to sensitivity. Returns None for other noise.
-    """
+    """Return the ratio of standard deviation to sensitivity of all Gaussian releases of one report
+    together. None for other noise."""
     square = 0.0
     for spent in protection.spending(protection.initial_state()):
         if not isinstance(spent.loss.release, Gaussian):

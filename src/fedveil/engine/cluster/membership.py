@@ -32,7 +32,6 @@ class Member:
 
     @property
     def cores(self) -> int:
-        """The number of cores that the machine may use."""
         return self.place.cores
 
     def call(self, method: str, *arguments: Any) -> Call:
@@ -100,7 +99,7 @@ class Membership:
         return self._welcome(0.0)
 
     def lose(self, member: Member) -> None:
-        """Give up a machine that was lost. It may be started again at the same place later."""
+        """Give up a lost machine. A new one may be started at the same place later."""
         if member.alive:
             member.alive = False
             member.remote.end()
@@ -109,7 +108,6 @@ class Membership:
                 self.ready.remove(member)
 
     def close(self) -> None:
-        """End all machines."""
         closing = [member.call("close") for member in self.ready]
         limit = time.monotonic() + 5
         while closing and time.monotonic() < limit:
@@ -130,7 +128,6 @@ class Membership:
                 self._joining[member.call("facts")] = member
 
     def _name(self, place: Place) -> str:
-        """Return a name for the machine at `place` that no other one has."""
         if place.key not in self._names:
             alike = sum(name.split(" ")[0] == place.name for name in self._names.values())
             self._names[place.key] = f"{place.name} ({alike + 1})" if alike else place.name
@@ -167,7 +164,7 @@ class Membership:
             self._event(f"machine {member.name} with {member.cores} cores has joined")
 
     def _missing(self) -> str:
-        """Return what a run that cannot begin yet waits for."""
+        """Describe what a run waits for before it can begin."""
         if not self._joining and not self.ready:
             if self._lost:
                 return "all its machines were lost"

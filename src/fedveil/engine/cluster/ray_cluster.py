@@ -23,7 +23,7 @@ _ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
 
 
 class RayCluster(Cluster):
-    """The Ray cluster at `address`. Ray finds it by itself if the address is in `FOUND`.
+    """The Ray cluster at `address`, which Ray finds by itself if it is in `FOUND`.
 
     `workers` is the number of cores of a machine, or None for all cores of its node. With `gpus`,
     each machine has one GPU.
@@ -132,7 +132,6 @@ class _Actor(Remote):
 
 
 def _reason(lost: Exception) -> str:
-    """Return in a few words how a machine was lost."""
     text = str(lost)
     if "OOM" in text or "memory" in text.lower():
         return "it ran out of memory"
@@ -161,6 +160,5 @@ def _running() -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Raise an error unless something listens at `address`."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     socket.create_connection((host, int(port)), _ANSWER_S).close()

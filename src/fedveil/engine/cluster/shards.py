@@ -46,7 +46,6 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """The size of the examples in bytes."""
         return int(self.x.nbytes + self.y.nbytes)
 
 
@@ -74,7 +73,6 @@ class Shards:
         self._of: dict[ClientId, tuple[Piece, slice]] = {}
 
     def add(self, piece: Piece) -> None:
-        """Add the clients of `piece`."""
         bounds = piece.offsets.tolist()
         for client, start, stop in zip(
             piece.clients.tolist(), bounds[:-1], bounds[1:], strict=True
@@ -92,16 +90,14 @@ class Shards:
         return next(iter(self._of.values()))[0].x
 
     def clients(self) -> list[ClientId]:
-        """Return the clients whose examples are here."""
         return list(self._of)
 
     def examples(self, client: ClientId) -> int:
-        """Return the client's number of examples."""
         mine = self._of[client][1]
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's own examples. They are a view if they are to stay `unchanged`.
+        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy.
 
         `entropy` is the randomness of the client's training.
         """
@@ -113,7 +109,7 @@ class Shards:
         return ClientData.of(as_floats(x), y, entropy, usable)
 
     def as_arrays(self, clients: int) -> ClientsData:
-        """Return all examples in single arrays. The clients from 0 to `clients` - 1 may occur."""
+        """Return all examples in single arrays. Clients are numbered from 0 to `clients` - 1."""
         sizes = np.zeros(clients + 1, np.int64)
         for client in self._of:
             sizes[client + 1] = self.examples(client)

@@ -86,7 +86,7 @@ def _packed(job: Job) -> bytes:
 
 
 def _leave_proof(folder: Path) -> str:
-    """Write a new text into the run's folder, by which a machine knows that it reads this one."""
+    """Write a random text into the run's folder, by which a machine recognises the folder."""
     proof = os.urandom(16).hex()
     write_whole(folder / PROOF, proof.encode(), 0o600)
     return proof

@@ -32,8 +32,8 @@ def start_locally(
 ) -> Executor:
     """Return threads if clients train in native code, otherwise worker processes.
 
-    Clients train in this process if there are no workers. `pack` returns the objects of the calling
-    script for workers (`own_code.packed`). `cores` is the number of cores to use (default: all).
+    Without workers, clients train in this process. `pack` returns the objects of the calling script
+    for workers (`own_code.packed`). `cores` is the number of cores to use (default: all).
     `starting` is called with each step's name, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)
