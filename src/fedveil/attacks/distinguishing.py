@@ -69,11 +69,6 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen) -> Reading:
-    """Return the reading of the first client's report, or of the sum if reports reveal nothing.
-
-    All other clients' updates are known to be zero, so the sum is the first client's update plus
-    any noise.
-    """
     reading = view.readings[0]
     if not reading.empty:
         return reading
@@ -91,10 +86,10 @@ def evidence(
     entropy: Entropy,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Return evidence for update a against b: two arrays [trials, rounds].
+    """Return evidence for update a against b: [trials, rounds] of clients with a, and of clients
+    with b.
 
-    The first is of clients with a, the second of clients with b. `step` is called after every
-    trial.
+    `step` is called after every trial.
     """
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):
@@ -110,8 +105,8 @@ def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair
     """Return a pair of very different updates that few reports distinguish.
 
     It is the best of several candidates: two opposite updates that every protection clips, and one
-    of these against one of almost no size. Both kinds count, since a protection may hide an
-    update's size better or worse than its direction.
+    of these against one of almost no size. Both kinds are candidates, since a protection may hide
+    an update's size better or worse than its direction.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -160,7 +155,8 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return what `rounds` reports cost under the protection, at multiples of its cost parameter.
+    """Return the cost of `rounds` reports under the protection, at multiples of its cost
+    parameter.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """
@@ -281,7 +277,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def real_pair(target: Target) -> Pair:
-    """Return the updates of the job's first two clients, to be told apart as one client's."""
+    """Return the updates of the job's first two clients."""
     target.needs_client_unit("tells whole updates of clients apart")
     if target.partition.clients < 2:
         raise AttackImpossible("the job has one client: there is no other to take it for")
