@@ -1,14 +1,14 @@
-"""Gradients perturbed before they go back, so that they tell less of the labels.
+"""Gradients perturbed before they are returned, so that they reveal less about the labels.
 
-The gradient of a loss by what a follower sent points and measures differently for each class, so
-that whoever receives it reads the label. Both defences add noise of mean 0, so that what a follower
-learns from is right on average.
+The gradient of a loss by a follower's output points and measures differently for each class, so its
+receiver can read the label. Both defences add noise of mean 0, so that a follower learns from
+gradients that are right on average.
 
-Neither states an epsilon: how much noise is added follows from the gradients and the labels
-themselves, and what is proven holds for one gradient, if gradients of a class are Gaussian. The
-caller supplies the normal numbers. Drawn anew in each of n epochs, their sum hinders as 1/n of the
-power does; drawn once for each example, a sum over epochs repeats the same noise. What changes from
-epoch to epoch still tells something. Only LabelDP bounds every attacker.
+Neither states an epsilon. The amount of noise follows from the gradients and the labels themselves,
+and the proofs hold for one gradient, if gradients of a class are Gaussian. The caller supplies the
+normal numbers. If they are drawn anew in each of n epochs, a sum of gradients is protected only as
+by 1/n of the power. If they are drawn once for each example, a sum over epochs repeats the same
+noise, but changes from epoch to epoch still reveal something. Only LabelDP bounds every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -183,7 +183,7 @@ def most_auc(divergence: float) -> float:
 
 
 def _ratios(left: Float64s, right: float) -> Float64s:
-    """Return x/y + y/x for x in `left` and y = `right`; 2 where both are 0."""
+    """Return x/y + y/x for x in `left` and y = `right`, or 2 if both are 0."""
     found: Float64s = np.where((left == 0) & (right == 0), 2.0, left / right + right / left)
     return found
 

@@ -73,11 +73,10 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number times the mean of the middle values of each
-    entry.
+    """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    `cut` is the share of the values that is left out at each end, rounded up to whole reports. The
-    middle one or two values of an entry always remain.
+    `cut` is the share of the values that is dropped at each end, rounded up to whole reports. At
+    least the middle one or two values of an entry remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -235,7 +235,6 @@ class ThresholdSearch:
 
 
 def _log(whole: int) -> float:
-    """Return ln of a non-negative integer of any size, -inf for 0."""
     return math.log(whole) if whole else -math.inf
 
 

@@ -41,7 +41,6 @@ class CohortSum:
         _count(self._counts, states, self._cells)
 
     def merge(self, other: CohortSum) -> None:
-        """Add the counts of another cohort to this one."""
         self._claim(other.clients)
         self._counts += other._counts
 
