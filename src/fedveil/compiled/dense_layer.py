@@ -44,9 +44,7 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of products, the rows of each, and the distances between rows of x and of
-    y.
-    """
+    """Return the number of products, the rows of each, and the row distances of x and of y."""
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]

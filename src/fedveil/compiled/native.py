@@ -1,7 +1,7 @@
 """Functions that are compiled once each and call each other by address.
 
 numba compiles a callee again for each of its callers. The products are large and called everywhere,
-so they are native functions. So is every operation, so that only the operations of a model are
+so they are native functions. Every operation is one too, so that only a model's own operations are
 compiled. Compiled code is cached beside the source.
 """
 

@@ -33,10 +33,6 @@ class Switch(Choice):
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """Return the name of the settings block of the protection `word`.
-
-        It is `own` for a user's own protection.
-        """
         return cls.BLOCKS.get(word, Protection.block)
 
     @property

@@ -22,7 +22,7 @@ def exchange(
     up.
 
     A client whose message the grid could not accept is yielded first, with the reply None. A client
-    that does not reply in time is not yielded. At most `BATCH` replies are in memory at once, while
+    that does not reply in time is not yielded. Memory holds at most `BATCH` replies at once, while
     Flower's own `send_and_receive` returns a list of all of them.
     """
     pushed = set(grid.push_messages(messages))

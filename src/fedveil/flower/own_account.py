@@ -34,7 +34,7 @@ _ROUNDING = 1 + 1e-9
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     """Count one more requested report of a job. Raises `ClientWithheld` if that exceeds `limit`.
 
-    The account is only a number. A report whose loss is infinite is not counted, since nothing
+    The account is only a number. A report with an infinite loss is not counted, since nothing
     limits it.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
@@ -57,10 +57,10 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 
 
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
-    """Return what the report costs that an untrusted message asks for.
+    """Return the cost of the report for which an untrusted message asks.
 
-    If the cost depends on how many clients survive a round, it is that of all of them, as in the
-    account of a server that follows the protocol. Raises `MessageInvalid`.
+    If it depends on how many clients survive a round, it is the cost if all do, as in the account
+    of a server that follows the protocol. Raises `MessageInvalid`.
     """
     state: State = {**protection.initial_state(), **asked}
     try:
@@ -73,8 +73,8 @@ class OwnLedger:
     """The cost of a client's reports in one run of a Flower app.
 
     The account numbers the reports itself, because the server's rounds may repeat or skip numbers.
-    While all reports cost the same, the server decides only how many there are, and their losses
-    are composed. Once costs differ, the server may have chosen them in view of earlier reports, so
+    While all reports cost the same, the server decides only their number, and their losses are
+    composed. Once costs differ, the server may have chosen them in view of earlier reports, so
     epsilons and deltas are simply added.
     """
 
@@ -101,7 +101,6 @@ class OwnLedger:
             self._write(reports + 1, (alike, any_))
 
     def note(self, in_clear: Sequence[str]) -> None:
-        """Record values that are sent in clear without a report."""
         with alone(self._path):
             reports, ledgers = self._read()
             for ledger in ledgers:

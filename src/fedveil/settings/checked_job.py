@@ -38,11 +38,7 @@ class CheckedJob(Settings):
         if wrong or broken:
             raise JobError([*wrong.values(), *broken])
 
-    def _fill_in(self) -> None:
-        """Set the keys whose default depends on another key.
-
-        The job cannot be changed afterwards.
-        """
+    def _fill_in(self) -> None: ...
 
     @abstractmethod
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:

@@ -65,10 +65,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value of the file.
-
-        Raises an error if it is one too many or not valid text.
-        """
+        """Count one more value. Raises an error for invalid text, or if the file has too many
+        values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -79,9 +77,9 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats. `stands_for` is their number.
+        """Count the values that an alias repeats, `stands_for` of them.
 
-        It is None inside the repeated block itself, which is an error.
+        None means an alias inside the repeated block itself, which is an error.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -164,7 +162,7 @@ def read(
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, in which the value would be read as a job file."""
+    """Raise JobError for `--set KEY VALUE`, where the value would be read as a job file."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
@@ -231,9 +229,9 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`.
+    """Raise JobError if all of a file's keys that `mine` lacks are keys of `other`.
 
-    `sentence` follows the file's name: what kind of job it is, and the command that takes it.
+    `sentence` follows the file's name in the error: the kind of job, and the command that takes it.
     """
     held = {} if path is None else read(path)
     fields = mine.model_fields
@@ -296,10 +294,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`.
-
-    If a parent of it is no block, remove that parent.
-    """
+    """Copy `data` without the value at `path`, or without a parent of it that is no block."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -335,7 +330,6 @@ def _line_hint(text: str) -> str:
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
-    """Return a sentence if `model` does not have `path`, otherwise ""."""
     end, block, field = allowed.followed(model, path)
     here, rest = path[: end + 1], path[end + 1 :]
     if field is None and end < len(path):
@@ -387,7 +381,7 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content for which `word` stands in `block`, whose content was `held`.
+    """Return the content for which `word` stands in the choice `block` with the content `held`.
 
     Returns `word` itself if the block is no choice.
     """

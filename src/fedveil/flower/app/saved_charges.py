@@ -20,8 +20,7 @@ _LEDGER, _STATE = "ledger.", "state."
 
 class Kept(NamedTuple):
     """The number of started rounds, their charges, and the protection's state (None: the initial
-    one).
-    """
+    one)."""
 
     rounds: int
     ledger: Ledger
@@ -33,8 +32,8 @@ class KeptRounds:
 
     Before the first report of a round is requested, the file on disk counts the round as started
     and all requested clients as charged. So a process that is killed during the round has charged
-    them. When the round closes, charges for reports that certainly have not been sent are taken
-    back. No other process may write the file meanwhile.
+    them. When the round closes, it takes back charges for reports that certainly have not been
+    sent. No other process may write the file meanwhile.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:
@@ -43,7 +42,6 @@ class KeptRounds:
         self._written: bytes | None = None
 
     def read(self) -> Kept | None:
-        """Return what an earlier process saved, or None if there is no file."""
         if not self._path.parent.is_dir():
             raise DeploymentError(f"{self._path.parent} is no folder, and the ledger is kept there")
         if not self._path.exists():
@@ -66,7 +64,6 @@ class KeptRounds:
         return Kept(rounds, ledger, state)
 
     def write(self, kept: Kept) -> None:
-        """Save `kept` in place of the earlier content."""
         fields: dict[str, Value] = {
             "terms": self._terms, "rounds": kept.rounds, "moved": kept.state is not None,
             **{f"{_LEDGER}{name}": value for name, value in kept.ledger.to_state().items()},

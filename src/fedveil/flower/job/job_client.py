@@ -83,10 +83,8 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Return the member that a node configuration describes.
-
-        The key `partition-id` is accepted in place of `client`.
-        """
+        """Return the member that a node configuration describes. `partition-id` may replace
+        `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -113,7 +111,6 @@ class Member:
 
 
 def make_app(folder: Path) -> ClientApp:
-    """Return the ClientApp of the app in `folder`."""
     job = app_folder.read_job(folder)
     app = ClientApp()
     for action in find(job.protection.name).phases:
@@ -124,9 +121,8 @@ def make_app(folder: Path) -> ClientApp:
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is meant for a different client: the server has an outdated node
-    number.
-    """
+    """Raised if the message is for another client, because the server has an outdated node
+    number."""
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
@@ -256,8 +252,8 @@ def _trained(
 ) -> Reply:
     """Answer the phase in which clients train. The request is charged before any example is read.
 
-    `asked` is the message to this client, `common` the message to all, and `time` fixes when the
-    answer leaves.
+    `asked` is the message to this client, `common` the message to all. The answer leaves at the
+    time fixed by `time`.
     """
     from fedveil.flower.job.client_training import Training
 
@@ -288,13 +284,13 @@ def _trained(
 
 
 def _told(error: BaseException) -> str:
-    """Describe an error, with the file and line if it was raised in the user's own code."""
+    """Describe an error, with file and line if the user's own code raised it."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report. The limits are the job's: a server that lies does not end its run there."""
+    """Charge a report, up to the job's limits. A lying server does not end its run at them."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []
