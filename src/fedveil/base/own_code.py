@@ -27,7 +27,6 @@ _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")]
 
 
 def is_function(name: str) -> bool:
-    """Return True if `name` has the form package.module:function."""
     return re.fullmatch(FUNCTION, name) is not None
 
 
@@ -95,7 +94,7 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Restore what another process `packed`, in the place where `load` finds it."""
+    """Restore the objects that another process `packed`, where `load` finds them."""
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this

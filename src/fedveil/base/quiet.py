@@ -1,4 +1,4 @@
-"""Progress lines for slow steps, so that nobody thinks that the program hangs."""
+"""Progress lines for slow steps, so that a user sees that the program still runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Note that a line was printed, which restarts the waiting time."""
+        """Restart the waiting time, because a line was printed."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

@@ -52,7 +52,6 @@ def read(folder: str, *, apart: bool = False) -> Dataset:
 
 
 def _folders(part: Path) -> list[Path]:
-    """Return the class folders of a part, by name."""
     with reading(part):
         found = sorted(path for path in part.iterdir() if path.is_dir())
     if not found:
@@ -76,10 +75,8 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return the pixels, classes and validity of a part's files.
-
-    The memory is bounded by the size that the test part states.
-    """
+    """Return the pixels, classes and validity of a part's files. The test part's size bounds the
+    memory."""
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(

@@ -149,10 +149,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return each token's bytes.
-
-        For the end token and tokens that never occur, this is None.
-        """
+        """Return each token's bytes: None for the end token and for tokens that never occur."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")

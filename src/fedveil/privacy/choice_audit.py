@@ -45,7 +45,6 @@ class Counted:
     tries: int = 0
 
     def add(self, hits: int, tries: int) -> None:
-        """Add `tries` more choices, of which `hits` reported the truth."""
         self.hits += hits
         self.tries += tries
 
@@ -91,15 +90,12 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return, as a function of eps, the probability that two choices both report the truth.
-
-    The choices are independent. `chance(eps)` is the probability that one of them does.
-    """
+    """Return, as a function of eps, the probability that two independent choices both report the
+    truth. `chance(eps)` is that of one choice."""
     return lambda eps: chance(eps) ** 2
 
 
 def told_true(eps: float) -> float:
-    """Return the probability that randomised response tells the truth: e^eps / (1 + e^eps)."""
     return 1 / (1 + math.exp(-eps))
 
 

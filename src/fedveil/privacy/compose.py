@@ -180,10 +180,6 @@ _Group: TypeAlias = _Pure | _Normal | _Repeated
 
 @lru_cache(maxsize=128)
 def _block(release: LossDistribution, tilt: float, level: int) -> Tilted:
-    """Return the distribution of a sum of 16^level finite losses, tilted by `tilt`.
-
-    Tilting is explained in `loss_sum`. The result is cached, since every round needs it.
-    """
     if level:
         return add([(_block(release, tilt, level - 1), BLOCK)], tilt)
     with np.errstate(divide="ignore"):
@@ -275,10 +271,8 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt that was used.
-
-    It is smaller than `tilt` if the grid is too coarse for that.
-    """
+    """Return the tilted distribution of the sum of all losses, and the tilt used: less than `tilt`
+    if the grid is too coarse."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -289,11 +283,12 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <= `wanted`.
+    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <=
+    `wanted`.
 
     The search is regula falsi, as the curve is nearly straight; the returned end satisfies the
-    condition. If no epsilon does, the result is `bound`, which must be valid for another reason:
-    `log_delta` is only an upper estimate.
+    condition. If no epsilon does, the result is `bound`, which the caller knows to be valid for
+    another reason: `log_delta` is only an upper estimate.
     """
     low, high = 0.0, bound
     above, below = log_delta(low) - wanted, log_delta(high) - wanted

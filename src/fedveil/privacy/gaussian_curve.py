@@ -91,5 +91,4 @@ def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
 
 
 def _scaled(t: Any) -> Any:
-    """Return E(t) = 2 exp(t² / 2) Phi(-t), where Phi is the normal distribution function."""
     return special().erfcx(t * math.sqrt(0.5))

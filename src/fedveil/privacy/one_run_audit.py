@@ -43,8 +43,8 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    A score is that of a canary, a test input that a fair coin put into the run or left out. It must
-    be likelier positive if the canary is in, and symmetric about 0.
+    Each score is that of a canary, a test input that a fair coin put into the run or left out. It
+    must be likelier positive if the canary is in, and symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -247,8 +247,8 @@ def _unseen(
 ) -> float:
     """Return the true epsilon above which the claim would probably be refuted; infinite if never.
 
-    `refutes` says whether a number of right guesses refutes the claim. `share` gives the expected
-    share of right guesses at an epsilon.
+    `refutes` returns True if a number of right guesses refutes the claim. `share` returns the
+    expected share of right guesses at an epsilon.
     """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
@@ -286,10 +286,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses if only the surest canaries are guessed.
+    """Return the expected share of right guesses for a share `share` of all canaries, the surest
+    ones.
 
-    They are a share `share` of all. A canary's score is N(mu² / 2, mu²) if it is in the run, and
-    N(-mu² / 2, mu²) if it is out.
+    A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -322,18 +322,12 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance, in sigma, at which Gaussian noise is (epsilon, delta)-private.
-
-    It is the distance of the means of its output distributions for two inputs.
-    """
+    """Return the distance of the means, in sigma, at which Gaussian noise is (epsilon,
+    delta)-private."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 
 def distance_of_epsilon(figure: Figure) -> float:
-    """Return the distance of two means at which Gaussian noise has exactly this (epsilon, delta).
-
-    The unit is the standard deviation. `figure.delta` must be above 0.
-    """
     return _mu(figure.epsilon, figure.delta)
 
 

@@ -49,7 +49,6 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
 
 
 def _cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
-    """Return a loss's Rényi cost at each order, and the probability of an infinite loss."""
     release = loss.release
     if isinstance(release, Gaussian):
         return (1 + _ABOVE_ONE) / (2 * release.ratio**2), 0.0

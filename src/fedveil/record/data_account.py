@@ -30,21 +30,21 @@ _CLIENT = 0
 class DataAccount:
     """An account in a file. Several processes may charge it, one after the other.
 
-    Whoever asks may choose the next question in view of earlier answers. Losses that are all alike
-    are composed. So are Gaussian losses: as one whose squared inverse ratio is the sum of theirs,
-    also if they were chosen adaptively within a fixed limit (Smith and Thakurta, 2022). Other
-    losses are added. If a loss states no epsilon of its own, as one amplified by sampling, all are
-    composed by a Rényi filter (`privacy.renyi_filter`).
+    The next question may be chosen in view of earlier answers. Losses that are all alike are
+    composed. So are Gaussian losses, as one whose squared inverse ratio is the sum of theirs, even
+    if they were chosen adaptively within a fixed limit (Smith and Thakurta, 2022). Other losses are
+    added. If a loss states no epsilon of its own, as one amplified by sampling, all are composed by
+    a Rényi filter (`privacy.renyi_filter`).
     """
 
     def __init__(self, path: Path, unit: str) -> None:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge a round's losses, and write the account.
+        """Charge a round's losses, and write the account. The error names the round by `what`.
 
-        Raises `LimitReached` if that would bring the account above `limit` at `delta`, and charges
-        nothing. `what` names the round in the message.
+        Raises `LimitReached`, and charges nothing, if that would bring the account above `limit` at
+        `delta`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):
@@ -102,6 +102,5 @@ def _figure(ledgers: Sequence[Ledger], delta: float) -> Figure:
 
 
 def _gaussian(ledger: Ledger) -> bool:
-    """Return True if all losses of the ledger are Gaussian."""
     losses = [loss for kind in ledger.live() for loss, _ in kind]
     return all(isinstance(loss.release, Gaussian) for loss in losses)

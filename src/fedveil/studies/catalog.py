@@ -67,7 +67,6 @@ def find(name: str) -> Experiment:
 
 
 def table() -> Table:
-    """Return a table of the experiments and their durations."""
     columns = ("name", "what", *get_args(Scale))
     return Table(columns, [_row(name) for name in names()])
 
@@ -79,7 +78,7 @@ def _row(name: str) -> Sequence[str]:
 
 
 def takes_about(experiment: Experiment, scale: Scale) -> str:
-    """Format how long the experiment takes on two cores, or `-` if it does not have this scale."""
+    """Format the experiment's duration on two cores, or `-` if it does not have this scale."""
     return about(experiment.estimate_s(scale)) if scale in experiment.scales else "-"
 
 

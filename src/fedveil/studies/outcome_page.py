@@ -38,10 +38,7 @@ def long_tables(name: str, outcome: Outcome) -> dict[str, Table]:
 
 
 def page(repeated: Repeated) -> str:
-    """Return the experiment's page in Markdown.
-
-    Its pictures and long tables are files beside it.
-    """
+    """Return the experiment's page in Markdown. Pictures and long tables are files beside it."""
     return "\n".join(_parts(repeated))
 
 
@@ -69,7 +66,6 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 
 
 def _seeds(seeds: int) -> str:
-    """Say how many seeds a figure has."""
     if not seeds:
         return ""
     if seeds < LEAST_SEEDS:
@@ -93,7 +89,7 @@ def verdicts(outcome: Outcome) -> Table:
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
-    """Format a verdict as a table row. Omits its reason if an earlier row has it (`said`)."""
+    """Format a verdict as a table row, without a reason that an earlier row has (`said`)."""
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
     ours = (verdict.source, verdict.ours, verdict.held_to, verdict.answer)

@@ -47,7 +47,7 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
 def other_than(job: Job, folder: Path) -> list[str]:
     """Return the settings in which `job` differs from the job of the run in `folder`, if any.
 
-    If that run found its number of clients in its data, this number is no difference.
+    A number of clients that the run counted in its data is no difference.
     """
     if not (folder / JOB).is_file():
         return []
@@ -58,7 +58,7 @@ def other_than(job: Job, folder: Path) -> list[str]:
 
 
 def refuse_other(path: Path, job: Job) -> None:
-    """Raise an error if a different job's run is in the folder `path`."""
+    """Raise an error if the folder `path` has a different job's run."""
     refuse_changed(path, other_than(job, path))
 
 
@@ -73,9 +73,7 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """If the block ends early, name the `command` that resumes the whole study, not only one
-    run.
-    """
+    """If the block ends early, name the `command` that resumes the whole study, and not one run."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:
@@ -107,7 +105,6 @@ def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None 
 
 
 def accuracy(run: ReadRun) -> float:
-    """Return the run's final accuracy: the mean of its last tests."""
     last = run.figures("accuracy")[1][-LAST:]
     return sum(last) / len(last)
 
@@ -130,7 +127,7 @@ def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = Fals
 
 
 def falls(values: Sequence[float], slack: float) -> bool:
-    """Return True if the last value is below the first, and no single rise exceeds `slack`."""
+    """Return True if the last value is below the first and no single rise exceeds `slack`."""
     return values[-1] < values[0] and all(
         after <= before + slack for before, after in pairwise(values)
     )
@@ -142,10 +139,8 @@ def listed(values: Sequence[float], places: int = 3) -> str:
 
 
 def settings(source: Mapping[str, object], job: Job) -> Table:
-    """Return a table of the source's settings that differ from the job's.
-
-    Its caption names the settings that do not differ.
-    """
+    """Return a table of the source's settings that differ from the job's. Its caption names the
+    others."""
     data = job.model_dump()
     same, rows = [], []
     for key, value in source.items():
