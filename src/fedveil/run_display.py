@@ -204,7 +204,6 @@ def _table(rows: Mapping[str, object]) -> Table:
 
 
 def _took(run: ReadRun) -> dict[str, str]:
-    """Return the summary's rows: protection, time, traffic, ledger figures."""
     last, best = run.last, best_round(run)
     rows = {
         "protection": str(run.job["protection"]["name"]),
@@ -228,7 +227,6 @@ def _took(run: ReadRun) -> dict[str, str]:
 
 
 def _took_of_parties(run: ReadRun) -> dict[str, str]:
-    """Return the rows of a vertical run: task, time, the parties' accounts."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     epochs = f"{run.job['epochs']}, {duration(_seconds_of(leader))}"
@@ -254,7 +252,6 @@ def _best_look(leader: ReadRun) -> Record | None:
 
 
 def _where(run: ReadRun) -> Iterator[tuple[str, str]]:
-    """Yield the run's files, and how to load its model."""
     yield "run folder", str(run.folder)
     yield "model", _loading(run)
     yield "page", where(run.folder, run)
@@ -281,7 +278,6 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 
 def _audited(audit: Finding) -> str:
-    """Return the canaries' bounds, the verdict, and what the audit could not have seen."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
     noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
     of_noise = (

@@ -145,7 +145,6 @@ class Classes:
 
 
 def _along(reading: Reading, direction: Float64s) -> float:
-    """Return the component of a reading along a direction, weighted as in the reading."""
     weight = reading.weight / (reading.weight.mean() or 1.0)
     length = math.sqrt(float(weight @ direction**2)) or 1.0
     return float((weight * reading.estimate) @ direction / length)

@@ -270,7 +270,6 @@ def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) ->
 
 
 def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Return the examples of these directions, and how well each predicts the neurons' activity."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:

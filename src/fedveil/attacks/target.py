@@ -43,7 +43,6 @@ from fedveil.record.saved_job import look_where_a_run_looked
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
-    """Convert examples to the type of input that the model takes."""
     parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
 

@@ -141,7 +141,6 @@ def defined_at(function: Callable[..., Any]) -> str:
 
 
 def _is_own(file: str) -> bool:
-    """Return True if a file belongs neither to fedveil nor to an installed package."""
     path = Path(file)
     installed = (*map(Path, _INSTALLED), Path(__file__).parents[1])
     outside = not any(path.is_relative_to(folder) for folder in installed)

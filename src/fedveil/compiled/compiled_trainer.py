@@ -203,7 +203,6 @@ class CompiledTrainer:
         return self._room
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
-        """Return True if `y` holds valid targets for the examples `x` under the plan's loss."""
         examples, classes = len(x), min(scores, len(self._plan.class_weights or range(scores)))
         if self._plan.loss in _OF_NUMBERS:
             return (

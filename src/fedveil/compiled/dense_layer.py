@@ -74,7 +74,6 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @compiled()
 def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int, ys: int) -> None:
-    """Compute dx = dy W."""
     if op[ACROSS]:
         call(
             op[f.MEET_ROWS], m, dx, xs, op[NOTHING], dy, ys, op[f.WEIGHT], op[f.ROW],

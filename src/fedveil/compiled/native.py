@@ -25,8 +25,6 @@ _cgutils: Any = cgutils
 
 @intrinsic
 def _call(typing: Any, address: Any, *arguments: Any) -> Any:
-    """Call the native function at `address`, which returns nothing."""
-
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         values = _cgutils.unpack_tuple(builder, given[1])
         function = ir.FunctionType(ir.VoidType(), [value.type for value in values])

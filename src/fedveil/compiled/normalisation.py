@@ -105,7 +105,6 @@ def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: 
 
 @compiled(reorder=True)
 def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
-    """Return the sum of (entry - mean) ** 2 over `count` entries."""
     found = np.float32(0)
     for i in range(begin, begin + count):
         found += (m[i] - mean) ** 2

@@ -104,7 +104,6 @@ def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
 
 
 def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Float32s:
-    """Return a view of `vector` with these sizes and strides, in entries."""
     return as_strided(vector, sizes, [step * vector.itemsize for step in steps])
 
 

@@ -133,7 +133,6 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
 
 
 def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
-    """Append the mirror's bytes to `part`. Returns True if the mirror sent all of them."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedveil"})  # noqa: S310
     if have:
@@ -179,7 +178,6 @@ class _OnlyHttps(urllib.request.HTTPRedirectHandler):
 
 
 def _require_https(url: str) -> None:
-    """Raise `_MirrorFailed` unless `url` is https, or http to this machine itself."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
         raise _MirrorFailed(f"leads to {parts.scheme}://{parts.hostname}, which is not https")

@@ -45,7 +45,6 @@ def _joined(part: dict[str, tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
-    """Return each writer's pixels and classes from all files in a folder, ordered by writer."""
     part: dict[str, tuple[Array, Array]] = {}
     for path in sorted(folder.glob("*.json")):
         for writer, examples in _read_file(path).items():

@@ -60,7 +60,6 @@ def _folders(part: Path) -> list[Path]:
 
 
 def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
-    """Yield the image files of a part, class by class. Raises `DataInvalid` if there are none."""
     count = 0
     for folder in _folders(part):
         label = names.index(folder.name) if folder.name in names else -1
@@ -103,7 +102,6 @@ def _part(
 
 
 def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
-    """Return an image as [channels, height, width], and check that it has `shape`."""
     try:
         from PIL import Image
     except ImportError:

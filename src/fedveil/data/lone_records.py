@@ -214,7 +214,6 @@ def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
 
 
 def _targets(array: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the targets in the dtype that their kind needs, and a mask of the valid ones."""
     if form.targets == "own":
         return as_whole(array) if form.whole_targets else as_finite(array)
     if form.targets in ("numbers", "bits"):

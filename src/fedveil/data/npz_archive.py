@@ -51,8 +51,6 @@ def read_npz(path: Path, *names: str) -> list[Array]:
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> Array:
-    """Read an array. Raises one of `MALFORMED` if its header and the archive state different
-    sizes."""
     entry = archive.getinfo(member)
     with archive.open(entry) as stream:
         start = stream.read(_MOST_HEADER_BYTES)

@@ -231,7 +231,6 @@ def _described(result: Any) -> str:
 
 
 def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any, Any]:
-    """Read all items of a map-style Dataset, and return their x and their y stacked."""
     _check_map_style(name, part, dataset)
     x, y = [], []
     for index in range(len(dataset)):
@@ -257,7 +256,6 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
 
 
 def _check_map_style(name: str, part: str, dataset: Any) -> None:
-    """Raise `DataInvalid` unless the dataset has a length and can be indexed by integers."""
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
         raise DataInvalid(
@@ -273,7 +271,6 @@ def _as_one(value: Any) -> Any:
 
 
 def _together(items: list[Any]) -> Any:
-    """Return the items as one array, or as a list of arrays if their lengths differ."""
     if items and items[0].dtype.names is not None:
         return stacked(items)
     return items if len({item.shape for item in items}) > 1 else np.array(items)

@@ -248,7 +248,6 @@ def _even_sizes(n: int, parts: int) -> Int64s:
 
 
 def _grouped(holder: Int64s, clients: int) -> Partition:
-    """Return the partition in which client holder[i] owns example i."""
     indices = np.argsort(holder, kind="stable").astype(np.int64)
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(holder, minlength=clients), out=offsets[1:])

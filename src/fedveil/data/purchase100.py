@@ -55,7 +55,6 @@ def read() -> Dataset:
 
 
 def _read_text(path: Path) -> tuple[Array, Labels]:
-    """Read the original format: one line per example, with a label in 1..100 and the features."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # no lines: the caller raises

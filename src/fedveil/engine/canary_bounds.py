@@ -82,7 +82,6 @@ class Canvass:
         yield bound
 
     def _by_noise(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the bounds from the measured noise, and from how far canaries moved the release."""
         if not self.measured:
             return
         told, reports, sums = self.reports.told, self.reports, self.sums

@@ -204,7 +204,6 @@ class ReportEvidence:
         self.tally.close()
 
     def _compare(self, turn: int) -> None:
-        """Measure the difference between the noise of this round and that of the previous round."""
         rests = [rest for _, rest in sorted(self._rests.items())]
         self._rests = {}
         if rests and not len(self._first):

@@ -181,7 +181,6 @@ class Federation:
         return record
 
     def _settle(self, number: int, summed: Collection[ClientId]) -> None:
-        """Make the states final that the clients in the sum of round `number` have saved."""
         clients = set(summed).difference(self.parts.canaries.clients)
         self.state.summed.note(number, clients)
         if self.parts.test.clients is not None:

@@ -49,7 +49,6 @@ def measured(job: Job) -> list[Measured]:
 
 
 def _deciding(job: Job) -> dict[str, Any]:
-    """Return the job's settings that decide its accuracy, without the amount of noise."""
     whole, switch = job.model_dump(mode="json"), job.protection
     settings = switch.settings.model_dump(mode="json")
     key = switch.position.cost_key(switch.settings)

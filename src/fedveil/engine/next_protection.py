@@ -71,7 +71,6 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
 
 
 def _new_rate(job: Job) -> str:
-    """Return the reminder that another optimiser needs another learning rate, or ""."""
     used = job.training.optimizer
     if used == "sgd":
         return ""
@@ -99,7 +98,6 @@ def _clients(candidate: Candidate) -> str:
 
 
 def _costs(candidate: Candidate, examples: int) -> str:
-    """Return the command, what its run costs, and against whom the promise holds."""
     command = candidate.command(f"fedveil run {JOB}")
     return (
         f"`{command}` costs {candidate.figure}, against {candidate.against}; its noise is "
@@ -108,7 +106,6 @@ def _costs(candidate: Candidate, examples: int) -> str:
 
 
 def _known(candidate: Candidate) -> str:
-    """Return the accuracy that was measured with this job near the target, or ""."""
     rows = [row for row in measured(candidate.job) if row.epsilon <= TARGET]
     return f"; {rows[-1]}" if rows else ""
 

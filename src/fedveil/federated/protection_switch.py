@@ -71,9 +71,6 @@ class Switch(Choice):
 
 
 def _blocks() -> dict[str, Any]:
-    """Return a settings field for each built-in protection's block, and one for users'
-    protections.
-    """
     fields: dict[str, Any] = {}
     for block in filter(None, (position.block for position in POSITIONS.values())):
         users = [position for position in POSITIONS.values() if position.block == block]

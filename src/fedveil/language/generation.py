@@ -224,7 +224,6 @@ def _write(
 def _scores(
     party: Party, tokens: list[int], start: int, step: int, noise: Entropy
 ) -> Exchange[torch.Tensor]:
-    """Return the score of every possible next token after `tokens`, which begin at `start`."""
     there, back = _crossings(party.split)
     embedding = _module(party, there.part, WordAndPosition)
     head = _module(party, party.split.last.name, TiedHead)
@@ -328,7 +327,6 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
 
 
 def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
-    """Encode a tensor for sending, as in training."""
     transfer = Transfer(crossing, 0, gradient=False)
     if crossing.privacy is None:
         fields = fields_of(transfer, tensor)
@@ -339,7 +337,6 @@ def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy
 
 
 def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:
-    """Decode a received tensor of shape (1, length, width), with the checks of training."""
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
     return from_wire(message, transfer, training=False, step=step, rows=1)

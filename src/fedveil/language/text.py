@@ -178,7 +178,6 @@ def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
 
 
 def _line_start(document: bytes, position: int) -> int:
-    """Return the next beginning of a non-empty line after `position`, or the document's end."""
     end = document.find(b"\n", position)
     while end != -1 and document[end + 1 : end + 2] == b"\n":
         end += 1

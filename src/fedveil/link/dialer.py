@@ -202,7 +202,6 @@ def _why_not(error: ssl.SSLCertVerificationError, address: Address, own: Credent
 
 
 def _judge(secure: ssl.SSLSocket, address: Address, leader: str, own: Credentials) -> bytes:
-    """Return the leader's certificate. Raises PeerRefused if it names another party."""
     der = secure.getpeercert(binary_form=True)
     assert der is not None, "a handshake that asks for a certificate has one"
     certificate = x509.load_der_x509_certificate(der)

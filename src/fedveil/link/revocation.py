@@ -130,7 +130,6 @@ def _check_dates(one: x509.CertificateRevocationList, path: Path) -> None:
 def _newest(
     lists: Iterable[x509.CertificateRevocationList],
 ) -> Iterable[x509.CertificateRevocationList]:
-    """Keep the newest list for each key and scope of an authority."""
     found: dict[object, x509.CertificateRevocationList] = {}
     for one in lists:
         authority, scope = _extension(one, x509.AuthorityKeyIdentifier), _scope(one)

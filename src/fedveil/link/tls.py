@@ -279,7 +279,6 @@ def _check(
     roots: Sequence[x509.Certificate],
     key: object,
 ) -> None:
-    """Raise an error, with a clear sentence, for credentials that a TLS handshake would reject."""
     files, own = found.settings, chain[0]
     if key != own.public_key():
         raise CertificateError(

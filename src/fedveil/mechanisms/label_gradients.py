@@ -183,7 +183,6 @@ def most_auc(divergence: float) -> float:
 
 
 def _ratios(left: Float64s, right: float) -> Float64s:
-    """Return x/y + y/x for x in `left` and y = `right`, or 2 if both are 0."""
     found: Float64s = np.where((left == 0) & (right == 0), 2.0, left / right + right / left)
     return found
 

@@ -120,7 +120,6 @@ def _added(columns: Sequence[Scorer]) -> Scorer:
 
 
 def _linear(ahead: Float64s, back: Float64s) -> Scorer:
-    """Return Fisher's linear discriminant of two sets of rows, as if columns were independent."""
     spread = ahead.var(axis=0) + back.var(axis=0)
     usable = np.flatnonzero(spread > 0)  # no NaN either
     weights = (ahead.mean(axis=0) - back.mean(axis=0))[usable] / spread[usable]

@@ -226,7 +226,6 @@ def _log_survival(infinite: float) -> float:
 
 
 def _solve(groups: Sequence[_Group], delta: float) -> float:
-    """Return the least epsilon at which all groups of losses together have at most this delta."""
     if not groups:
         return 0.0
     if len(groups) == 1 and isinstance(groups[0], _Normal):

@@ -203,8 +203,6 @@ class Finding:
 
 
 def _unseen(bound: Measured, claim: float) -> str:
-    """Return a phrase that names the bound, the true epsilons that it would probably miss, and the
-    claim."""
     missed = "every epsilon" if math.isinf(bound.unseen) else f"epsilons up to {bound.unseen:.4g}"
     return f"{bound.name} (misses {missed} where {claim:.4g} is claimed)"
 

@@ -70,7 +70,6 @@ def epsilon_for(ratio: float, delta: float) -> float:
 
 
 def _difference(x: float, y: float, eps: float) -> float:
-    """Return y - x without cancellation, given that y² - x² = 2 eps."""
     return 2 * eps / (x + y) if x > 0 else y - x
 
 

@@ -389,7 +389,6 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
 
 
 def _narrowed(loss: PrivacyLoss, count: int, size: int) -> Charge:
-    """Return the charge of `count` releases to a part whose `PrivacyLoss.size` is `size`."""
     among_many = _BIT < loss.size < _UPDATE
     while loss.part is not None and loss.part.size >= size:
         loss = loss.part

@@ -355,7 +355,6 @@ def _largest(refuted: Callable[[float], bool]) -> float:
 
 
 def _checked(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """Check the arguments of a lower bound, and return the error probability, 1 - `confidence`."""
     integer("canaries", canaries, 1)
     integer("guesses", guesses, 0, canaries)
     integer("right", right, 0, guesses)

@@ -53,8 +53,7 @@ class OneReportRound(PhasedRound):
         return {"_context": context, **{name: vars(self)[name] for name in names}}
 
     @abstractmethod
-    def _merge_sums(self, other: Any) -> None:
-        """Add the running sums of `other`, a half of the same type."""
+    def _merge_sums(self, other: Any) -> None: ...
 
 
 class OneReportClient(ABC):

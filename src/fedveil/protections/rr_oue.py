@@ -251,7 +251,6 @@ class _ServerRound(OneReportRound):
         return encoded_bytes({"round": self._context.round, **blank})
 
     def _read(self, message: Message, name: str, read: Callable[[Uint8s], T]) -> T:
-        """Unpack the report's field `name` with `read`. Raises `MessageInvalid` if that fails."""
         packed = take_array(message, name, "uint8", (None,))
         try:
             return read(packed)
@@ -362,7 +361,6 @@ class UnaryClientRound(OneReportClient):
         return {"round": self._context.round, "report": report}
 
     def _accept(self, opening: Message) -> float:
-        """Return the epsilon in an untrusted opening. Raises `ClientWithheld` if it is invalid."""
         try:
             only_fields(opening, "round", "eps")
             round, eps = take(opening, "round", int), take(opening, "eps", float)

@@ -339,7 +339,6 @@ class MaskedClientRound:
         return self._protection.vector(update, self._context, told)
 
     def _parted(self, message: Message) -> tuple[Message, Message]:
-        """Split a message into the protection's `words` and secure aggregation's fields."""
         names = self._protection.words(self._protection.initial_state())
         told = {name: value for name, value in message.items() if name in names}
         return told, {name: value for name, value in message.items() if name not in names}

@@ -91,7 +91,6 @@ class SecureSumSettings(Settings):
         return max(2, min(2 * among // 3 + 1, among - 1))
 
     def _complete(self, sharing: int) -> bool:
-        """Return True if `sharing` clients form a complete graph, whatever the threshold."""
         asked = self.neighbours == "complete" or self.active_security
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 

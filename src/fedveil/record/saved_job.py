@@ -84,7 +84,6 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
 
 
 def _keys(yaml: str) -> list[str]:
-    """Return the beginning of each line of a job, up to the value."""
     return [line.partition(":")[0] for line in yaml.splitlines()]
 
 

@@ -53,7 +53,6 @@ class Attempts:
 
 
 def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
-    """Return the round of the last checkpoint, and the rounds started since with their costs."""
     since = take(fields, "since", int)
     rounds = take_array(fields, "rounds", np.int64, (None,))
     kinds = take_array(fields, "kinds", np.int64, rounds.shape)

@@ -133,7 +133,6 @@ class Client:
         self._state.resume(take(kept, "next", str))
 
     def _expected(self, message: Message) -> Phase:
-        """Return the phase of the server's message. Raises an error unless it is the next phase."""
         phase: Phase = take(message, "phase", str)
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")

@@ -206,7 +206,6 @@ class Server:
         return [answered[place] for place in sorted(drawn)]
 
     def _keep_all(self, answered: list[int]) -> list[int]:
-        """Return all that answered: they continue."""
         return answered
 
     def _decide_survivors(self, answered: list[int]) -> list[int]:
@@ -231,7 +230,6 @@ class Server:
         return self._count_holders(answered)
 
     def _send_keys(self, asked: list[int]) -> dict[int, Message]:
-        """Draw the masking graph. Returns each client's message, with its neighbourhood's keys."""
         neighbours = self.terms.neighbours or len(asked) - 1
         self._graph = masking_graph.sparse(asked, neighbours, self._entropy)
         self._disclosure = Disclosure(self._graph, self.terms)
@@ -262,7 +260,6 @@ class Server:
         return as_rows([self._signatures[c] for c in clients], keys.SIGNATURE_BYTES)
 
     def _send_shares(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message: the shares that others have sealed for it."""
         self._view = vectors_view(self.terms, self._view, asked, self._origin)
         messages: dict[int, Message] = {}
         for client in asked:
@@ -306,7 +303,6 @@ class Server:
         self._state.step(Event.MASKS_OFF)
 
     def _disclosed(self) -> tuple[list[Secret], dict[int, KeyPair]]:
-        """Reconstruct the survivors' seeds, and the mask keys of the clients that dropped out."""
         secrets = self._disclosure.join()
         pairs = {client: KeyPair(secrets[client]) for client in sorted(self._disclosure.dropped)}
         for client, pair in pairs.items():

@@ -183,7 +183,6 @@ def _lagrange_at_zero(points: Field) -> Field:
 
 
 def _inverse(value: Field) -> Field:
-    """Return the inverse in the field of p elements: value^(p - 2)."""
     result = np.ones_like(value)
     for bit in bin(PRIME - 2)[2:]:
         result = _times(result, result)

@@ -304,7 +304,6 @@ def _either(members: Sequence[Allowed]) -> Allowed:
 
 
 def _interval(metadata: Iterable[Any]) -> str:
-    """Format the bounds among `metadata` as an interval. Returns "" without bounds."""
     low: Any = -math.inf
     high: Any = math.inf
     left, right = "(", ")"

@@ -41,8 +41,7 @@ class CheckedJob(Settings):
     def _fill_in(self) -> None: ...
 
     @abstractmethod
-    def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
-        """Return the problems between keys. Skips rules that read a key in `wrong`."""
+    def _broken(self, wrong: Collection[allowed.Path]) -> list[str]: ...
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:

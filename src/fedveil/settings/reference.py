@@ -49,7 +49,6 @@ def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
 
 
 def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each key of a reference page with its table row, in the page's order."""
     for line in page.splitlines():
         if row := re.fullmatch(r"\| `(\S+)` \| (.*) \| `(.*)` \| (.*) \|", line):
             key, values, default, meaning = row.groups()

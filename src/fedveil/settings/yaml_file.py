@@ -320,7 +320,6 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 
 def _line_hint(text: str) -> str:
-    """Return a hint about the first line that cannot belong to a mapping, or ""."""
     for number, line in enumerate(text.splitlines(), 1):
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
@@ -364,7 +363,6 @@ def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
 
 
 def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
-    """Return the content `held` of a field with `value` set at `path` in it."""
     block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
     if block is not None:
         return _merged(held, tuple(path), value, block)

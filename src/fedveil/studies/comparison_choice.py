@@ -137,7 +137,6 @@ def _trusts(line: Line) -> bool:
 
 
 def _against(line: Line) -> str:
-    """Return the attackers against whom the line's promise holds."""
     switch = line.runs[0].job["protection"]
     position = POSITIONS.get(str(switch["name"]))
     if position is None:

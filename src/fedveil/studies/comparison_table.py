@@ -203,7 +203,6 @@ def _test_axis(name: str) -> Axis:
 
 
 def _levels(found: Sequence[Line], name: str, ends: Sequence[float]) -> Iterator[Curve]:
-    """Yield a horizontal line for each setting without a finite epsilon, between two epsilons."""
     for line in found:
         spent, reached = line.spent("run_every_round"), line.last(name)
         if spent is not None and math.isinf(spent.epsilon) and reached:

@@ -140,7 +140,6 @@ class Pangu:
 
 
 def _shape(settings: PanguSettings) -> transformer.Shape:
-    """Return the model's sizes: those of the preset, unless the settings override them."""
     own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
     if settings.tokenizer == "bytes":
         if settings.vocabulary not in (None, text.BYTE_TOKENS):

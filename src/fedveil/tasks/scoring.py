@@ -90,7 +90,6 @@ class ByLabel:
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:
-        """Return each class's number of examples, precision, recall and F1."""
         table = np.array(task_metrics.confusion(scores, labels))
         with np.errstate(invalid="ignore"):
             precision, recall = np.diag(table) / table.sum(0), np.diag(table) / table.sum(1)

@@ -55,7 +55,6 @@ def log_loss(probabilities: Float64s, labels: Array) -> float:
 
 
 def _fit(scores: Float64s, labels: Int64s) -> tuple[float, Float64s]:
-    """Return the factor by which to multiply all scores, and the shift of each class's scores."""
     rows = np.arange(len(labels))
 
     def cost(at: Float64s) -> tuple[float, Float64s]:

@@ -168,7 +168,6 @@ class Parties:
             stack.callback(self.runs[name].close)
 
     def _say(self, sentence: str) -> None:
-        """Log a sentence once, even if several parties say it."""
         if sentence not in self._said:
             self._said.add(sentence)
             self._tell(sentence)

@@ -209,7 +209,6 @@ class PartyRun:
         self._parts.releases.close()
 
     def _watch_labels(self) -> None:
-        """At the leader, measure what its gradients reveal in the first and last steps."""
         split, gradients = self.setting.split, self._parts.gradients
         has_told = gradients.watch is not None and gradients.watch.has_told
         if self.name == split.leader and self.done < self.total and not has_told:

@@ -180,7 +180,6 @@ def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
 
 
 def _returning(split: SplitModel, name: str) -> list[_Stage]:
-    """Return the backward passes that produce a gradient of the output of part `name`."""
     silent = {
         consumer
         for crossing in split.crossings
@@ -262,7 +261,6 @@ def _with_receipts(
 
 
 def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
-    """Return the tensors from other parties that an operation reads."""
     if step.kind != "backward":
         return [
             Transfer(crossing, step.micro, gradient=False)
@@ -279,7 +277,6 @@ def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
 def _with_words(
     split: SplitModel, tensors: Mapping[str, Sequence[Instruction]]
 ) -> dict[str, Program]:
-    """Return the programs with `ready`, `commit` and `apply` added."""
     leader = split.leader
     ready = [name for name in split.followers if not _says_it(tensors[name], leader)]
     told_already = len(split.followers) == 1 and _says_it(tensors[leader], split.followers[0])

@@ -258,7 +258,6 @@ class Step:
             torch.autograd.backward(loss)
 
     def _gradient(self, name: str, micro: int) -> torch.Tensor | None:
-        """Return the gradient of an output, from this party's own parts and other parties."""
         leaf = self._leaves.pop((name, micro), None)
         found = [] if leaf is None or leaf.grad is None else [leaf.grad]
         for crossing in self.context.split.crossings:
@@ -291,7 +290,6 @@ class Step:
         return {**sent, **self._told(place)}
 
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """Encode a tensor's values. Compressed ones include the error feedback."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
         if crosses is None or not crosses.error_feedback or not self.training:
             return fields_of(transfer, tensor)

@@ -176,7 +176,6 @@ def _joint_labels(
 
 
 def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
-    """Return the typical example plus noise, three times as wide with every attempt."""
     spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
     noise = torch.randn((known.total, *known.prior.shape), generator=draw)
     start: Tensor = known.prior + spread * noise.to(known.prior.device)

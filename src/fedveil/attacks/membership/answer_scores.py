@@ -62,7 +62,6 @@ def online_lira(answers: Answers, references: References) -> Float64s:
 
 
 def _log_density(values: Float64s, means: Float64s, deviations: Float64s) -> Float64s:
-    """Return normal log-densities, without the constant."""
     return -(((values - means) / deviations) ** 2) / 2 - np.log(deviations)
 
 

@@ -162,7 +162,6 @@ class Aim:
             yield median(f"{what}{name}", values, guess=of_guess)
 
     def _figures_of_table(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield metrics of the numbers found and, if words' vectors were found, of the words."""
         numbers = self._numbers
         yield correlation(f"{what}correlation", self.truth[:, :numbers], found[:, :numbers])
         deep = module_of(self.part)
@@ -219,7 +218,6 @@ class Aim:
         return whitebox_inversion.steady(_layers(module_of(self.part)))
 
     def _other_bottom(self, number: int) -> nn.Module:
-        """Return a bottom of the same architecture, with weights from another seed."""
         job = self.target.job
         other = job.model_copy(update={"seed": job.seed + 1 + number})
         split = make_split(other, make_task(other))
@@ -262,7 +260,6 @@ def _attackable(target: SplitTarget) -> list[Part]:
 
 
 def _columns(target: SplitTarget, part: Part, subset: Subset, most: int) -> list[torch.Tensor]:
-    """Return a part's inputs for its owner's first `most` examples, one tensor per column."""
     rows = target.rows[subset][part.owner]
     held = rows.batch(np.arange(min(most, rows.count))).columns
     return [held[name] for name in part.columns]

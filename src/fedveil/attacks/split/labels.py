@@ -239,7 +239,6 @@ def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:
-    """Draw the positions of `count` examples, equally many of each class while they last."""
     order = drawn.permutation(len(labels))
     turns = np.empty(len(labels), np.int64)
     for value in np.unique(labels):

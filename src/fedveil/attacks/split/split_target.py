@@ -220,7 +220,6 @@ class SplitTarget:
     def _arrived(
         self, heard: list[tuple[str, Message]], step: int, sizes: tuple[int, ...]
     ) -> Crossed:
-        """Return the tensors in the messages `heard`, checked and decoded as their receivers do."""
         found: dict[tuple[Crossing, bool], dict[int, torch.Tensor]] = defaultdict(dict)
         for sender, message in heard:
             if message.get("kind") != "tensor":

@@ -90,7 +90,6 @@ def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_
 
 
 def _errors(originals: Float64s, offered: Float64s) -> Float64s:
-    """Return the mean squared error of every original and every candidate."""
     squares = np.sum(originals**2, axis=1)[:, None] + np.sum(offered**2, axis=1)
     errors: Float64s = np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
     return errors

@@ -221,7 +221,6 @@ class Machine:
 
 
 def _messages(request: Request) -> Mapping[ClientId, Message]:
-    """Return each client's message. Clients with equal messages share one object."""
     return {
         client: message
         for encoded, clients in request.messages

@@ -193,8 +193,6 @@ class ManyMachines(Executor):
                     calls[machine.call("play", work, self._model)] = machine, some
 
     def _shares(self, clients: Sequence[ClientId]) -> dict[Member, list[ClientId]]:
-        """Return each machine's part of `clients`, which has their examples."""
-
         def home(group: Group) -> Member | None:
             machine = self._at.get(group[0]) or self._homes.get(group[0])
             return machine if machine is not None and machine.alive else None

@@ -134,7 +134,6 @@ class Membership:
         return self._names[place.key]
 
     def _welcome(self, timeout_s: float) -> bool:
-        """Check the machines that have started. Returns True if some of them are ready now."""
         before = len(self.ready)
         if not self._joining:
             time.sleep(0.0 if self.ready else timeout_s)
@@ -164,7 +163,6 @@ class Membership:
             self._event(f"machine {member.name} with {member.cores} cores has joined")
 
     def _missing(self) -> str:
-        """Describe what a run waits for before it can begin."""
         if not self._joining and not self.ready:
             if self._lost:
                 return "all its machines were lost"

@@ -148,7 +148,6 @@ def _ray() -> Any:
 
 
 def _running() -> str | None:
-    """Return the address in RAY_ADDRESS, or that of the cluster that `ray start` has started."""
     known = os.environ.get("RAY_ADDRESS", "")
     if ":" in known:
         return known

@@ -282,7 +282,6 @@ class ClientSide:
         return Made(client, reply.message, effort=effort)
 
     def _reply(self, message: Message, client: ClientId) -> Answer:
-        """Return the client's answer to a message that needs no update."""
         effort = Effort()
         try:
             with _measured(effort), own_errors(self.protection):

@@ -324,7 +324,6 @@ def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
 
 
 def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
-    """Return the metrics in `names`. Logs the names of all other content, once per reply."""
     metrics, held = revealed(content, names)
     if held:
         log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))

@@ -32,7 +32,6 @@ def mod_outside() -> str | None:
 
 
 def _mods() -> Iterator[Any]:
-    """Yield the mods on the call stack for this message, the innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
         if frame.f_code is _LINK:

@@ -285,7 +285,6 @@ class ProtectedStrategy(Strategy):
             self._kept.write(Kept(rounds, self.ledger, state))
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
-        """Record the round's outcome, and each revealed metric's mean over the clients."""
         record.rejected, record.withheld = outcome.rejected, outcome.withheld
         record.failed, record.dropped = outcome.failed, len(outcome.dropped)
         record.bytes_up = outcome.bytes_up
@@ -346,7 +345,6 @@ class ProtectedStrategy(Strategy):
         log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
-        """Return the content of the one reply that the inner strategy averages."""
         metrics = MetricRecord({self.weight_key: record.reports, **record.metrics})
         key = str(getattr(self.strategy, "arrayrecord_key", "arrays"))
         return RecordDict({key: arrays, METRICS: metrics})

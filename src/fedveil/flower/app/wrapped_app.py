@@ -33,7 +33,6 @@ def ask_in_time(
 
 
 def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
-    """Return the content of the app's reply. Only this client's log has the reason of a failure."""
     try:
         reply = call_next(message, context)
     except (Exception, SystemExit) as error:

@@ -78,7 +78,6 @@ def _save_state(
     protection: Protection,
     asked: Message,
 ) -> None:
-    """Save the client's new state, after its report of `update` to the message `asked`."""
     training.reported(client, protection.carried(update, asked))
 
 
@@ -170,7 +169,6 @@ class Training:
         return seen
 
     def _form(self) -> Form:
-        """Return the form that every training record must have."""
         shape = self._shape
         assert isinstance(shape.example_shape, tuple), "the trainer takes nothing else"
         return Form(

@@ -284,7 +284,6 @@ def _trained(
 
 
 def _told(error: BaseException) -> str:
-    """Describe an error, with file and line if the user's own code raised it."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
 

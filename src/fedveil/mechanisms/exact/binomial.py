@@ -53,7 +53,6 @@ class Binomial:
 
 
 def _pieces(trials: int) -> list[int]:
-    """Split a number of trials into numbers that each have a table. They sum to `trials`."""
     whole, rest = divmod(trials, _MAX_TRIALS)
     return [_MAX_TRIALS] * whole + [rest] * (rest > 0)
 

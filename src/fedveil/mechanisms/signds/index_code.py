@@ -112,7 +112,6 @@ def _unpack_low(data: bytes, low_bits: int, count: int) -> Int64s:
 
 @compiled()
 def _carry(out: Uint8s, size: int) -> None:
-    """Add one to the big-endian number formed by the first `size` bytes."""
     at = size - 1
     while out[at] == 0xFF:
         out[at] = 0
@@ -155,7 +154,6 @@ def _write(places: Any, marks: int, out: Uint8s) -> int:
 
 
 def _read(code: Any, marks: int, places: Int64s) -> None:
-    """Decode the set marks of a row of `marks` from `code`, padded with zeros, into `places`."""
     value, width, at = 0, _WINDOW, 4
     for i in range(4):
         value = value << 8 | (code[i] if i < len(code) else 0)

@@ -215,7 +215,6 @@ class _Table:
         return Unfit(follower, f"{follower} broke the alignment: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
-        """Return, for each point in `own`, its position in `theirs`, or -1 if it is not there."""
         mine, others = _as_values(own), _as_values(theirs)
         order = np.argsort(others, kind="stable")
         sorted_others = others[order]

@@ -343,7 +343,6 @@ def drawn_seed() -> int:
 
 
 def _kept_seed(path: Path) -> int | None:
-    """Return the party's own seed from its folder, or None if it has none yet."""
     if not path.exists():
         return None
     with intact(path):

@@ -118,7 +118,6 @@ class HttpServer:
         writer: asyncio.StreamWriter,
         client: Sequence[str] | None,
     ) -> bool:
-        """Answer one request. Returns True if the connection stays open for another."""
         try:
             request = await self._request(connection, reader, client)
         except h11.RemoteProtocolError as error:

@@ -121,7 +121,6 @@ def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
 
 
 def _rows(scorer: Scorer, message: Message, exchanged: intersection.Exchanged | None) -> Positions:
-    """Return this party's rows from the leader's last message, after checking its proof."""
     if message.get("kind") != "aligned":
         raise MessageInvalid(f"it sent {message.get('kind')!r} where 'aligned' was due")
     rows: Positions = take_array(message, "rows", np.int64, (None,))

@@ -150,7 +150,6 @@ class PredictionService:
             work.exception()  # an answer that nobody waits for any more may have failed
 
     def _predicted(self, ids: Sequence[str], who: str, probabilities: bool) -> list[dict[str, Any]]:
-        """Return the answer for each id. Runs in the one thread that scores."""
         known = [one for one in dict.fromkeys(ids) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
