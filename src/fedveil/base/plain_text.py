@@ -34,8 +34,7 @@ class _EscapingConsole(Console):
 
 def console(**settings: Any) -> Console:
     """Return a console that prints `[red]` and `:train:` literally, and escapes terminal
-    commands.
-    """
+    commands."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)

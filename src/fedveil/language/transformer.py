@@ -153,8 +153,7 @@ class Backbone(nn.Module):
 
 class Layer(nn.Module):
     """One transformer layer: y = x + attention(LayerNorm(x)), then y +
-    feedforward(LayerNorm(y)).
-    """
+    feedforward(LayerNorm(y))."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

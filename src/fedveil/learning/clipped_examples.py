@@ -124,8 +124,7 @@ class _LinearHead:
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
         """Return an object for a model of one dense layer (after flattening), None for other
-        models.
-        """
+        models."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:

@@ -99,8 +99,7 @@ def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
     """Return a network with two hidden layers of 200 units, as in the paper on federated
-    averaging.
-    """
+    averaging."""
     return _dense(shape, (200, 200), classes, nn.ReLU)
 
 

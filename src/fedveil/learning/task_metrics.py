@@ -23,8 +23,7 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
     """Return the mean over the occurring classes of the share of a class's examples that are
-    correct.
-    """
+    correct."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -63,8 +62,7 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 def area(scores: Float64s, inside: Bools) -> float | None:
     """Return Pr[an example that is `inside` outscores one that is not], or None if there is no
-    pair.
-    """
+    pair."""
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None

@@ -59,8 +59,7 @@ def figure_of(record: Record, key: str) -> Figure:
 
 def figure_lines(record: Record) -> list[str]:
     """Return one line for each distinct figure, and one for each release without a finite
-    epsilon.
-    """
+    epsilon."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)

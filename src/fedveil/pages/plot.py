@@ -83,8 +83,7 @@ class Plot:
     @property
     def file(self) -> str:
         """Return the plot's name in a form for file names, since a metric's name can be any
-        text.
-        """
+        text."""
         if _OF_A_FILE.fullmatch(self.name):
             return self.name
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()

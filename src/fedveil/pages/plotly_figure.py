@@ -143,8 +143,7 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 def _rows_of_names(curves: Sequence[Curve]) -> int:
     """Return how many lines the legend needs on a phone, with two names of average length per
-    line.
-    """
+    line."""
     return 0 if len(curves) < 2 else math.ceil(sum(len(c.name) + 6 for c in curves) / 40)
 
 

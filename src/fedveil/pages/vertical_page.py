@@ -34,8 +34,7 @@ def is_vertical(run: ReadRun) -> bool:
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
     """Return each party's records in a vertical run's folder: of all parties, or only the local
-    one.
-    """
+    one."""
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
@@ -124,8 +123,7 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     """Return the steps, counted over all epochs, whose record has the metric `key`, and the
-    values.
-    """
+    values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

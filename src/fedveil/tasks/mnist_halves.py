@@ -63,8 +63,7 @@ class MnistHalves(ByLabel):
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """Return the image halves [examples, 1, 28, 14] of a follower, or the labels of the
-        leader.
-        """
+        leader."""
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

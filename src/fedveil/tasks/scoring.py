@@ -53,8 +53,7 @@ class ByLabel:
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return a batch's sums: the unweighted loss, the number of correct examples, and
-        `examples`.
-        """
+        `examples`."""
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -79,8 +78,7 @@ class ByLabel:
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
         """Return, for each example, the predicted class and all probabilities, or the predicted
-        number.
-        """
+        number."""
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])
         return told_classes(outputs, labels, self.class_names)

@@ -44,8 +44,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 @dataclass(frozen=True)
 class Features:
     """The number of intervals of each of an owner's number columns, and of places of its word
-    columns.
-    """
+    columns."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -169,8 +168,7 @@ class Deep(nn.Module):
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return the words [rows, words] whose vectors are nearest to those side by side in each
-        row.
-        """
+        row."""
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
         each = vectors.chunk(len(tables), dim=1)

@@ -142,8 +142,7 @@ class Task(Protocol):
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return a batch's sums, such as loss_sum and correct, and `examples`, for use by
-        `averages`.
-        """
+        `averages`."""
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:

@@ -1,6 +1,5 @@
 """Carries a protected round's messages over Flower's grid, inside the messages of the user's
-app.
-"""
+app."""
 
 from __future__ import annotations
 

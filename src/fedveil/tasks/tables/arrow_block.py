@@ -23,8 +23,7 @@ _MOST_LINE = 1 << 17
 
 class ArrowBlock(Piece):
     """The rows of a block, parsed once: planned numbers as numbers, and all other columns as
-    texts.
-    """
+    texts."""
 
     unit = "line"
 

@@ -92,8 +92,7 @@ class Scale(Settings):
 
 class Numbers(Settings):
     """The encoding of a column of numbers: its kind, its scale, and the quantiles that separate
-    its intervals.
-    """
+    its intervals."""
 
     kind: Kind = "number"
     scale: Scale
@@ -157,8 +156,7 @@ class Classes(Settings):
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
         """Return the `count` classes of the training rows: whole numbers by value, then other
-        texts.
-        """
+        texts."""
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -198,8 +196,7 @@ class Encoding(Stored):
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if this encoding has the number of places that `places` gives for each column
-        of words, and `bins` intervals for each column of numbers.
-        """
+        of words, and `bins` intervals for each column of numbers."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
@@ -207,8 +204,7 @@ class Encoding(Stored):
     @property
     def features(self) -> Features:
         """Return the number of intervals of each column of numbers, and of places of each of
-        words.
-        """
+        words."""
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),

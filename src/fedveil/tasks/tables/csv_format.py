@@ -57,8 +57,7 @@ class CsvFormat:
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
         """Open the file as blocks of text. Each ends with the end of a line, if the file has one
-        within the limit of a line's length.
-        """
+        within the limit of a line's length."""
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 

@@ -29,8 +29,7 @@ class Spool:
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
         """Append `piece` to columns, which share its bytes. All pieces of a column must have the
-        same type.
-        """
+        same type."""
         place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
         for column in columns:

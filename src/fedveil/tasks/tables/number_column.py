@@ -37,8 +37,7 @@ class Cells:
 
     def numbers(self, word: str) -> list[float]:
         """Return the number in a cell by each form: NaN if it is missing, infinite if not of the
-        form.
-        """
+        form."""
         found = self._cache.get(word)
         if found is None:
             if is_missing(word, self.empty):

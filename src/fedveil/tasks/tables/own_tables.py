@@ -66,8 +66,7 @@ class Tables(ByLabel):
     @property
     def by_shape(self) -> list[str]:
         """Return the owners whose table header can be read here, and the leader if it has no
-        features.
-        """
+        features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -219,8 +218,7 @@ class _Chosen:
 
     def _found(self, columns: Sequence[str]) -> list[str]:
         """Return which of the file's `columns` are features to train on, in the order of the
-        file.
-        """
+        file."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]

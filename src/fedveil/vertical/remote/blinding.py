@@ -59,8 +59,7 @@ class Blinding:
     @property
     def commitment(self) -> bytes:
         """Return G^k, G being the group's generator: the public commitment to which proofs
-        refer.
-        """
+        refer."""
         committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 

@@ -371,8 +371,7 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
     """Return the follower's name: the one `named`, the task's only one, or that in the
-    certificate.
-    """
+    certificate."""
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:
