@@ -270,7 +270,6 @@ ELSEWHERE = {
     "pages/dossier/dossier_folder.py": (1, "a script of this package"),
     "pages/dossier/recompute.py": (1, "a script that a reviewer runs on a record, without fedveil"),
     "pages/page.py": (1, "the script and the style of this package"),
-    "studies/outcome_page.py": (1, "/proc/cpuinfo"),
     "vertical/part_memory.py": (1, "/proc/meminfo"),
 }
 _READING = {"read_bytes", "read_text", "load_file", "load_cert_chain", "loadtxt", "genfromtxt"}

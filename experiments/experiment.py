@@ -11,10 +11,8 @@ from typing import ClassVar, Literal
 from fedveil.errors import InvalidValue
 from fedveil.pages.plot import Plot
 from fedveil.pages.table import Table
+from fedveil.studies.checkout import Scale as Scale
 
-#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible;
-#: `medium` is as much of the source's own size as two cores do in about half an hour.
-Scale = Literal["small", "medium", "full"]
 Tell = Callable[[str], None]
 Answer = Literal["agrees", "differs", "says nothing"]
 

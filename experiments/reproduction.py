@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from experiments.catalog import about, find
+from experiments.experiment import Outcome, Scale, Tell
+from experiments.outcome_page import Repeated, long_tables, page
 from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
 from fedveil.errors import RunFolderError
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder
-from fedveil.studies.catalog import about, find
-from fedveil.studies.experiment import Outcome, Scale, Tell
-from fedveil.studies.outcome_page import Repeated, long_tables, page
 from fedveil.studies.several_runs import resumed_by
 
 #: File that marks an experiment's folder, with its duration so far.

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.evidence import LEAST_SEEDS
+from experiments.experiment import Experiment, Outcome, Scale, Verdict
 from fedveil import __version__
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import CONFIDENCE
-from fedveil.studies.evidence import LEAST_SEEDS
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Verdict
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
