@@ -230,6 +230,14 @@ class DeploymentError(FedveilError):
     """A deployment's folder, client or server is not set up as it must be."""
 
 
+class AccountInvalid(FedveilError):
+    """A site's account of a data set was edited, set back or deleted, or has another key."""
+
+
+class OverSpent(FedveilError):
+    """A release would cost more than the owner of the data allows. Nothing was charged or read."""
+
+
 class AttackImpossible(FedveilError, ValueError):
     """An attack is impossible on this job or model. The message says why."""
 

@@ -1,0 +1,1 @@
+"""The site that owns the data: what may leave it, and what has left."""
