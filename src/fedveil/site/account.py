@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from fedveil.base.message import decode, encode
-from fedveil.base.validate import choice, positive, within
+from fedveil.base.validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue, OverSpent
 from fedveil.privacy.adaptive_sum import AdaptiveSum
 from fedveil.privacy.client_tally import Kind
@@ -67,8 +67,8 @@ class Release:
 class Limits:
     """The largest epsilon of a run, a calendar month, and all time together, at `delta`.
 
-    None is no limit. `without_epsilon` allows releases that promise no epsilon, such as sums under
-    secure aggregation without noise. The account counts them apart.
+    None is no limit. `without_epsilon` is the largest number of releases in a month that promise no
+    epsilon, such as sums under secure aggregation without noise. The account counts them apart.
     """
 
     run: float | None = None
@@ -76,12 +76,13 @@ class Limits:
     ever: float | None = None
     delta: float = _DELTA
     unit: Unit = "client"
-    without_epsilon: bool = False
+    without_epsilon: int = 0
 
     def __post_init__(self) -> None:
         for name in ("run", "month", "ever"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
+        integer("without_epsilon", self.without_epsilon, 0)
         within("delta", self.delta, 0, 1, open_low=True, open_high=True)
         choice("unit", self.unit, get_args(Unit))
 
@@ -224,13 +225,14 @@ class SiteAccount:
             )
         with self._file.locked():
             self._catch_up()
-            charged = Charged(
-                self._now(), released.job, released.what, released.mechanism, released.through,
-                released.unit, tuple(released.in_clear), kind,
+            body = self._body(
+                Charged(
+                    self._now(), released.job, released.what, released.mechanism, released.through,
+                    released.unit, tuple(released.in_clear), kind,
+                )
             )  # fmt: skip
-            self._check(charged, limit)
-            body = self._body(charged)
             found = self._read(body)  # a line that could not be read again is never written
+            self._check(found[1], limit)
             self._file.append(body)
             self._add(*found)
 
@@ -243,14 +245,18 @@ class SiteAccount:
         return max(now, self.charges[-1].at) if self.charges else now
 
     def _check(self, charged: Charged, limit: Limits) -> None:
-        said = f"{charged.what} of {charged.job}"
-        if promises_nothing(charged.kind) and not limit.without_epsilon:
-            raise OverSpent(f"{said} promises no epsilon, which the limits of {self.name} forbid")
+        said, kind = f"{charged.what} of {charged.job}", charged.kind
         most = {"run": limit.run, "month": limit.month, "ever": limit.ever}
         for period, which in _periods(charged):
             allowed = most[period]
             window = self._windows.get((period, which), Window()).copy()
             window.add(charged)
+            most_sums = limit.without_epsilon
+            if period == "month" and promises_nothing(kind) and window.without_epsilon > most_sums:
+                raise OverSpent(
+                    f"{said} promises no epsilon, and the site allows {most_sums} such releases of "
+                    f"{self.name} in a month"
+                )
             figure = window.privacy(limit.delta, limit.unit).figure
             if allowed is not None and not figure.epsilon <= allowed:
                 mixed = "" if limit.unit == "example" or not window.of_examples else (
