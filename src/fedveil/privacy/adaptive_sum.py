@@ -53,9 +53,10 @@ class AdaptiveSum:
 
     def copy(self) -> AdaptiveSum:
         """Return an independent copy."""
+        self._settle()
         other = AdaptiveSum()
         other.__dict__ |= self.__dict__
-        other._kinds, other._pending = Counter(self._kinds), Counter(self._pending)
+        other._kinds, other._pending = Counter(self._kinds), Counter()
         return other
 
     def figure(self, delta: float) -> Figure:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,15 +17,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from fedveil.base.message import decode, encode
 from fedveil.base.validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue, OverSpent
 from fedveil.privacy.adaptive_sum import AdaptiveSum
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger, Spendings
-from fedveil.privacy.ledger_message import kinds_from_state, kinds_to_state
 from fedveil.site.account_file import AccountFile
+from fedveil.site.account_losses import from_plain, to_plain
 
 Unit: TypeAlias = Literal["client", "example"]
 
@@ -275,17 +273,17 @@ class SiteAccount:
 
     def _body(self, charged: Charged) -> bytes:
         """Encode a charge. Its losses are written only in the first line that has them."""
-        losses = encode(kinds_to_state([charged.kind]))
-        kind = sha256(losses).hexdigest()[:_ID_LETTERS]
+        losses = to_plain(charged.kind)
+        kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}
         if kind not in self._kinds:
-            line["losses"] = b64encode(losses).decode()
+            line["losses"] = losses
         return json.dumps(line).encode()
 
     def _read(self, body: bytes) -> tuple[str, Charged]:
         line = json.loads(body)
         name, losses = line["kind"], line.pop("losses", None)
-        kind = self._kinds[name] if losses is None else _kind_of(b64decode(losses))
+        kind = self._kinds[name] if losses is None else from_plain(losses)
         at, clear = datetime.fromisoformat(line["at"]), tuple(line["in_clear"])
         return name, Charged(**{**line, "at": at, "in_clear": clear, "kind": kind})
 
@@ -293,13 +291,11 @@ class SiteAccount:
         self._kinds[kind] = charged.kind
         self.charges.append(charged)
         for period in _periods(charged):
-            self._windows.setdefault(period, Window()).add(charged)
-
-
-def _kind_of(losses: bytes) -> Kind:
-    return kinds_from_state(decode(losses))[0]
+            if period not in self._windows:
+                self._windows[period] = Window()
+            self._windows[period].add(charged)
 
 
 def _periods(charged: Charged) -> list[tuple[str, str]]:
     """Return the run, the month and the whole time to which a charge belongs."""
-    return [("run", charged.job), ("month", f"{charged.at:%Y-%m}"), ("ever", "")]
+    return [("run", charged.job), ("month", f"{charged.at.year}-{charged.at.month:02}"), ("ever", "")]
