@@ -140,9 +140,7 @@ ATTACKS: dict[str, Callable[[Place], None]] = {
     "middle line removed": rewrite(lambda lines: lines[:1] + lines[2:]),
     "lines exchanged": rewrite(lambda lines: [lines[1], lines[0], *lines[2:]]),
     "line repeated": rewrite(lambda lines: [*lines, lines[-1]]),
-    "cost lowered": rewrite(
-        lambda lines: [lines[0].replace(b'"losses": "', b'"losses": "A'), *lines[1:]]
-    ),
+    "cost lowered": rewrite(lambda lines: [lines[0].replace(b'"0.1"', b'"0.01"'), *lines[1:]]),
     "month changed": rewrite(lambda lines: [*lines[:2], lines[2].replace(b"-03-", b"-02-")]),
     "end torn off": rewrite(lambda lines: [*lines[:2], lines[2][:-9]]),
     "spaces added": rewrite(lambda lines: [*lines[:2], lines[2].replace(b'": ', b'":  ')]),
