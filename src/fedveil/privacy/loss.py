@@ -35,7 +35,7 @@ class Gaussian:
     ratio: float
 
     def __post_init__(self) -> None:
-        positive("ratio", self.ratio)
+        object.__setattr__(self, "ratio", positive("ratio", self.ratio))
 
 
 class Described(Protocol):
