@@ -67,8 +67,8 @@ class Release:
 class Limits:
     """The largest epsilon of a run, a calendar month, and all time together, at `delta`.
 
-    None is no limit. `without_epsilon` allows releases that promise no epsilon, such as sums under
-    secure aggregation without noise. The account counts them apart.
+    None is no limit. `without_epsilon` is the largest number of releases in a month that promise no
+    epsilon, such as sums under secure aggregation without noise. The account counts them apart.
     """
 
     run: float | None = None
@@ -76,7 +76,7 @@ class Limits:
     ever: float | None = None
     delta: float = _DELTA
     unit: Unit = "client"
-    without_epsilon: bool = False
+    without_epsilon: int = 0
 
     def __post_init__(self) -> None:
         for name in ("run", "month", "ever"):
@@ -244,13 +244,17 @@ class SiteAccount:
 
     def _check(self, charged: Charged, limit: Limits) -> None:
         said = f"{charged.what} of {charged.job}"
-        if promises_nothing(charged.kind) and not limit.without_epsilon:
-            raise OverSpent(f"{said} promises no epsilon, which the limits of {self.name} forbid")
+        bare = promises_nothing(charged.kind)
         most = {"run": limit.run, "month": limit.month, "ever": limit.ever}
         for period, which in _periods(charged):
             allowed = most[period]
             window = self._windows.get((period, which), Window()).copy()
             window.add(charged)
+            if bare and period == "month" and window.without_epsilon > limit.without_epsilon:
+                raise OverSpent(
+                    f"{said} promises no epsilon, and the limit of {self.name} is "
+                    f"{limit.without_epsilon:,} such releases in a month"
+                )
             figure = window.privacy(limit.delta, limit.unit).figure
             if allowed is not None and not figure.epsilon <= allowed:
                 mixed = "" if limit.unit == "example" or not window.of_examples else (
