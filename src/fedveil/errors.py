@@ -230,6 +230,14 @@ class DeploymentError(FedveilError):
     """A deployment's folder, client or server is not set up as it must be."""
 
 
+class SiteError(FedveilError):
+    """A site's folder is not set up as it must be."""
+
+
+class SiteRefused(ClientWithheld):
+    """A site's policy does not permit an app, a job or a message. Nothing of it leaves the site."""
+
+
 class AccountInvalid(FedveilError):
     """A site's account of a data set was edited, set back or deleted, or has another key."""
 
