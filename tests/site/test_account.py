@@ -13,6 +13,7 @@ from account_parts import DELTA, FREE, NOISY, NOON, Place, in_a_process, release
 from fedveil.errors import InvalidValue, OverSpent
 from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.loss_distribution import LossDistribution
 from fedveil.privacy.renyi_filter import filtered_epsilon
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.site.account import Limits, Release
@@ -205,3 +206,22 @@ def test_an_open_account_sees_what_another_process_charged(place: Place) -> None
     assert account.spent().releases == 1
     account.charge(release(SAMPLED), limit=FREE)
     assert place.open().spent(delta=DELTA).figure.epsilon == compose([(SAMPLED, 2)], DELTA)
+
+
+def test_every_loss_is_the_same_after_the_account_is_opened_again(place: Place) -> None:
+    part = PrivacyLoss.of_release(Gaussian(3.25), "parameter")
+    table = LossDistribution(0.5, -2, [0.25, 0.125, 0.25, 0.0, 0.375 - 2e-7], 2e-7)
+    flips = PrivacyLoss(1.5, 2e-7, "parameter", release=table, part=PrivacyLoss(0.7, per="bit"))
+    whole = PrivacyLoss(8.0, 1e-6, release=Gaussian(2.5), part=part)
+    for loss in (whole, flips, SAMPLED, NOISY, PrivacyLoss(0.1, 1e-9, per="row")):
+        place.open().charge(Release("j", "r", "rr", [(loss, 7)]), limit=FREE)
+        assert place.open().charges[-1].kind == ((loss.resolved(), 7),)
+
+
+def test_added_deltas_above_the_limit_s_are_no_statement(place: Place) -> None:
+    account, half = place.open(), 0.6 * DELTA
+    account.charge(release(PrivacyLoss(0.3, half)), limit=FREE)
+    assert 0.29 < account.spent(delta=DELTA).figure.epsilon <= 0.3
+    account.charge(release(PrivacyLoss(0.2, half)), limit=FREE)
+    assert account.spent(delta=DELTA).figure.epsilon == math.inf
+    assert account.spent(delta=2 * DELTA).figure == (0.5, 2 * DELTA)

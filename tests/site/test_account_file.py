@@ -228,3 +228,30 @@ def test_an_account_and_its_counter_are_for_their_owner_alone(place: Place) -> N
     charged(place, 1)
     for file in (place.file(), place.counter):
         assert file.stat().st_mode & 0o077 == 0
+
+
+def test_the_account_of_another_data_set_is_refused(place: Place) -> None:
+    """The counter of this name was never written, as for a new data set."""
+    charged(place, 1, "lung")
+    shutil.copy(place.file("lung"), place.file("adult"))
+    with pytest.raises(AccountInvalid, match=r"adult\.account, line 1: it was edited, moved"):
+        place.open("adult")
+
+
+def test_a_charge_is_on_disk_before_it_returns(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged(place, 1)
+    synced: list[tuple[str, int]] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(
+            (str(Path(f"/proc/self/fd/{descriptor}").readlink()), os.fstat(descriptor).st_size)
+        )
+
+    monkeypatch.setattr(os, "fsync", noted)
+    charged(place, 1)
+    files = place.file(), place.counter
+    assert synced == [(str(file), file.stat().st_size) for file in files]

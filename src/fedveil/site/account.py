@@ -27,6 +27,7 @@ from fedveil.site.account_file import AccountFile
 from fedveil.site.account_losses import from_plain, to_plain
 
 Unit: TypeAlias = Literal["client", "example"]
+Period: TypeAlias = Literal["run", "month", "ever"]
 
 #: The longest text in a charge.
 _MOST_TEXT = 1000
@@ -162,7 +163,7 @@ class SiteAccount:
     def _clear(self) -> None:
         self._kinds: dict[str, Kind] = {}
         self.charges: list[Charged] = []
-        self._windows: dict[tuple[str, str], Window] = {}
+        self._windows: dict[tuple[Period, str], Window] = {}
 
     @classmethod
     def open(
@@ -183,6 +184,8 @@ class SiteAccount:
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
+        for window in account._windows.values():
+            window.total.settle()
         return account
 
     @property
@@ -210,6 +213,10 @@ class SiteAccount:
             if (since is None or charged.at >= since) and job in (None, charged.job):
                 window.add(charged)
         return window.privacy(delta, unit)
+
+    def windows(self, period: Period) -> dict[str, Window]:
+        """Return what each run or month was charged, or all time, by its name."""
+        return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
         """Charge a release. It is on disk when this returns.
@@ -296,6 +303,10 @@ class SiteAccount:
             self._windows[period].add(charged)
 
 
-def _periods(charged: Charged) -> list[tuple[str, str]]:
+def _periods(charged: Charged) -> list[tuple[Period, str]]:
     """Return the run, the month and the whole time to which a charge belongs."""
-    return [("run", charged.job), ("month", f"{charged.at.year}-{charged.at.month:02}"), ("ever", "")]
+    return [
+        ("run", charged.job),
+        ("month", f"{charged.at.year}-{charged.at.month:02}"),
+        ("ever", ""),
+    ]
