@@ -37,9 +37,9 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 def put_in_place(partial: Path, path: Path) -> None:
     """Rename the finished file `partial` to `path`, which is whole or missing after a power cut."""
-    _sync(partial)
+    sync_to_disk(partial)
     partial.replace(path)
-    _sync(path.parent)
+    sync_to_disk(path.parent)
 
 
 def open_to_append(path: Path) -> io.FileIO:
@@ -79,7 +79,8 @@ def _link(path: Path) -> OSError:
     return OSError(errno.ELOOP, "it is a link, and fedveil writes nothing through links", str(path))
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

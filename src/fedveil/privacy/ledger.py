@@ -164,14 +164,15 @@ class Ledger:
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
         """Return the charges that `epsilon_every_round` composes."""
+        kinds = self.kinds_every_round(delta)
+        return [(loss, count * times) for kind, times in kinds for loss, count in kind]
+
+    def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
+        """Return each kind of charge of such a client, and in how many rounds it was charged."""
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
             paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
-        return [
-            (loss, count * times)
-            for kind, times in sorted(paid.items())
-            for loss, count in self._kinds[kind]
-        ]
+        return [(self._kinds[kind], times) for kind, times in sorted(paid.items())]
 
     def figures(self, delta: float) -> dict[str, Figure]:
         """Return the account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
@@ -284,7 +285,7 @@ class Ledger:
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
         """Return the ledger that `to_state` saved. Raises `InvalidValue` for an impossible state.
 
-        The ledger gives equal results, now and after further records.
+        It gives equal results, now and later.
         """
         try:
             ledger = cls(adaptive=take(state, "adaptive", bool))

@@ -150,14 +150,19 @@ def read(
         raise JobError([problem]) from None
     except UnicodeDecodeError:
         raise JobError([f"{path} is not UTF-8 text"]) from None
-    data = _parse(text, str(path), most_values)
+    return mapping(text, str(path), most_values)
+
+
+def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str, Any]:
+    """Return the mapping in a YAML text. Raises JobError that names `source`."""
+    data = _parse(text, source, most_values)
     if data is None:
         return {}
     if not isinstance(data, dict):
         hint = _line_hint(text) or (
             "; write a key and its value like this: `rounds: 20`" if "=" in text else ""
         )
-        raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values{hint}"])
+        raise JobError([f"{source} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
 
 
