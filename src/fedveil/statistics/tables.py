@@ -35,8 +35,7 @@ class Table(ABC):
         self.words = lru_cache(maxsize=64)(self._checked_words)
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of rows."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def _numbers(self, column: str) -> Float64s:

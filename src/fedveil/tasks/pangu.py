@@ -56,7 +56,6 @@ class Pangu:
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return the shape and the type of an example's columns and labels."""
         window = (self.shape.context,), torch.int64
         return {"tokens": window, "labels": window}
 
