@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Bools, Float64s
-from fedveil.base.message import Message, only_fields, take
+from fedveil.base.message import Message, only_fields, prefixed, take, within
 from fedveil.base.validate import integer
 from fedveil.engine.canary_bounds import Canvass
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_evidence import ReportEvidence, prefixed, within
+from fedveil.engine.canary_evidence import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
 from fedveil.engine.executors.client_side import ClientSide, Made, Trained, Training
 from fedveil.engine.executors.executor import Executor

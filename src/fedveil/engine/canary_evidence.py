@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedveil.base.array_types import Array, Bools, Float64s, Int8s
-from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.message import Message, prefixed, take, take_array, within
 from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
 from fedveil.privacy.choice_audit import Choice, Counted
@@ -264,18 +264,6 @@ def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")
     return array.copy()
-
-
-def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Return the fields with `prefix` before their names, so that one message can hold several
-    groups."""
-    return {f"{prefix}.{name}": value for name, value in fields.items()}
-
-
-def within(prefix: str, state: Message) -> Message:
-    """Return the fields whose names begin with `prefix`, under their names without it."""
-    start = f"{prefix}."
-    return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 
 
 def _spread(count: int, most: int) -> Array:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.base.array_types import Bools, Float64s
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Message, Value, prefixed, take, within
 from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_evidence import LEAST_STEP, finite, prefixed, within
+from fedveil.engine.canary_evidence import LEAST_STEP, finite
 from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain

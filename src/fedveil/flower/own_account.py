@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.files import alone
-from fedveil.base.message import Message, Value, decode, encode
+from fedveil.base.message import Message, Value, decode, encode, prefixed, within
 from fedveil.errors import (
     ClientWithheld,
     DeploymentError,
@@ -25,7 +25,7 @@ from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Protection, Spending, State
 
-_PARTS = ("alike.", "any.")
+_PARTS = ("alike", "any")
 _ME = 0
 #: A server compares exact decimal sums with a total. Sums here may be above by this factor.
 _ROUNDING = 1 + 1e-9
@@ -110,7 +110,7 @@ class OwnLedger:
     def _write(self, reports: int, ledgers: Sequence[Ledger]) -> None:
         state: dict[str, Value] = {"reports": reports}
         for part, ledger in zip(_PARTS, ledgers, strict=True):
-            state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
+            state |= prefixed(part, ledger.to_state())
         OwnFile(self._path).write(encode(state))
 
     def _read(self) -> tuple[int, list[Ledger]]:
@@ -119,13 +119,9 @@ class OwnLedger:
             return 0, [Ledger(), Ledger(adaptive=True)]
         try:
             state: dict[str, Any] = decode(data)
-            return state["reports"], [Ledger.from_state(_part(state, p)) for p in _PARTS]
+            return state["reports"], [Ledger.from_state(within(p, state)) for p in _PARTS]
         except (KeyError, ValueError, FedveilError) as error:
             raise DeploymentError(f"{self._path} is damaged: {error}") from None
-
-
-def _part(state: Message, prefix: str) -> Message:
-    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
 
 
 def _check(alike: Ledger, any_: Ledger, limits: Sequence[tuple[float, float]]) -> None:

@@ -43,13 +43,7 @@ class PredictionFile:
     """
 
     def __init__(self, path: Path) -> None:
-        if path.suffix not in (TABLE, ARRAYS):
-            raise InvalidValue(f"--out {path} must end in {TABLE} or {ARRAYS}")
-        if path.exists():
-            raise RunFolderError(f"{path} already exists; it is not overwritten")
-        if not path.parent.is_dir():
-            raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
-        self._path = path
+        self._path = new_file(path, TABLE, ARRAYS)
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
         """Run a party's side of the prediction. Returns the leader's result, for `write`."""
@@ -79,6 +73,17 @@ class PredictionFile:
             lines.writerow(("id", *found.columns))
             lines.writerows(zip(found.ids.tolist(), *found.columns.values(), strict=True))
         return f"{len(found.ids)} predictions"
+
+
+def new_file(path: Path, *endings: str) -> Path:
+    """Return the path of a new file. Raises an error for another ending or an existing file."""
+    if path.suffix not in endings:
+        raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
+    if path.exists():
+        raise RunFolderError(f"{path} already exists; it is not overwritten")
+    if not path.parent.is_dir():
+        raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
+    return path
 
 
 def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:

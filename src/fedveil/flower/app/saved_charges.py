@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveil.base.files import alone, write_whole
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.base.validate import integer
 from fedveil.errors import DeploymentError, RunFolderError
@@ -15,7 +15,7 @@ from fedveil.privacy.ledger_message import MAX_ROUND
 from fedveil.protections.base import State
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
-_LEDGER, _STATE = "ledger.", "state."
+_LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
@@ -52,8 +52,8 @@ class KeptRounds:
                 fields = unsealed(self._written)
                 terms = take(fields, "terms", str)
                 rounds = integer("rounds", take(fields, "rounds", int), 1, MAX_ROUND)
-                ledger = Ledger.from_state(_part(fields, _LEDGER))
-                state = _part(fields, _STATE) if take(fields, "moved", bool) else None
+                ledger = Ledger.from_state(within(_LEDGER, fields))
+                state = within(_STATE, fields) if take(fields, "moved", bool) else None
         except RunFolderError as error:
             raise DeploymentError(str(error)) from None
         if terms != self._terms:
@@ -66,8 +66,8 @@ class KeptRounds:
     def write(self, kept: Kept) -> None:
         fields: dict[str, Value] = {
             "terms": self._terms, "rounds": kept.rounds, "moved": kept.state is not None,
-            **{f"{_LEDGER}{name}": value for name, value in kept.ledger.to_state().items()},
-            **{f"{_STATE}{name}": value for name, value in (kept.state or {}).items()},
+            **prefixed(_LEDGER, kept.ledger.to_state()),
+            **prefixed(_STATE, kept.state or {}),
         }  # fmt: skip
         data = sealed(fields)
         with alone(self._path):
@@ -79,7 +79,3 @@ class KeptRounds:
                 )
             write_whole(self._path, data, 0o600)
         self._written = data
-
-
-def _part(fields: Message, prefix: str) -> dict[str, Value]:
-    return {n.removeprefix(prefix): v for n, v in fields.items() if n.startswith(prefix)}
