@@ -3,8 +3,8 @@ prevailing class.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
 (`gradient.label_counts`). Property inference asks whether more than half of the examples are of one
-class. The attacker makes clients of its own examples, some with that property, trains them from the
-round's weights, and compares the report with the difference that the property makes on average.
+class. The attacker makes clients of its own examples, some with that property, and trains them from
+the round's weights. It compares the report with the average difference that the property makes.
 
 Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". There
 a classifier is trained on the updates; here it is the linear one along the difference of means.

@@ -1,13 +1,14 @@
 """Distinguishing two updates by a client's reports: an empirical check of the claimed epsilon.
 
-The attacker knows everything but which of two updates the client has: the model, the protection,
-both updates. It sees the client's report of one round, or of every round of a run. If reports
-reveal nothing, it sees the sums that they are in, with all others' updates known. It guesses by the
-likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
-gives two lower bounds on epsilon for what it saw. The one of `privacy.audit` holds for every
-mechanism. The one of `privacy.curve_audit` is nearer to the claim, and assumes that the reports
-have the privacy curve of the protection at some value of the parameter that decides its cost. A
-bound above the ledger's epsilon refutes the ledger.
+The attacker knows the model, the protection and two updates, but not which of them the client has.
+It sees the client's report of one round, or of every round of a run. If reports reveal nothing, it
+sees the sums that contain them, with all others' updates known. It guesses by the likelihood ratio,
+which no other rule beats (Neyman and Pearson).
+
+Counting its right guesses gives two lower bounds on epsilon for its view. The bound of
+`privacy.audit` holds for every mechanism. The bound of `privacy.curve_audit` is nearer to the
+claim. It assumes that the reports have the protection's privacy curve for some value of the
+parameter that decides its cost. A bound above the ledger's epsilon refutes the ledger.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """Exact recovery of a batch from one gradient of a dense layer followed by a ReLU.
 
-SPEAR (Dimitrov et al., NeurIPS 2024). The weight gradient of the layer is D X, with X [b, features]
-the batch and D [neurons, b] the loss's derivatives before the ReLU: its rank is at most b. Any
-factors L R of that rank are D and X up to an unknown b x b matrix, D = L Q and X = Q^-1 R. A column
-of D is zero at each neuron that its example leaves silent, about every second one, which no other
-direction in the span of L is. So b - 1 neurons that happen to be silent for an example determine
-its column: the one direction that is zero on all of them. The attack searches for directions with
-many zeros, and chooses b of them whose examples explain which neurons are silent. The bias gradient
-gives the scales.
+SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b, features] is the
+batch, and D [neurons, b] are the loss's derivatives before the ReLU, so the rank is at most b.
+Factors L R of that rank give D and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R.
+
+A column of D is zero at each neuron that its example leaves silent, about every second one. No
+other direction in the span of L has so many zeros. So b - 1 neurons that happen to be silent for an
+example determine its column: the one direction that is zero on all of them. The attack searches for
+directions with many zeros, and chooses b of them whose examples explain which neurons are silent.
+The bias gradient gives the scales.
 
 The paper draws such neurons at random, in about 2^(b - 1) draws. Here an iteration makes directions
-sparse (iteratively reweighted least squares): from a random one, each step takes the direction that
-is least on all neurons, each weighted inversely to its previous response, ever more sharply. Starts
-differ in the neurons on which they are zero at first, in how sharp they begin, in the weight of the
-neurons that few examples move, and in which of the columns found so far they are orthogonal to.
+sparse (iteratively reweighted least squares). It starts from a random direction. Each step takes
+the direction that is least on all neurons, each weighted inversely to its previous response, ever
+more sharply. Starts differ in four ways: the neurons on which they are zero at first, the initial
+sharpness, the weight of neurons that few examples move, and the found columns to which they are
+orthogonal.
 """
 
 from __future__ import annotations

@@ -131,10 +131,10 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
 def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
     """Return a partition into clients of equal size with random class mixtures.
 
-    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where C is the
-    number of classes and p has the share of each class in the data. Then it draws its examples one
-    by one without replacement: a class by q among the classes that are not used up, and an example
-    of that class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
+    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p). C is the number of
+    classes, and p has each class's share of the data. Then the client draws its examples one by one
+    without replacement: a class by q among the classes that are not used up, and an example of that
+    class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
     alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.

@@ -131,10 +131,12 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     A score is larger if the coin is likelier 1. `moved` is the length of a canary's update if the
-    clip holds. `told` is True if reports reveal anything about an update. `noise` measures the
-    noise of single reports, `lag` the difference between a canary's reports in two rounds, `echo`
-    that between a round and the first, and `pairs` the difference between two canaries' reports in
-    one round.
+    clip holds. `told` is True if reports reveal anything about an update.
+
+    - `noise` measures the noise of single reports.
+    - `lag` measures the difference between a canary's reports in two successive rounds.
+    - `echo` measures the difference between its reports in a round and in the first.
+    - `pairs` measures the difference between two canaries' reports in one round.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """The cost of a run by other accounts than the ledger's, each with a label.
 
-The ledger's lines hold for the replacement of a client's whole data, against an attacker who knows
-who took part, as the server does, and for the rounds that were run. If the run ended because of its
-rounds' results, its number of rounds was not fixed in advance. The cost of all planned rounds holds
-even then. For Gaussian noise there are two more lines:
+The ledger's lines are for replacing a client's whole data, and for the rounds that were run. Their
+attacker knows who took part, as the server does. If the run ended because of its rounds' results,
+its number of rounds was not fixed in advance. The cost of all planned rounds holds even then. For
+Gaussian noise there are two more lines:
 
 - The cost for a client added or removed instead of replaced, to compare with papers.
 - The cost against an attacker who only gets the models, amplified by sampling. This line applies if

@@ -140,15 +140,19 @@ class NoiseLaw:
         """Return the noise of this power that leaves the least divergence between the classes.
 
         `values` is the length of a gradient and `share` the share of class 1. `spread0` and
-        `spread1` are the classes' own variances v_c; all variances are in units of |Δ|². With a =
-        v_0 + along_0, b = v_1 + along_1, c = v_0 + across_0 and e = v_1 + across_1, twice the
-        divergence is, but for a constant,
+        `spread1` are the classes' own variances v_0 and v_1. All variances are in units of |Δ|².
+        Let
+
+            a = v_0 + along_0,   b = v_1 + along_1,   c = v_0 + across_0,   e = v_1 + across_1.
+
+        Twice the divergence is, up to a constant,
 
             (values - 1) (c/e + e/c) + (a + 1)/b + (b + 1)/a.
 
-        Across Δ, noise is worth its power for the narrower class alone: how much of it is found by
-        trying. What is left goes along Δ, where at fixed power the sum is K/b + L/a: convex, with
-        its least value at a/b = sqrt(L share / (K (1 - share))), or at an end.
+        Noise across Δ is worth its power only for the class with the smaller variance. A search
+        over its share of the power finds the best one. The rest goes along Δ, where at fixed power
+        the sum is K/b + L/a. It is convex, with its minimum at a/b = sqrt(L share / (K (1 -
+        share))) or at an end.
         """
         shares, spreads = np.array([1 - share, share]), np.array([spread0, spread1])
         narrow = int(spread1 < spread0)

@@ -1,10 +1,10 @@
 """Composition: the joint cost of many releases.
 
-At delta = 0 pure losses add. For delta > 0 the whole privacy curve is composed: a bare (epsilon,
-delta) statement as the worst mechanism that it allows (randomised response that fails completely
-with probability delta; Kairouz, Oh and Viswanath, 2015), Gaussian noise as Gaussian noise, a
-mechanism with a loss distribution by that distribution. Every result is an upper bound: grids round
-up, and possible floating-point errors are added to delta.
+At delta = 0 pure losses add. For delta > 0 the whole privacy curves are composed. Gaussian noise
+has its own curve, and a mechanism with a loss distribution the curve of that distribution. A bare
+(epsilon, delta) statement has the curve of the worst mechanism that it allows: randomised response
+that fails completely with probability delta (Kairouz, Oh and Viswanath, 2015). Every result is an
+upper bound: grids round up, and possible floating-point errors are added to delta.
 
 This is valid for losses that were fixed before the first release. Losses that were chosen in view
 of earlier outputs add up in epsilon and in delta (`adaptive`), which is a valid privacy filter
@@ -315,11 +315,11 @@ def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
 
         log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).
 
-    The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least, but
-    it grows without limit if the loss has a largest value. The returned tilts are the least t whose
-    bounds on delta are worse by factors of at most e^8 and e. The first usually suffices, and keeps
-    the distribution narrow where a few large losses would widen it. Only quarter powers of two are
-    tried, so that a run that grows by a round keeps its tilt and the blocks made with it.
+    The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least. But
+    it grows without limit if the loss has a largest value. So the returned tilts are the least t
+    whose bounds on delta are worse by factors of at most e^8 and e. The first usually suffices, and
+    keeps the distribution narrow where a few large losses would widen it. Only quarter powers of
+    two are tried, so that a run that grows by a round keeps its tilt and the blocks made with it.
     """
 
     @cache

@@ -97,10 +97,10 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a larger lower bound than `lower_bound`, valid for a run with Gaussian noise only.
 
-    The hypothesis that is tested is that replacing a canary is at least as hard to detect as
-    telling N(0, 1) from N(mu, 1), where mu is the distance at which these are exactly (epsilon,
-    delta)-private (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private
-    by other noise may be refuted although it is private. The arguments are those of `lower_bound`.
+    It tests the hypothesis that replacing a canary is at least as hard to detect as telling N(0, 1)
+    from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon, delta)-private
+    (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private by other noise
+    may be refuted although it is private. The arguments are those of `lower_bound`.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
@@ -111,12 +111,13 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon from guessing the coins of all canaries.
+    """Return a lower bound on epsilon from guessing the coins of all canaries, if their outcomes
+    are independent.
 
-    It is valid if the canaries' outcomes are independent. `right` guesses were right. Each is right
-    with probability at most (e^epsilon + delta) / (1 + e^epsilon) or, in a run with Gaussian noise,
-    Phi(mu / 2), where mu is that of `gaussian_lower_bound` and Phi the normal distribution
-    function. Clopper and Pearson bound that probability.
+    `right` guesses were right. A guess is right with probability at most (e^epsilon + delta) / (1 +
+    e^epsilon). In a run with Gaussian noise it is right with probability at most Phi(mu / 2), with
+    the mu of `gaussian_lower_bound` and the normal distribution function Phi. Clopper and Pearson
+    bound that probability.
     """
     error = _checked(canaries, canaries, right, delta, confidence)
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0

@@ -4,9 +4,9 @@
     trimmed_mean  the mean, entry by entry, without a share of the largest and smallest values
     norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
 
-All are functions of the reports alone and cost no privacy. A few lying clients can move the median
-and the trimmed mean by no more than the spread of the other reports (Yin et al., 2018), and the
-bounded mean by no more than the bound. Nothing depends on the order of the reports.
+All are functions of the reports alone and cost no privacy, and no result depends on the order of
+the reports. A few lying clients can move the median and the trimmed mean by no more than the spread
+of the other reports (Yin et al., 2018). They can move the bounded mean by no more than the bound.
 """
 
 from __future__ import annotations

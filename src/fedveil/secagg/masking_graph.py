@@ -1,8 +1,8 @@
 """The graph of clients that mask with each other and hold shares of each other's secrets.
 
-Complete: everybody with everybody (Bonawitz et al., 2017). Sparse: the server draws an order that
-puts the clients on a circle, and joins each to its nearest on either side (Bell et al., 2020, for a
-server that follows the protocol).
+The complete graph joins everybody with everybody (Bonawitz et al., 2017). The sparse one is for a
+server that follows the protocol (Bell et al., 2020): the server draws an order that puts the
+clients on a circle, and joins each to its nearest on either side.
 """
 
 from __future__ import annotations

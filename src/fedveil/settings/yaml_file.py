@@ -1,8 +1,9 @@
 """A job as text: reads strict YAML, applies `key=value` settings, and writes YAML.
 
-Only safe loaders are used: a job file contains data, never objects. Unlike PyYAML's safe loader,
-this one refuses a key that is given twice, reads `1e-3` as a number (as in YAML 1.2), and refuses a
-file with an implausible number of values, whether they are written out or repeated by aliases.
+Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
+PyYAML's safe loader. It refuses a key that is given twice. It reads `1e-3` as a number, as YAML 1.2
+does. And it refuses a file with an implausible number of values, written out or repeated by
+aliases.
 """
 
 from __future__ import annotations

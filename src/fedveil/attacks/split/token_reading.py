@@ -142,10 +142,10 @@ def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
     """Return the next token at each place, from the gradient of the head's input there.
 
-    `hidden`, [places, values], is that input, which was sent to the head. The head's scores are
-    inner products with the rows of `word`, and the loss is the mean cross-entropy of `tokens`
-    tokens. Then tokens · gradient = (mean of the rows by their probabilities) - (row of the next
-    token): that row is the nearest to the mean less tokens · gradient.
+    `hidden`, [places, values], is that input. The head's scores are its inner products with the
+    rows of `word`, and the loss is the mean cross-entropy of `tokens` tokens. So tokens · gradient
+    is the mean of the rows, weighted by their probabilities, minus the next token's row. The next
+    token's row is therefore the nearest one to that mean minus tokens · gradient.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)

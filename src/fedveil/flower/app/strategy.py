@@ -42,12 +42,11 @@ _WRAPPED = (
 class ProtectedStrategy(Strategy):
     """Runs the rounds of `strategy` under a protection.
 
-    Where `strategy` would send its training messages, this one sends them with an offer, adds up
-    the reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply: the
-    global arrays plus the protection's aggregate update. So `strategy` can be any strategy that
-    averages the clients' arrays and continues from the average (FedAvg, FedAvgM, FedProx,
-    FedAdagrad, FedAdam, FedYogi). Any other reply of a client is refused and counted, and never
-    averaged.
+    It sends the training messages of `strategy` with an offer, and adds up the reports of the
+    clients' `ProtectMod` as they arrive. Then it hands `strategy` one reply: the global arrays plus
+    the protection's aggregate update. So `strategy` can be any strategy that averages the clients'
+    arrays and continues from the average (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi).
+    Any other reply of a client is refused and counted, and never averaged.
 
     `takes_averages`: set it to True if `strategy` overrides the aggregation and still works when it
     receives that one averaged reply. The default is False.
