@@ -87,8 +87,7 @@ def evidence(
     entropy: Entropy,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Return evidence for update a against b: [trials, rounds] of clients with a, and of clients
-    with b.
+    """Return evidence for update a against b, [trials, rounds]: from clients with a, and with b.
 
     `step` is called after every trial.
     """
@@ -156,8 +155,7 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return the cost of `rounds` reports under the protection, at multiples of its cost
-    parameter.
+    """Return the cost of `rounds` reports at multiples of the protection's cost parameter.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """

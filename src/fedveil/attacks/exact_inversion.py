@@ -88,8 +88,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions], and each one's number of neurons on which it is
-    zero."""
+    """Candidate directions [rank, directions], each with the number of neurons where it is 0."""
 
     directions: Float64s
     scores: Float64s

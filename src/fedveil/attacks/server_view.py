@@ -82,8 +82,7 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the server's view of each of `times` rounds in which the first client has a fixed
-    update.
+    """Yield the server's view of `times` rounds in which the first client has a fixed update.
 
     Each round starts from `model` and the first round's state, and draws anew. If a round needs
     several clients, others take part with updates of zero.

@@ -166,8 +166,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's finding, with the protection and its promise for `rounds` rounds.
-        `more` are further fields."""
+        """Return an attack's finding, with the protection's promise. `more` are its fields."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,

@@ -77,8 +77,7 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
-    """Return the message that `data` encodes. Its arrays are read-only, and views of `data` if
-    aligned.
+    """Return the message that `data` encodes. Its arrays are read-only, and views if aligned.
 
     Raises `MessageInvalid` for invalid data and, before reading it, for more than `longest` bytes.
     """
@@ -177,8 +176,7 @@ def _varint(value: int) -> bytes:
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Return the fields with `prefix` before their names, so that one message can hold several
-    groups."""
+    """Return the fields with `prefix` before their names, so that groups share a message."""
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 

@@ -33,8 +33,7 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Return a console that prints `[red]` and `:train:` literally, and escapes terminal
-    commands."""
+    """Return a console that prints `[red]` and `:train:` as they are, and no terminal command."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)

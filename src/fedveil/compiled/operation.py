@@ -127,8 +127,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the value that the operation writes: a new one, or its input if it works in
-        place."""
+        """Return the value that the operation writes: a new one, or its input if in place."""
         return self.x
 
     @property

@@ -73,8 +73,7 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy the examples `rows` of x to the input of the first operation, whose fields are
-    `entry`."""
+    """Copy the examples `rows` of x to the input of the first operation, the fields `entry`."""
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size

@@ -112,8 +112,7 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Run `body` `count` times. It maps the values of one turn, initially `start`, to the next
-        ones.
+        """Run `body` `count` times. It maps the values of a turn, first `start`, to the next.
 
         Returns the values after the last turn.
         """

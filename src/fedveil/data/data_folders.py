@@ -52,8 +52,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn an error of the file system about `path` into `DataUnavailable`. The sentence uses
-    `done`, such as "read"."""
+    """Turn a file system's error about `path` into `DataUnavailable`. `done` names the action."""
     try:
         yield
     except OSError as error:

@@ -52,8 +52,7 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are not one plain
-        array."""
+        """Return the form of a data set's test examples, or None if they are no plain array."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -146,8 +145,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, the stored one first, and True if arrays may have
-    any other shape."""
+    """Return a target's possible shapes, the stored one first, and True if any will do."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):

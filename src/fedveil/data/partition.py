@@ -45,8 +45,7 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return the partition of the examples where the mask `chosen` is True. A client may lose
-        all of its examples."""
+        """Return the partition of the examples in the mask `chosen`. Clients may be empty."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
@@ -191,8 +190,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is a client. Clients are numbered by sorted
-    owner."""
+    """Return the partition in which each owner is a client, numbered by sorted owner."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:

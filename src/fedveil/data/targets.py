@@ -54,8 +54,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return each example's tokens without the last one, and for each of them the following
-    token."""
+    """Return each example's tokens without the last, and the token that follows each."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

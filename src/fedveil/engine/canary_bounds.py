@@ -69,8 +69,7 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield a bound from guessing the coins by differences between rounds, unless all rounds
-        have the same domain."""
+        """Yield a bound from guessing coins by differences between rounds of several domains."""
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return

@@ -55,8 +55,7 @@ class _EarlierRounds:
 
 
 class ChoiceTally:
-    """Counts truthful answers, for each `Choice` of a protection and each way of counting in
-    `WAYS`.
+    """Counts truthful answers, for each `Choice` and each way of counting in `WAYS`.
 
     No choice is in two pairs. So pairs are independent if choices are.
     """

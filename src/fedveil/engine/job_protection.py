@@ -97,8 +97,7 @@ def report_entropy(job: Job) -> Entropy:
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training: from the job's seed or, if batches are secret, that of
-    reports."""
+    """Return the randomness of training: from the seed, or as reports for secret batches."""
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")

@@ -56,8 +56,7 @@ class Simulator(Engine):
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Partition the examples, and return the job with its number of clients, by default the
-        number of owners in the data."""
+        """Partition the examples. Returns the job with its number of clients."""
         self._starting("distributing the examples among the clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)

@@ -58,8 +58,7 @@ class StateFolder:
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the folder `named` in the node configuration, by default one in memory if
-        possible.
+        """Return the node configuration's folder `named`, by default one in memory if possible.
 
         A restarted node needs no key of an earlier round.
         """
@@ -70,8 +69,7 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder `named` in the node configuration, by default one on disk, which
-        survives restarts."""
+        """Return the node configuration's folder `named`, by default one on disk."""
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -103,8 +103,7 @@ def mlp(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the dense tanh network of membership inference, with 1024, 512 and 256 hidden
-    units."""
+    """Return the tanh network of membership inference: 1024, 512 and 256 hidden units."""
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
@@ -113,8 +112,7 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear head on fixed oriented filters: 7,850 parameters for ten classes of 28x28
-    images."""
+    """Return a linear head on fixed oriented filters: 7,850 parameters for MNIST."""
     return _head_on(OrientedFilters(shape), classes)
 
 

@@ -57,8 +57,7 @@ class FilterBank:
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """Yield each scale's filters, [filters, side, side]: an even and an odd one per
-        orientation.
+        """Yield each scale's filters, [filters, side, side]: two per orientation, even and odd.
 
         Each filter has norm 1 and mean 0, so uniform brightness has no effect.
         """

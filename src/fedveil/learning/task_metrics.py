@@ -109,8 +109,7 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return the share of the targets' variance that the outputs explain, averaged over the
-    outputs.
+    """Return the share of the targets' variance that is explained, averaged over the outputs.
 
     Returns NaN if no target varies.
     """

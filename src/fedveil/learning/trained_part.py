@@ -180,8 +180,7 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an example that depends only on the shape: numbers in [0, 1), or zeros for
-    integers."""
+    """Return an example that depends on the shape only: numbers in [0, 1), or integer zeros."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))

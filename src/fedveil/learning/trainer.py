@@ -145,8 +145,7 @@ class Trainer(Protocol):
         """Return a trainer for another thread, which starts from the same weights."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield the clients' updates in order, several at a time. Each is valid until the next
-        yield.
+        """Yield the clients' updates in order, several at a time, valid until the next yield.
 
         If a client's training raised an exception, its row has no meaning.
         """

@@ -69,8 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Score of a row by one column: the log-likelihood ratio, from counts, of its value or of the
-    value's bin."""
+    """Score of a row by one column: the log-likelihood ratio of its value or bin, from counts."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index

@@ -90,8 +90,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return, as a function of eps, the probability that two independent choices both report the
-    truth. `chance(eps)` is that of one choice."""
+    """Return the probability, by eps, that two independent choices both report the truth."""
     return lambda eps: chance(eps) ** 2
 
 

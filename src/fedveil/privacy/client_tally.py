@@ -179,8 +179,7 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return, as rows, the distinct maximal columns of `counts`: no other column is at least as
-    large in every entry."""
+    """Return the distinct columns of `counts`, as rows, that no other column dominates."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)

@@ -270,8 +270,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt used: less than `tilt`
-    if the grid is too coarse."""
+    """Return the tilted distribution of the sum of all losses, and the tilt that was used."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -282,8 +281,7 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <=
-    `wanted`.
+    """Return the least epsilon in [0, bound] with the falling curve `log_delta` <= `wanted`.
 
     The search is regula falsi, as the curve is nearly straight; the returned end satisfies the
     condition. If no epsilon does, the result is `bound`, which the caller knows to be valid for

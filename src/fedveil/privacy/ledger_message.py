@@ -111,8 +111,7 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return the start and end of each group, from the groups' sizes in the field `name` of
-    `state`.
+    """Return the start and end of each group, from their sizes in the field `name`.
 
     Raises `MessageInvalid` unless the sizes sum to `whole`.
     """

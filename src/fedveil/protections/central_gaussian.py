@@ -89,8 +89,7 @@ def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
 
 
 class CentralGaussian(Clipped):
-    """Every client sends its clipped update without noise. The aggregate is the mean of a noised
-    sum.
+    """Every client sends its clipped update without noise. The server noises the sum.
 
     Clients count equally. A report consists of whole multiples of a step, and the server checks in
     exact arithmetic that its norm is at most the clip. So the sum is exact, and a client that lies

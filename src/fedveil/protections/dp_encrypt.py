@@ -77,8 +77,7 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class DPEncrypt(Protection):
-    """Every client sends its clipped update plus Gaussian noise. The aggregate is the reports'
-    mean.
+    """Every client sends its clipped update plus Gaussian noise. The server takes the mean.
 
     MindSpore Federated sends old weights + noised update. The server knows the old weights, so
     sending only the noised update is equivalent. Clients count equally: a client's number of

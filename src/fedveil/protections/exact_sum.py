@@ -143,8 +143,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bits of a float32 `value` as an integer. For `value` >= 0 it grows with
-    `value`."""
+    """Return the bits of a float32 as an integer, which grows with a `value` >= 0."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 

@@ -65,8 +65,7 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the statements of a log about other parties' logs: party, number of lines, last
-    digest."""
+    """Yield a log's statements about other parties' logs: party, number of lines, last digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]

@@ -26,8 +26,7 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 
 def keys(page: str, part: str | None) -> str:
-    """Format a reference page's keys for a terminal: all, or those whose path begins with
-    `part`."""
+    """Format a reference page's keys for a terminal: all, or those that begin with `part`."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of

@@ -67,8 +67,7 @@ class Block(Settings):
     """A section of a job file. A section that is present but empty has the default values."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        """Yield each key that is set without effect, and the key whose value causes that
-        (`Under`)."""
+        """Yield each key that is set without effect, and the key that causes it (`Under`)."""
         for name, field in type(self).model_fields.items():
             changed = getattr(self, name) != field.default
             for mark in (m for m in field.metadata if changed and isinstance(m, Under)):

@@ -66,8 +66,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value. Raises an error for invalid text, or if the file has too many
-        values."""
+        """Count one more value. Raises an error for invalid text, or for too many values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -288,8 +287,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with these settings on top, as `apply` does, and a sentence for each unknown
-    key."""
+    """Return `data` with these settings on top, as `apply` does, and unknown keys as sentences."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]

@@ -204,8 +204,7 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons at which a protection runs. Raises `JobError` if `changes`
-        sets the parameter to solve for.
+        """Return a protection's target epsilons. Raises `JobError` if `changes` fix its cost.
 
         Returns [None] without targets, or without such a parameter.
         """

@@ -59,8 +59,7 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build two parts for each owner, and the top, which outputs one number or the classes'
-    logits.
+    """Build two parts for each owner, and the top, which gives one number or class logits.
 
     An owner whose features are None has parts without modules here. The top has none if the leader
     is not in `here`. A wide part sends `settings.scores` numbers per example, a deep part

@@ -127,8 +127,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of `keys`. New ones are drawn by `draw`, and saved before this
-        returns."""
+        """Return the reports of `keys`. New ones are drawn by `draw`, and saved first."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

@@ -154,8 +154,7 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is over, and the `reason`. `at_limit` says
-        that the run ends because a limit is reached."""
+        """Tell every peer but `but` that the step is over, and why. `at_limit` ends the run."""
         for peer in self._peers:
             if peer != but:
                 with suppress(LinkLost, PeerRefused):  # the original error matters more

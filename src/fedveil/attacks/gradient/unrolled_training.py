@@ -106,8 +106,7 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return the step rule of `torch.optim.SGD`. It returns None for a parameter without a
-    gradient."""
+    """Return the step rule of `torch.optim.SGD`, or None for a parameter without a gradient."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(

@@ -1,5 +1,4 @@
-"""Reference models, trained by an attacker on examples of its choice to learn membership's
-effect."""
+"""Reference models that an attacker trained on its own choice of examples."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Return a quantity's mean for each example, and its spread, under models not trained on
-        it.
+        """Return a quantity's mean for each example, and its spread, under models without it.
 
         `of` computes the quantity from a model's answers. The spread is one standard deviation for
         all examples, from these means. It is 1 if no two such models determine it.

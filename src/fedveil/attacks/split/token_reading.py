@@ -132,8 +132,7 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the most likely word at each place: [texts, length]. Without `habits` all words are
-    equally likely in advance."""
+    """Return the likeliest word at each place, [texts, length]. No `habits`: all words equal."""
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
     return found
@@ -154,8 +153,7 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """Return the exact probability that the likeliest word is right, if the words' codes are
-    random bits.
+    """Return the exact probability that the likeliest word is right, if codes are random bits.
 
     There is one report of `values` bits, all words are equally likely, and ties are guessed. With
     the flip probability q, the true code agrees with the report in A ~ Bin(values, 1 - q) bits, and

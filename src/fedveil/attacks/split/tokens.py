@@ -98,8 +98,7 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that each attacker recovers from the backward pass, none without
-    one."""
+    """Return the next tokens that each attacker recovers from any backward pass."""
     if read.returned is None:
         return {}
     found = {

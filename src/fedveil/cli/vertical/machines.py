@@ -214,8 +214,7 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return the address at which, and the settings with which, `party` meets the others. Errors
-    name `option`."""
+    """Return where and how `party` meets the others. Errors name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -238,8 +238,7 @@ class ManyMachines(Executor):
             return
 
     def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:
-        """Send clients' examples to the machines that are to train them. Yields each transfer after
-        its start."""
+        """Send clients' examples to the machines that train them. Yields begun transfers."""
         leaving: dict[Member, list[ClientId]] = {}
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]

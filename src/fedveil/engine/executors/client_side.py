@@ -232,8 +232,7 @@ class ClientSide:
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the global weights in the array `model`. Discards the client halves of
-        the last round."""
+        """Start a round with the weights in `model`. Discards the last round's client halves."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -308,8 +307,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new half that continues from `state`. A state is empty before the first
-        phase."""
+        """Return a new half that continues from `state`, empty before the first phase."""
         half = self._new_half(client)
         if state:
             half.take_up(state)

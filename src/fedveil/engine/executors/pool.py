@@ -244,8 +244,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send a message that all clients share to each worker once. Returns False if they share
-        none."""
+        """Send a message that all clients share to each worker. Returns False without one."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

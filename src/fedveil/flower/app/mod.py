@@ -287,8 +287,7 @@ class _Answer:
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
-        """Return the reply's number of examples, or 1 if the server does not weight clients by
-        size."""
+        """Return the reply's number of examples, or 1 if clients are not weighted by size."""
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key
@@ -331,16 +330,14 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a value for each of `names`. A missing one becomes NaN, because absence would reveal
-    something."""
+    """Return a value for each of `names`: NaN if missing, as absence would reveal something."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Answer a message that is not about training. Returns the revealed metrics, even after a
-    failure.
+    """Answer a message that is not about training. Returns the revealed metrics, even on failure.
 
     This client's account records the metrics and the timing before they are revealed.
     """

@@ -112,8 +112,7 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the keys of a configuration and of keyword arguments. Raises `JobError` if they
-    differ."""
+    """Merge the keys of a configuration and of keywords. Raises `JobError` if they differ."""
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "

@@ -130,8 +130,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many digits at either end of the range stand for NaN or infinity. A digit is the
-    first 16 bits of a float's key."""
+    """Return how many 16-bit digits at either end of the range mean NaN or infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 

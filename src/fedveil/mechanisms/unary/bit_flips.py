@@ -52,8 +52,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite each of `sums` with a draw of a parameter's perturbed code: the sum of the
-        states whose bits are 1.
+        """Overwrite each of `sums` with a draw of S for the parameter's perturbed code.
 
         `states` are the parameters' true states.
         """

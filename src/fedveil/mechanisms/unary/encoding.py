@@ -230,8 +230,7 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw codes, and overwrite `sums` with each one's sum of the states whose bits are 1. For
-        more states than tables can hold."""
+        """Draw codes and sum up their states, where tables would be too large."""
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):

@@ -33,8 +33,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return, as a function of values, ln of the probability of rounding to `states`, without
-    perturbation."""
+    """Return ln of the probability of rounding to `states`, as a function of values."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 

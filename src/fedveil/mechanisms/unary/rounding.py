@@ -35,8 +35,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and how many values exceed `value_range` in
-    magnitude."""
+    """Return the nearest states of `start + update`, and how many values were clipped."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -212,8 +211,7 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round every value by comparing the first 64 binary digits of its fraction with a random
-    word.
+    """Round each value by comparing its fraction's first 64 digits with a random word.
 
     Lists the indices of values that this leaves undecided, and rounds them towards zero for now.
     Returns their number, or -1 for a NaN.

@@ -141,8 +141,7 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding, without reading its table if the encoding is
-        saved."""
+        """Return the sizes of an owner's encoding, without its table if that is saved."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 

@@ -105,8 +105,7 @@ def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = N
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
-    """Raise DataInvalid if names are not in `columns`. `named` lists them by the key that has
-    them."""
+    """Raise DataInvalid if names are not in `columns`. `named` has them by their keys."""
     known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""

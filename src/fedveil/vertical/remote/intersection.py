@@ -168,8 +168,7 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the places, and each follower's ids as it sent them and raised to the leader's
-        exponent.
+        """Return the places, and each follower's ids, as sent and raised to the leader's power.
 
         The next batch travels to every follower while the leader raises the current one.
         """
