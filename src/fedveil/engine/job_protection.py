@@ -97,7 +97,7 @@ def report_entropy(job: Job) -> Entropy:
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training: from the seed, or as reports for secret batches."""
+    """Return the randomness of training: the seed's, or the reports' if batches are secret."""
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")

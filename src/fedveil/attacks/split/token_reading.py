@@ -132,7 +132,7 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the likeliest word at each place, [texts, length]. No `habits`: all words equal."""
+    """Return the likeliest word at each place, [texts, length], with or without `habits`."""
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
     return found

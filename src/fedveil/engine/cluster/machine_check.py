@@ -44,7 +44,7 @@ class Facts:
     trained: str
 
     def check(self, other: Facts, name: str) -> None:
-        """Raise `MachineDiffers` unless the machine `name`, with facts `other`, gives our bytes."""
+        """Raise `MachineDiffers` unless the machine `name`, of facts `other`, gives equal bytes."""
         for package, version in self.versions.items():
             theirs = other.versions.get(package, "none")
             if theirs != version:
