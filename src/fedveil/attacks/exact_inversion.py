@@ -161,10 +161,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Return directions [rank, number] that are zero on many neurons, each from its own start.
-
-    Many of the random starts avoid some of the directions `known`, [rank, directions].
-    """
+    """Return directions [rank, number] that are zero on many neurons, each from its own start."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero

@@ -17,10 +17,7 @@ to_stderr = False
 
 
 class _EscapingConsole(Console):
-    """A console on which no text acts as a terminal command, while rich's own styles still work.
-
-    Strings are escaped before they are measured, other renderables when they are printed.
-    """
+    """A console on which no text acts as a terminal command. rich's own styles still work."""
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(escaped(text), **how)

@@ -52,11 +52,7 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance between two stored rows of `length` entries.
-
-    An extra cache line separates them, because rows exactly 2 or 4 kB apart compete for cache
-    lines.
-    """
+    """Return the distance of stored rows. Rows 2 or 4 kB apart would compete for cache lines."""
     return length + LINE
 
 

@@ -123,10 +123,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the examples as integers or as float32, as the form says, and a mask of valid ones.
-
-    Integers of at most 16 bits are not converted, because int64 and float32 hold them exactly.
-    """
+    """Return the examples in the form's type, and a mask of valid ones. Small integers stay."""
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
     return as_whole(rows) if form.whole else as_finite(rows)

@@ -164,8 +164,7 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
     """Return the logarithm of a Dirichlet draw, up to a constant.
 
-    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow to a
-    mixture of zeros.
+    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow.
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration

@@ -39,10 +39,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The canaries' reports of the last `lag` rounds, for pairs of rounds that are `lag` apart.
-
-    A paired round is not saved, so that no round is in two pairs.
-    """
+    """The canaries' reports of the last `lag` rounds. No round is in two pairs."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)

@@ -117,10 +117,7 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the key and erase its file, so that no other process can read it.
-
-        Returns None without a file, or if its length is not that of a key.
-        """
+        """Return the key and erase its file, so that no other process can read it."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

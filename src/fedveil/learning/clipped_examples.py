@@ -141,10 +141,7 @@ class _LinearHead:
         share: float,
         clip: float,
     ) -> None:
-        """Add the contributions of the client's examples at `batch` to `total`.
-
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution.
-        """
+        """Add the clipped contributions of the examples at `batch`. `share` is lr / batch_size."""
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
         flat = weights.astype(np.float64)

@@ -204,8 +204,7 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return, for each example, the sum of its losses and the numbers of its tokens and of
-        correct ones."""
+        """Return each example's sum of losses, number of tokens, and number of correct ones."""
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED

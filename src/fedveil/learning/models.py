@@ -33,11 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Set the initial weights for ReLU (He et al., 2015), which are 2.4 times larger than torch's.
-
-    With torch's own initial weights, LeNet makes no progress in its first rounds, which is
-    expensive in a federation.
-    """
+    """Set initial weights for ReLU (He et al., 2015): with torch's, LeNet learns too slowly."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -141,10 +137,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear head with zero weights on fixed filters.
-
-    Its loss is convex, so random initial weights would only add noise.
-    """
+    """Return a linear head on fixed filters. Its loss is convex, so its weights start at zero."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

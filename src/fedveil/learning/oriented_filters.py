@@ -118,10 +118,7 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return each plane's strengths as a row of norm 1.
-
-        `moduli` has the shape [.., orientations, height, width], for `planes` planes.
-        """
+        """Return each plane's strengths as a row of norm 1."""
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
         strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)

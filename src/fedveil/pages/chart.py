@@ -138,10 +138,7 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a curve: its spread, its line with gaps, and its marks.
-
-    A point between two gaps has no line, so it always has a mark.
-    """
+    """Draw a curve: its spread, its line with gaps, and its marks, also between two gaps."""
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))

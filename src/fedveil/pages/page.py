@@ -169,10 +169,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
-    """Format the parts in order, and add each plot's drawing to `drawn`.
-
-    Consecutive plots are side by side. Below them, a table holds the plots without a line.
-    """
+    """Format the parts in order, with neighbouring plots side by side. Adds drawings to `drawn`."""
     text = ""
     for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
         if not are_plots:

@@ -257,10 +257,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
 
 
 def _png(folder: Path, name: str) -> bytes | None:
-    """Return a picture `name` in the run's folder.
-
-    None if missing, outside the folder, or no PNG.
-    """
+    """Return a picture in the run's folder, or None if it is missing, elsewhere, or no PNG."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         return None

@@ -166,10 +166,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return a table of the keys in which some run's job differs from the first run's.
-
-    Each row has the values of all jobs. Returns a sentence if there is no difference.
-    """
+    """Return a table of the keys that differ from the first run's job, or a sentence."""
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

@@ -126,10 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a score: the log-likelihood ratio of a whole row, from counts.
-
-    Returns None if rows repeat too rarely to be counted.
-    """
+    """Return the log-likelihood ratio of whole rows, from counts. None if rows hardly repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

@@ -78,10 +78,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on the probability of reporting the truth, if `hits` choices did.
-
-        It is wrong with probability at most `error` (Clopper and Pearson).
-        """
+        """Return a lower bound on the share of truths, wrong with probability `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:

@@ -69,10 +69,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if the loaded columns are impossible in `times` rounds.
-
-        `times[k]` is the number of rounds in which kind k was charged.
-        """
+        """Raise `MessageInvalid` unless `times[k]` rounds of kind k can give these columns."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the positions of the columns of `clients`. A new client gets a column of zeros."""

@@ -111,10 +111,7 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return the start and end of each group, from their sizes in the field `name`.
-
-    Raises `MessageInvalid` unless the sizes sum to `whole`.
-    """
+    """Return each group's start and end. Raises `MessageInvalid` unless sizes sum to `whole`."""
     ends = [0]
     for size in take_array(state, name, np.int64, (None,)).tolist():
         ends.append(integer("end", ends[-1] + integer("size", size, 1), 1, whole))

@@ -88,10 +88,7 @@ class ExactSum:
 
 
 class _WideSum:
-    """A sum stored as integer parts and fractional parts in 0..2^44 - 1, in units of 2^-44.
-
-    Every sum has exactly one such form.
-    """
+    """A sum in its one form: integer parts, and fractions in 0..2^44 - 1, in units of 2^-44."""
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)

@@ -245,10 +245,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Open and save the shares that were sealed for this client, given by dealer.
-
-        Returns the dealers whose shares cannot be opened.
-        """
+        """Save the shares sealed for this client. Returns the dealers whose box does not open."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]

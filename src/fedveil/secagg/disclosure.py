@@ -147,10 +147,7 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """Return the first `threshold` clients that have disclosed a share of this dealer.
-
-        `chosen` caches the clients of each neighbourhood that have disclosed shares.
-        """
+        """Return the first `threshold` clients that disclosed this dealer's shares."""
         number = self._graph.numbers[dealer]
         if number not in chosen:
             chosen[number] = [m for m in self._graph.members[number] if m in self._shares]
@@ -160,10 +157,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of the dealer's share among those that the holder has disclosed.
-
-        `index` caches the dealers' positions in each neighbourhood.
-        """
+        """Return the place of the dealer's share among those that the holder disclosed."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

@@ -58,10 +58,7 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Write each entry to `out`: clipped, scaled, and rounded up with its fraction as probability.
-
-    `words` holds a random word per entry.
-    """
+    """Write each entry, clipped, scaled, and rounded up with its fraction as probability."""
     scale = largest / clip
     for i in range(len(part)):
         scaled = min(max(np.float64(part[i]), -clip), clip) * scale

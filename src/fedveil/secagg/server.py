@@ -307,10 +307,7 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove from the sum the survivors' own masks and those they share with dropped clients.
-
-        `seeds` are the survivors' seeds, and `pairs` the mask keys of the dropped clients.
-        """
+        """Remove the survivors' own masks, and those that they share with dropped clients."""
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

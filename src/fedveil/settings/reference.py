@@ -59,10 +59,7 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
-    """Yield a table of the values in `model`, then the tables of its blocks.
-
-    `place` is the model's path, and `told` the wording of its fields.
-    """
+    """Yield a table of the values in `model`, at the path `place`, then those of its blocks."""
     blocks = []
     title = f"### `{place}`" if place else "### At the top"
     lines = [title, "", inspect.cleandoc(model.__doc__ or "").partition("\n")[0], ""]

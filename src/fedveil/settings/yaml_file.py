@@ -382,8 +382,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content for which `word` stands in the choice `block` with the content `held`.
-
-    Returns `word` itself if the block is no choice.
-    """
+    """Return the content for which `word` stands in a choice, and `word` in any other block."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -226,10 +226,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over finite epsilons.
-
-    Each protection has one curve for each set of its other changed keys.
-    """
+    """Yield curves of `key` over finite epsilons, one for each set of other changed keys."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:

@@ -101,10 +101,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Combine the owners' outputs to the model's output, [rows, outputs].
-
-        `given` alternates: for each owner, the output of its wide part, then of its deep part.
-        """
+        """Return [rows, outputs]. `given` has each owner's wide output, then its deep one."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)

@@ -229,10 +229,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a distinct class for each group, so that most labels are right.
-
-    In a tie, a group gets the class with the group's own number.
-    """
+    """Return a distinct class for each group, so that most labels are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -287,10 +287,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 
 class _Statistics:
-    """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them.
-
-    Torch's version counters show which buffers change. Until that is known, all of them are saved.
-    """
+    """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them."""
 
     def __init__(self, modules: nn.Module) -> None:
         self._buffers = list(modules.buffers())

@@ -89,10 +89,6 @@ class UnrolledTraining:
 
 
 def _at(start: Tensor, moved: Tensor | None) -> Tensor:
-    """Return the current weights: `start` plus `moved`, the sum of the steps so far.
-
-    A separate sum loses no digits.
-    """
     return start.requires_grad_() if moved is None else start + moved
 
 

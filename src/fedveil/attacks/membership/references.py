@@ -81,10 +81,7 @@ class References:
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return means over the `given` models, their shared deviation, and sums of squares.
-
-        These are each example's squared differences from its mean.
-        """
+        """Return means over the `given` models, a shared deviation, and squared differences."""
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
         means: Float64s = np.where(given, values, 0).sum(axis=0) / counts

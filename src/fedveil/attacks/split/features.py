@@ -268,8 +268,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report that `before` of `total` inversions and `done` of `of` steps of `what` are finished.
-
-    Each inversion counts as a hundred steps.
-    """
+    """Report progress. Each of the `total` inversions counts as a hundred steps."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -151,10 +151,7 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play one round in which the clients receive an imprint of `cells` cells per statistic.
-
-    Returns the target with that model, the imprint, the readings, and the round's aggregate.
-    """
+    """Play a round with an imprint. Returns the target, the imprint, readings and aggregate."""
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "

@@ -275,10 +275,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the client half's state after an earlier phase of this round, or None.
-
-        Raises an error if the terms of the offer have changed since.
-        """
+        """Return the half's state after an earlier phase. Raises if the offer has changed."""
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -337,10 +334,7 @@ def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Answer a message that is not about training. Returns the revealed metrics, even on failure.
-
-    This client's account records the metrics and the timing before they are revealed.
-    """
+    """Answer a message that is not about training. The account records it before it leaves."""
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
     told = in_clear(names) + ([TIMING] if seconds is None else [])

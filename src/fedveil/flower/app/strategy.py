@@ -296,10 +296,7 @@ class ProtectedStrategy(Strategy):
 
     @property
     def _number(self) -> int:
-        """The number of the next round.
-
-        Unlike Flower's number, it continues when `start` is called again.
-        """
+        """The number of the next round. It continues when `start` is called again."""
         return self._earlier + len(self.rounds) + 1
 
     def _keep(self, record: RoundRecord) -> None:

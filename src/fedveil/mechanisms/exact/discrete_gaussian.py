@@ -124,10 +124,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Write draws to `out`, and their random words to `words`.
-
-        Returns the indices of the rejected draws.
-        """
+        """Write draws to `out`, and their words to `words`. Returns the rejected indices."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):
@@ -142,10 +139,7 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell of a uniform real whose first 63 bits, `prefix`, leave it undecided.
-
-        More bits are read from `entropy` until it is decided.
-        """
+        """Return the cell of a uniform real whose first 63 bits, `prefix`, are not enough."""
         bits = _PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -289,11 +283,7 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the signed cell of every word to the value with its index.
-
-    Writes the indices of undecided words and of zeros with a minus sign to `listed` instead, and
-    returns their number.
-    """
+    """Add each word's signed cell to its value. Lists undecided words and minus zeros instead."""
     count = 0
     first = thresholds[0]
     for i in range(len(values)):

@@ -56,10 +56,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return the draw whose first word, `prefix`, equals an entry of the table.
-
-        Further bits are read from `entropy` until it is decided.
-        """
+        """Return the draw whose first word, `prefix`, is not enough, by further bits."""
         bits = _WORD
         while True:
             bits += _WORD

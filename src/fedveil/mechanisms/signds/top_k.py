@@ -197,10 +197,7 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the entries with this digit (see `_boundary`) to `out`, which they fill exactly.
-
-    Such entries are rare: vector registers show that most blocks have none.
-    """
+    """Copy the entries with this digit (see `_boundary`), which are rare, to `out`."""
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]

@@ -90,10 +90,7 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 
 def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
-    """Return cells * value / value_range, clipped to [-cells, cells].
-
-    float32 values are rounded only once.
-    """
+    """Return cells * value / value_range, clipped. float32 values are rounded only once."""
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
 
@@ -162,10 +159,7 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Do the work of `add_update` and `_nearest` in one loop, for speed.
-
-    Returns the count of `add_update`, or -1 or -2 for invalid input.
-    """
+    """Do `add_update` and `_nearest` in one loop. Returns the count, or -1 or -2 for a refusal."""
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(states)):

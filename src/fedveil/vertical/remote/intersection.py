@@ -156,10 +156,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange for one subset.
-
-    `counts` has each participating follower's number of ids.
-    """
+    """The leader's exchange for one subset, with each follower's number of ids."""
 
     ids: Ids
     counts: Mapping[str, int]
@@ -168,10 +165,7 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the places, and each follower's ids, as sent and raised to the leader's power.
-
-        The next batch travels to every follower while the leader raises the current one.
-        """
+        """Return the places, and each follower's ids, as sent and raised to the leader's power."""
         sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
         theirs = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
@@ -232,9 +226,5 @@ def _points(message: Message, name: str, count: int) -> Points:
 
 
 def _as_values(points: Points) -> npt.NDArray[np.bytes_]:
-    """Return the points as NumPy bytes, which can be sorted.
-
-    NumPy ignores trailing zero bytes, but all points have the same width, so different points stay
-    different.
-    """
+    """Return the points as NumPy bytes, which can be sorted. Equal widths keep them distinct."""
     return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").reshape(-1)
