@@ -95,10 +95,7 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes, of which both attacker and clients have enough examples.
-
-        The attacker's examples are the test examples.
-        """
+        """Choose at most `most` classes, of which attacker and clients have enough examples."""
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
         data, needed = target.dataset, math.ceil(_PREVAILS * count)
@@ -168,10 +165,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the share of clients' labels that iLRG counts right, beside that of a guess.
-
-    The guess gives every class its share of the test examples.
-    """
+    """Return the share of clients' labels that iLRG counts right, beside that of a guess."""
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
     if layer is None or settings.optimizer != "sgd":

@@ -16,10 +16,7 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """The server's view of a round: a reading of each client's report, and the aggregate.
-
-    `state` is the protection's state for the next round.
-    """
+    """The server's view of a round: reports' readings, the aggregate, the next round's `state`."""
 
     readings: Sequence[Reading]
     aggregate: Float64s

@@ -77,10 +77,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield blocks of `out`, each with a copy of its packed numbers and padding after them.
-
-    The padding allows reading two whole words at a time within the memory.
-    """
+    """Yield blocks of `out` with their packed numbers, padded so that whole words are read."""
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
     for start in range(0, len(out), _STRETCH):

@@ -42,10 +42,7 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a text that is a command's whole answer, escaped on a terminal.
-
-    Prints nothing under `--json`, where a JSON value is the answer.
-    """
+    """Print a command's whole answer, escaped on a terminal, and nothing under `--json`."""
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()

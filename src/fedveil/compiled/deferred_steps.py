@@ -128,10 +128,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of a weight's deferred steps, D' X, to the update `out`, block by block.
-
-    Sets HELD to -1 if an entry is not finite.
-    """
+    """Write the sum of deferred steps, D' X, to `out`. Sets HELD to -1 if it is not finite."""
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

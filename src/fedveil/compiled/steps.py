@@ -107,10 +107,7 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the change of the weights to `out`, a model's vector, and reset the weights to `start`.
-
-    Skips the weights with deferred steps, which did not change.
-    """
+    """Write the change of weights to `out`, except deferred ones, and reset them to `start`."""
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
             continue

@@ -28,10 +28,7 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the folders that may contain a data set in `subfolder`, the preferred one first.
-
-    Raises `DataUnavailable` if FEDVEIL_DATA names a folder that does not exist.
-    """
+    """Yield a data set's possible folders. Raises `DataUnavailable` if FEDVEIL_DATA is wrong."""
     configured = os.environ.get(VARIABLE, "")
     if configured:
         root = Path(configured).expanduser()

@@ -61,10 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several (x, y) pairs.
-
-    If a pair's y is None, its x holds tokens to predict.
-    """
+    """Read the records of several (x, y) pairs. If a y is None, its x holds tokens to predict."""
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])

@@ -23,10 +23,7 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A partition: client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`.
-
-    Both arrays are read-only.
-    """
+    """A partition: client k owns `indices[offsets[k]:offsets[k + 1]]`. Both are read-only."""
 
     indices: Int64s
     offsets: Int64s

@@ -122,10 +122,7 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Return an executor that runs the canaries, and all other clients on `carrier`.
-
-        Returns `carrier` itself if there are no canaries.
-        """
+        """Return an executor that adds the canaries, if any, to the clients of `carrier`."""
         self.carrier = carrier
         return self if self.clients else carrier
 

@@ -254,10 +254,7 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of the array `name` in `state`, which must have this shape.
-
-    Raises `ValueError` if an entry is NaN or infinite.
-    """
+    """Return a copy of an array of this shape. Raises `ValueError` for NaN or infinity."""
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -41,10 +41,7 @@ _CHECKED_BATCHES = 3
 
 
 class Simulator(Engine):
-    """Simulates all clients, on this machine or on a cluster.
-
-    Each client has its part of the partitioned data.
-    """
+    """Simulates all clients, each with its part of the data, on this machine or a cluster."""
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False

@@ -151,8 +151,7 @@ class Backbone(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: y = x + attention(LayerNorm(x)), then y +
-    feedforward(LayerNorm(y))."""
+    """One transformer layer: x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -96,10 +96,7 @@ class Task(ABC):
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Return examples as tensors.
-
-    If lengths differ, they are padded to the longest with `padding`.
-    """
+    """Return examples as tensors. Shorter ones are padded to the longest with `padding`."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)

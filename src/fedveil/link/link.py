@@ -210,10 +210,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame that was read from a stream.
-
-        Waits while too much received data is unread.
-        """
+        """Process a frame from a stream, after waiting while too much data is unread."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)

@@ -167,10 +167,7 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Create each party's folder, and the authority if there is none. Returns their paths.
-
-    Existing folders are never overwritten.
-    """
+    """Create each party's folder, never an existing one, and the authority. Returns paths."""
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
     make_folder(folder)

@@ -221,10 +221,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points. A drawing shows no difference.
-
-    Each piece of equal length keeps its first, lowest, highest and last point.
-    """
+    """Return the curve with at most `MOST_POINTS` points, extremes included: it looks the same."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve

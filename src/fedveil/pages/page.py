@@ -29,10 +29,7 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """An entry of a page's first screen: a question, a short answer, and an explanation.
-
-    `tone` decides the answer's colour.
-    """
+    """An entry of the first screen: question, short answer in the colour of `tone`, explanation."""
 
     label: str
     value: str

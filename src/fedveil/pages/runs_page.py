@@ -38,10 +38,7 @@ _APART = (
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Return a page of the runs in order, each named after its folder.
-
-    Federated and vertical runs have separate tables and plots.
-    """
+    """Return a page of the runs in order, federated and vertical ones in separate tables."""
     named = _named(runs)
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}

@@ -157,10 +157,7 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return client numbers from an untrusted state.
-
-    Raises `MessageInvalid` unless they are sorted and distinct.
-    """
+    """Return an untrusted state's client numbers, or raise `MessageInvalid` if not ascending."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients

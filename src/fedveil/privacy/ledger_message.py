@@ -84,10 +84,7 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the closed and open rounds that `rounds_to_state` wrote.
-
-    The ledger has `kinds` kinds, and no open round is before `first_open`.
-    """
+    """Decode the rounds of `rounds_to_state`, of `kinds` kinds. `first_open` bounds open ones."""
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)

@@ -230,10 +230,7 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add noise to the sum once and return the mean.
-
-        With secret cohorts the number of reports is secret, so the expected number divides the sum.
-        """
+        """Add noise once. For secret cohorts, divide by the expected number of reports."""
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)

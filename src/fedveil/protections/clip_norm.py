@@ -124,10 +124,7 @@ class Clipping:
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate of `reports` reports in a round that opened with `state`.
-
-        `mean` is the mechanism's output. The aggregate includes the state of the next round.
-        """
+        """Return the aggregate with the mechanism's output `mean`, and the next state."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

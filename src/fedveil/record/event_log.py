@@ -72,10 +72,7 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
-    """Return sentences on places where a log was changed after writing, or none.
-
-    `said` has heads of this log that other parties' logs name.
-    """
+    """Return sentences on changed lines of a log. `said` has its heads from other parties' logs."""
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]
     for line in lines:

@@ -133,10 +133,7 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return the file `name` in the folder `path`. Raises `RunFolderError` if there is none.
-
-    The error says that the folder is not `what`, such as "a run's folder".
-    """
+    """Return a file of the folder `path`. `RunFolderError` says that this is not `what`."""
     if (path / name).is_file():
         return path / name
     if not path.exists():

@@ -36,10 +36,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Return a reference page's table rows, by key, in a form for programs.
-
-    `part` restricts them to the keys whose path begins with it.
-    """
+    """Return a reference page's table rows, those of `part`, by key and for programs."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:

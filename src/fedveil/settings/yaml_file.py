@@ -77,10 +77,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats, `stands_for` of them.
-
-        None means an alias inside the repeated block itself, which is an error.
-        """
+        """Count the values that an alias repeats. Raises an error inside the repeated block."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -133,10 +130,7 @@ for _kind in (_Loader, _Dumper):
 def read(
     path: str | FilePath, most_bytes: int = MOST_JOB_BYTES, most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises JobError if it contains no valid mapping.
-
-    `most_bytes` and `most_values` limit its size.
-    """
+    """Return the mapping in a YAML file of limited size, or raise JobError."""
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:

@@ -113,10 +113,7 @@ def _remarks(result: Result) -> Iterator[str]:
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of the runs' quality, their cost and their guarantees.
-
-    With a `goal`, they say in which round each run reaches it.
-    """
+    """Yield tables of quality with the round that reaches any `goal`, of cost, of guarantees."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -248,10 +245,7 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Return the mean of the figures, and with `bounds` the least and the largest.
-
-    A mean over only some runs would hide that others have diverged.
-    """
+    """Return the mean of all figures, and with `bounds` the least and the largest."""
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

@@ -81,10 +81,7 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError if the saved reports cover fewer than `examples` training examples.
-
-        Drawing missing reports again would cost privacy again.
-        """
+        """Raise RunFolderError if the saved reports cover fewer than `examples` training ones."""
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0

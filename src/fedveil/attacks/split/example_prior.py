@@ -44,10 +44,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit a normal prior to public examples [examples, *shape].
-
-        Its variance is at least `floor`² in each direction.
-        """
+        """Fit a normal prior to public examples, with variance at least `floor`² everywhere."""
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean

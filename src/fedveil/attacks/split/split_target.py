@@ -146,10 +146,7 @@ class SplitTarget:
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Yield each of the run's next `steps` steps: its examples, and the messages sent.
-
-        The parties train copies of their parts, from one step to the next.
-        """
+        """Yield the examples and messages of the next `steps` steps, in which copies train."""
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
         for step in range(1, steps + 1):

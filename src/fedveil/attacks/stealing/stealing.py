@@ -63,10 +63,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Draw originals above their nearest candidates.
-
-        Returns None without images or candidates.
-        """
+        """Draw originals above their nearest candidates. None if there are no images to draw."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]

@@ -93,10 +93,7 @@ class ManyMachines(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports.
-
-        Each machine folds its reports into a server half, which is then merged into `server`.
-        """
+        """Yield the answers without reports, which each machine adds up for `server`."""
         return self._answers(phase, messages, server)
 
     def shown(self) -> dict[str, Any]:

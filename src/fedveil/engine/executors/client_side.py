@@ -142,10 +142,7 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record that a report contains `client`'s update, the last one that `updates` yielded.
-
-        `carried` is this update after the protection's clipping, without noise.
-        """
+        """Record that a report has the last update, clipped to `carried` and without noise."""
 
 
 class LocalTraining(Training):

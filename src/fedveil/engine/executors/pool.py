@@ -206,11 +206,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports.
-
-        Each worker folds its reports into a server half of its own. At the end, all of these are
-        merged into `server`.
-        """
+        """Yield the answers without reports, which each worker adds up for `server`."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))

@@ -126,10 +126,7 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 
 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
-    """Return the validated settings. Raises `JobError` with a sentence for each invalid key.
-
-    `prefix` precedes each key in these sentences.
-    """
+    """Return the validated settings. Raises `JobError`, with `prefix` before each invalid key."""
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):

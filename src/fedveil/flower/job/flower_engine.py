@@ -36,10 +36,7 @@ _LET_GO_S = 60.0
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: `named` in the run configuration, or one named after the job.
-
-    A restart of the same job therefore resumes in its folder.
-    """
+    """Return the run's folder: `named`, or the job's own, in which a restart resumes."""
     if named:
         return Path(str(named))
     return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")

@@ -21,10 +21,7 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state nearest to cells * value / value_range, clipped; half to even.
-
-    NaN is refused.
-    """
+    """Return the nearest state to cells * value / value_range, clipped. Refuses NaN."""
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -105,10 +102,7 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 
 @compiled(_add_update_numpy)
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
-    """Add `update` to `values`, in place. Returns how many of the sums exceed `clip` in magnitude.
-
-    Returns -1 if the update is not finite.
-    """
+    """Add `update` to `values`. Returns how many exceed `clip`, or -1 if it is not finite."""
     beyond, fine = np.int32(0), np.int32(1)
     for i in range(len(values)):
         fine &= np.int32(abs(update[i]) < np.inf)

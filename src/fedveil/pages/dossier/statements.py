@@ -28,10 +28,7 @@ _REPLACE = (
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a dossier: its key, its title, and its sentences.
-
-    `missing` is the reason if it has none.
-    """
+    """A statement of a dossier: key, title, and sentences or, in `missing`, why there are none."""
 
     key: str
     title: str

@@ -119,10 +119,7 @@ class Tables(ByLabel):
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the classes' weights from the leader's settings.
-
-        A class not named has the weight 1.
-        """
+        """Return the classes' weights from the leader's settings, 1 by default."""
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None

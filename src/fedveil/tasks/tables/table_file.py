@@ -95,10 +95,7 @@ class Table:
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
-    """Return the names of the file's columns.
-
-    Raises DataInvalid if one is empty or occurs twice.
-    """
+    """Return the file's column names. Raises DataInvalid for an empty or a repeated one."""
     if is_parquet(path):
         return parquet_file.header(path)
     return csv_file.header(find_format(path, reading, place))
