@@ -1,4 +1,4 @@
-"""Inference of a client's classes from its report: each one's count, and a prevailing one.
+"""Inference of a client's classes from its report: their counts, and whether one prevails.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
 (`gradient.label_counts`). Property inference asks whether more than half of the examples are of one

@@ -209,8 +209,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if the direction is not determined without one of these neurons, as a
-    direction of this kind exists for every neuron.
+    The count is halved if the direction would be undetermined without one of these neurons, because
+    such directions exist whatever the examples are.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:

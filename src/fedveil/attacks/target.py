@@ -216,6 +216,6 @@ class Target:
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of a round with these updates. Each `repeat` has own reports."""
+        """Return the server's view of a round with these updates. Each `repeat` is a new draw."""
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

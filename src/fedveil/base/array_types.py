@@ -1,4 +1,4 @@
-"""Types of arrays by their elements. Other modules name types with a special meaning."""
+"""The types of arrays, each named by the type of its elements."""
 
 from __future__ import annotations
 

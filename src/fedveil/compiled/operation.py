@@ -146,7 +146,7 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return own fields. `changed` means that a later operation overwrites the value."""
+        """Return the operation's own fields. `changed`: a later operation overwrites the value."""
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:

@@ -47,7 +47,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate changes between rounds. `make` returns that of a round."""
+    """A trainer whose learning rate changes between rounds. `make(round)` returns one."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

@@ -84,7 +84,7 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the rounds of `rounds_to_state`, of `kinds` kinds. `first_open` bounds open ones."""
+    """Decode the rounds of `rounds_to_state`. Raises an error for an impossible kind or round."""
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)

@@ -169,7 +169,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows, and an estimate of the largest RMS one.
+    """Return the largest finite loss between two rows, and an estimate of the largest RMS loss.
 
     The estimate compares only the first row with each of the others.
     """

@@ -120,7 +120,7 @@ class AliasTables:
     def weights(self, row: int) -> list[int]:
         """Return the integer weights in a row's table, which sum to 2^64.
 
-        The last one is the remainder's.
+        The last weight is that of the remainder.
         """
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
@@ -132,9 +132,9 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return, for each symbol, how far a row's weight is below the true probability.
+        """Return the distribution of a row's remainder, as one integer weight for each symbol.
 
-        These are integers in exact proportion.
+        A weight is proportional to the part of the symbol's true probability that the table lacks.
         """
         exact = self._exact(row)
         total = sum(exact)

@@ -93,7 +93,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws without place bits to `values`. Returns the indices of the rejected draws."""
+        """Add draws if there are no place bits. Returns the indices of the rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), list[int]()
@@ -110,7 +110,7 @@ class DiscreteGaussian:
         return np.array(again, np.int64)
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws with place bits to `values`. Returns the indices of the rejected draws."""
+        """Add draws if there are place bits. Returns the indices of the rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -139,7 +139,7 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell of a uniform real whose first 63 bits, `prefix`, are not enough."""
+        """Return the cell of a uniform real whose first 63 bits, `prefix`, do not decide it."""
         bits = _PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)

@@ -56,7 +56,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return the draw whose first word, `prefix`, is not enough, by further bits."""
+        """Return a draw that its first word, `prefix`, does not decide, by reading more bits."""
         bits = _WORD
         while True:
             bits += _WORD

@@ -244,7 +244,7 @@ def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return the result of np.quantile, which does not know that numbers are ordered."""
+    """Return the result of np.quantile for `ordered` numbers, without sorting them."""
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]
