@@ -95,7 +95,6 @@ class Page:
         return [plot for plot in plots if plot.has_line]
 
     def html(self) -> str:
-        """Return the whole page as HTML."""
         script = _own("page.js")
         policy = (
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "

@@ -52,7 +52,6 @@ class AdaptiveSum:
         return len(self._kinds) <= 1 or self._gaussian
 
     def copy(self) -> AdaptiveSum:
-        """Return an independent copy."""
         self.settle()
         other = AdaptiveSum()
         other.__dict__ |= self.__dict__

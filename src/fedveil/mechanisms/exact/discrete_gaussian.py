@@ -79,7 +79,6 @@ class DiscreteGaussian:
         return self.cell_variance << (2 * self.place_bits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws from this distribution."""
         values = np.zeros(count, np.int64)
         self.add_to(values, entropy)
         return values

@@ -46,7 +46,6 @@ class ExactDraw:
         return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws from this distribution."""
         words = entropy.words(count)
         out = np.searchsorted(self._table, words, side="right").astype(np.int64)
         if len(self._table):

@@ -93,7 +93,6 @@ def _federated(evidence: Evidence) -> Iterator[Statement]:
 
 
 def _settings(switch: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a job's protection."""
     position = POSITIONS.get(str(switch["name"]))
     block = position.block if position is not None else "own"
     return dict(switch.get(block or "") or {})
