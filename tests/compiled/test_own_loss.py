@@ -109,11 +109,12 @@ def updates(trainer: Any, model: nn.Module, clients: list[ClientData]) -> np.nda
     "change",
     [
         {"lr": 0.3},
+        {"lr": 0.3, "weight_decay": 0.05},
         {"lr": 0.1, "momentum": 0.7, "weight_decay": 0.02},
         {"lr": 0.02, "optimizer": "adam"},
         {"lr": 0.2, "proximal": 0.4, "gradient_norm": 0.5},
     ],
-    ids=["sgd", "momentum", "adam", "proximal"],
+    ids=["sgd", "decay", "momentum", "adam", "proximal"],
 )
 def test_it_is_the_tasks_own_loop(model: str, change: dict[str, Any]) -> None:
     make, task = MODELS[model]
