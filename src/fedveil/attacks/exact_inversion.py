@@ -4,8 +4,8 @@ SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b,
 batch, and D [neurons, b] are the loss's derivatives before the ReLU, so the rank is at most b.
 Factors L R of that rank give D and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R.
 
-A column of D is zero at each neuron that its example leaves silent, about every second one. All
-other directions in the span of L have fewer zeros. So b - 1 neurons that happen to be silent for an
+A column of D is zero at each neuron that its example leaves silent, about every second one. No
+other direction in the span of L has as many zeros. So b - 1 neurons that happen to be silent for an
 example determine its column: the one direction that is zero on all of them. The attack searches for
 directions with many zeros, and chooses b of them whose examples explain which neurons are silent.
 The bias gradient gives the scales.
