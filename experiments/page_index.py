@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from experiments import EXPERIMENTS, ldp_jobs
+from experiments.arms import settings
+from experiments.catalog import find, takes_about
+from experiments.outcome_page import SOURCES
 from fedveil.pages.table import Table
-from fedveil.studies.catalog import find, takes_about
-from fedveil.studies.outcome_page import SOURCES
-from fedveil.studies.several_runs import settings
 
 _TALLY = re.compile(r"^\*\*(.*)\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _LIST = "\n".join(f"- **{number}**: {title}" for number, title in SOURCES.items())

@@ -31,9 +31,9 @@ _HEAD = """# The sources' statements
 This page lists every testable statement of the [sources](index.md), with a status:
 {legend}.
 
-If a statement is tested by an experiment, its status follows from the verdicts on that experiment's
-page. It is P if a verdict says nothing, or if the run is smaller than the source's and the statement
-depends on the size. Otherwise it is S if all verdicts agree, and D if one differs.
+If an experiment tests a statement, its status follows from the verdicts on that experiment's
+page. It is P if a verdict says nothing, or if the run is smaller than the source's and the
+statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs.
 
 **{tally}.**
 """
