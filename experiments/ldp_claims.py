@@ -232,7 +232,7 @@ def adapting_helps(
         )  # fmt: skip
         at_total = speed[f"{task}-adaptive"] - speed[f"{task}-same-total"]
         yield Verdict.of(
-            at_total > _SLACK, f"{task}: mean accuracy over all rounds, adaptive less a fixed "
+            at_total > _SLACK, f"{task}: mean accuracy over all rounds, adaptive minus a fixed "
             "epsilon of the same total", "adaptive is faster", f"{at_total:+.3f}",
             held_to=f"more than {_SLACK:g}", same="it spends more in the rounds that need it",
             other="the difference may be chance with one seed: the gain comes from spending more, "

@@ -284,7 +284,7 @@ class NonIID(LDPFigure):
             "the examples sorted by label. These runs have twice the rounds."
         )
         plot = _rates(
-            "noniid", "RR: accuracy lost, by how examples are dealt", Axis("epsilon", log=True),
+            "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),
             LARGE, {"dealt at random": iid, "two labels a client": shards},
         )  # fmt: skip
         return Outcome(

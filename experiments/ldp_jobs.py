@@ -86,6 +86,7 @@ _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0, LOCATION: 1.0}
 _SYNTHETIC = "The file of Purchase-100 is not here, so a synthetic set of its shape replaces it."
 _ELSEWHERE = (
+    "RR is randomised response on the bits of a one-hot code, and OUE optimised unary encoding. "
     "The accuracy-loss rate is the share of the accuracy without protection that is lost. The "
     "index of these pages states all settings, replacements, and what the source leaves open."
 )

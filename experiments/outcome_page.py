@@ -25,7 +25,7 @@ SOURCES = {
     "003": f"{_MINDSPORE} EmbeddingDP",
 }
 _READING = (
-    "`small` takes minutes, `medium` about half an hour; `full` has the source's own size. A "
+    "Scale `small` takes minutes, `medium` about half an hour; `full` has the source's own size. A "
     "verdict says nothing if a run that it needs learnt nothing, or if the data cannot decide."
 )
 
