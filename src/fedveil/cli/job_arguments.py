@@ -23,7 +23,8 @@ JobPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+        "--set",
+        help="KEY=VALUE: set a key of the job or question by its dotted path; may be repeated.",
     ),
 ]
 
