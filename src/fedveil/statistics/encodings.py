@@ -33,9 +33,9 @@ from fedveil.statistics.tables import Table
 class Rows:
     """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
 
-    `moved` marks rows with a value that was moved into its range, and `lost` rows that do not count
-    because a value is missing or has no cell. `spare` are the cells of rows that do not count, if
-    they shall have one.
+    `moved` marks rows with a value that was moved into its range. `lost` marks rows that do not
+    count, because a value is missing or has no cell. `spare` are cells for rows that do not count,
+    if they are to have one.
     """
 
     width: int
@@ -218,7 +218,7 @@ class Moments(Encoding):
 
 
 class Ends(Cells):
-    """Scaled numbers as sums of `draws` independent numbers -1 or 1 whose mean is the number.
+    """Scaled numbers, each as a sum of `draws` independent draws of -1 or 1 around it.
 
     A cell holds the sum of each column, so that moments are carried through one-hot codes. With u
     and u' drawn for x, and v for y: E[u] = x, E[u u'] = x² and E[u v] = x y. Privacy is that of the
@@ -277,10 +277,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """An encoding for each group of a column. A row counts in its own group alone.
-
-    Cells are grouped by a further axis instead.
-    """
+    """An encoding for each group of a column: a row counts in its own group alone."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups
