@@ -1,4 +1,4 @@
-"""What left a data set, for the person who answers for it: tables, a page and a record."""
+"""A record of what left a data set, for the person who answers for it: tables, page, plain data."""
 
 from __future__ import annotations
 
