@@ -1,9 +1,9 @@
 """A site's policy and account as filters of a privacy scope (`privacy.json`) of NVFlare.
 
-`SiteTaskFilter` stands in `task_data_filters`. It admits a training task, and charges the account of
-the data set before the data are read. `SiteResultFilter` stands in `task_result_filters`. It lets
-one thing out of the site: the report of the update of an admitted task. Everything else that an
-executor returned stays: metrics, numbers of examples, headers, errors.
+`SiteTaskFilter` stands in `task_data_filters`. It admits a training task, and charges the account
+of the data set before the data are read. `SiteResultFilter` stands in `task_result_filters`. It
+lets one thing out of the site: the report of the update of an admitted task. Everything else that
+an executor returned stays: metrics, numbers of examples, headers, errors.
 
 Both run in the process of the job. They bind a job that consists of classes which the site allows.
 They do not bind code of the job's own (BYOC), which runs in the same process.

@@ -17,6 +17,8 @@ from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, parse
 from fedveil.protections.base import Protection, RoundContext, Update
 
+#: The protections whose reports need nothing of the server but the model.
+ONE_MESSAGE = ("dp_encrypt", "rr", "oue")
 #: The field of a result that holds a report as a message.
 REPORT = "fedveil.report"
 
@@ -36,13 +38,13 @@ class Terms:
         """
         options = parse(keys)
         check(options)
-        terms = cls(options)
-        if len(options.position.phases) > 1 or terms.protection(1).initial_state():
+        if options.protection not in ONE_MESSAGE or cls(options).protection(1).adaptive:
             raise InvalidValue(
-                f"protection = {options.protection} takes more than one message from the server, "
-                "and a filter of NVFlare sees one: use dp_encrypt, rr or oue"
+                f"protection = {options.protection} needs messages of the server's half, which a "
+                f"filter of NVFlare does not see: use {', '.join(ONE_MESSAGE)}, without an adaptive "
+                "budget"
             )
-        return terms
+        return cls(options)
 
     def layout(self, arrays: Arrays) -> ArrayLayout:
         """Return the places of the arrays in an update."""
