@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import document, say
+from fedveil.cli import site_account
 from fedveil.cli.exits import Commands
 from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import answering
@@ -101,6 +102,9 @@ def sign(
     path = sign_app(directory, key)
     say(f"wrote {path}")
     return {"wrote": path}
+
+
+app.command()(answering(site_account.account))
 
 
 @app.command()

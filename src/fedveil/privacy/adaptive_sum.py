@@ -48,14 +48,15 @@ class AdaptiveSum:
     @property
     def composed(self) -> bool:
         """Return True if the losses are composed, and False if they are bounded in another way."""
-        self._settle()
+        self.settle()
         return len(self._kinds) <= 1 or self._gaussian
 
     def copy(self) -> AdaptiveSum:
         """Return an independent copy."""
+        self.settle()
         other = AdaptiveSum()
         other.__dict__ |= self.__dict__
-        other._kinds, other._pending = Counter(self._kinds), Counter(self._pending)
+        other._kinds, other._pending = Counter(self._kinds), Counter()
         return other
 
     def figure(self, delta: float) -> Figure:
@@ -64,7 +65,7 @@ class AdaptiveSum:
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
     def _at(self, delta: float) -> float:
-        self._settle()
+        self.settle()
         if len(self._kinds) <= 1:
             charges = [(loss, n * times) for kind, times in self._kinds.items() for loss, n in kind]
             return cost(charges, delta)
@@ -76,8 +77,8 @@ class AdaptiveSum:
         one = Gaussian((self._square * (1 + _ROUNDING)) ** -0.5)
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
-    def _settle(self) -> None:
-        """Bring the sums up to date."""
+    def settle(self) -> None:
+        """Bring the sums up to date. Otherwise, the next figure does."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

@@ -41,6 +41,15 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
     return sensitivity / mu if mu > 0 else math.inf
 
 
+def keeps(ratio: float, epsilon: float, delta: float) -> bool:
+    """Return True if Gaussian noise of this ratio is clearly (epsilon, delta)-private.
+
+    False may also be for a ratio that is just enough.
+    """
+    x = epsilon * ratio - 0.5 / ratio
+    return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)
+
+
 def ratio_for(epsilon: float, delta: float, releases: int) -> float:
     """Return the least noise ratio at which `releases` releases cost (epsilon, delta) together.
 

@@ -9,8 +9,9 @@ import difflib
 import math
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -139,19 +140,22 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
     return kind if _is_block(kind) else None
 
 
-def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """Yield the path of every value in `model`, in order.
+@cache
+def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
+    """Return the path of every value in `model`, in order.
 
     NAME stands for a name that the user gives.
     """
+    paths = list[Path]()
     for name, field in model.model_fields.items():
         block, blocks = block_of(field), blocks_of(field)
         if block is not None:
-            yield from keys(block, (*prefix, name))
+            paths += keys(block, (*prefix, name))
         elif blocks is not None:
-            yield from keys(blocks, (*prefix, name, NAME))
+            paths += keys(blocks, (*prefix, name, NAME))
         else:
-            yield (*prefix, name)
+            paths.append((*prefix, name))
+    return tuple(paths)
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,17 +17,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from fedveil.base.message import decode, encode
-from fedveil.base.validate import choice, positive, within
+from fedveil.base.validate import choice, integer, positive, within
 from fedveil.errors import InvalidValue, OverSpent
 from fedveil.privacy.adaptive_sum import AdaptiveSum
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger, Spendings
-from fedveil.privacy.ledger_message import kinds_from_state, kinds_to_state
 from fedveil.site.account_file import AccountFile
+from fedveil.site.account_losses import from_plain, to_plain
 
 Unit: TypeAlias = Literal["client", "example"]
+Period: TypeAlias = Literal["run", "month", "ever"]
 
 #: The longest text in a charge.
 _MOST_TEXT = 1000
@@ -82,6 +81,7 @@ class Limits:
         for name in ("run", "month", "ever"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
+        integer("without_epsilon", self.without_epsilon, 0)
         within("delta", self.delta, 0, 1, open_low=True, open_high=True)
         choice("unit", self.unit, get_args(Unit))
 
@@ -163,7 +163,7 @@ class SiteAccount:
     def _clear(self) -> None:
         self._kinds: dict[str, Kind] = {}
         self.charges: list[Charged] = []
-        self._windows: dict[tuple[str, str], Window] = {}
+        self._windows: dict[tuple[Period, str], Window] = {}
 
     @classmethod
     def open(
@@ -184,6 +184,8 @@ class SiteAccount:
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
+        for window in account._windows.values():
+            window.total.settle()
         return account
 
     @property
@@ -212,6 +214,10 @@ class SiteAccount:
                 window.add(charged)
         return window.privacy(delta, unit)
 
+    def windows(self, period: Period) -> dict[str, Window]:
+        """Return what each run or month was charged, or all time, by its name."""
+        return {name: window for (of, name), window in self._windows.items() if of == period}
+
     def charge(self, released: Release, *, limit: Limits) -> None:
         """Charge a release. It is on disk when this returns.
 
@@ -224,13 +230,14 @@ class SiteAccount:
             )
         with self._file.locked():
             self._catch_up()
-            charged = Charged(
-                self._now(), released.job, released.what, released.mechanism, released.through,
-                released.unit, tuple(released.in_clear), kind,
+            body = self._body(
+                Charged(
+                    self._now(), released.job, released.what, released.mechanism, released.through,
+                    released.unit, tuple(released.in_clear), kind,
+                )
             )  # fmt: skip
-            self._check(charged, limit)
-            body = self._body(charged)
             found = self._read(body)  # a line that could not be read again is never written
+            self._check(found[1], limit)
             self._file.append(body)
             self._add(*found)
 
@@ -243,17 +250,17 @@ class SiteAccount:
         return max(now, self.charges[-1].at) if self.charges else now
 
     def _check(self, charged: Charged, limit: Limits) -> None:
-        said = f"{charged.what} of {charged.job}"
-        bare = promises_nothing(charged.kind)
+        said, kind = f"{charged.what} of {charged.job}", charged.kind
         most = {"run": limit.run, "month": limit.month, "ever": limit.ever}
         for period, which in _periods(charged):
             allowed = most[period]
             window = self._windows.get((period, which), Window()).copy()
             window.add(charged)
-            if bare and period == "month" and window.without_epsilon > limit.without_epsilon:
+            most_sums = limit.without_epsilon
+            if period == "month" and promises_nothing(kind) and window.without_epsilon > most_sums:
                 raise OverSpent(
-                    f"{said} promises no epsilon, and the limit of {self.name} is "
-                    f"{limit.without_epsilon:,} such releases in a month"
+                    f"{said} promises no epsilon, and the site allows {most_sums} such releases of "
+                    f"{self.name} in a month"
                 )
             figure = window.privacy(limit.delta, limit.unit).figure
             if allowed is not None and not figure.epsilon <= allowed:
@@ -273,17 +280,17 @@ class SiteAccount:
 
     def _body(self, charged: Charged) -> bytes:
         """Encode a charge. Its losses are written only in the first line that has them."""
-        losses = encode(kinds_to_state([charged.kind]))
-        kind = sha256(losses).hexdigest()[:_ID_LETTERS]
+        losses = to_plain(charged.kind)
+        kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}
         if kind not in self._kinds:
-            line["losses"] = b64encode(losses).decode()
+            line["losses"] = losses
         return json.dumps(line).encode()
 
     def _read(self, body: bytes) -> tuple[str, Charged]:
         line = json.loads(body)
         name, losses = line["kind"], line.pop("losses", None)
-        kind = self._kinds[name] if losses is None else _kind_of(b64decode(losses))
+        kind = self._kinds[name] if losses is None else from_plain(losses)
         at, clear = datetime.fromisoformat(line["at"]), tuple(line["in_clear"])
         return name, Charged(**{**line, "at": at, "in_clear": clear, "kind": kind})
 
@@ -291,13 +298,15 @@ class SiteAccount:
         self._kinds[kind] = charged.kind
         self.charges.append(charged)
         for period in _periods(charged):
-            self._windows.setdefault(period, Window()).add(charged)
+            if period not in self._windows:
+                self._windows[period] = Window()
+            self._windows[period].add(charged)
 
 
-def _kind_of(losses: bytes) -> Kind:
-    return kinds_from_state(decode(losses))[0]
-
-
-def _periods(charged: Charged) -> list[tuple[str, str]]:
+def _periods(charged: Charged) -> list[tuple[Period, str]]:
     """Return the run, the month and the whole time to which a charge belongs."""
-    return [("run", charged.job), ("month", f"{charged.at:%Y-%m}"), ("ever", "")]
+    return [
+        ("run", charged.job),
+        ("month", f"{charged.at.year}-{charged.at.month:02}"),
+        ("ever", ""),
+    ]

@@ -85,6 +85,8 @@ class AccountFile:
                 yield self._void, body
                 self._void = False
         self._check_counter()
+        if found is not None and self.path.stat().st_size > self._size:
+            os.truncate(self.path, self._size)  # a part of a line, which nobody counted
 
     def append(self, body: bytes) -> None:
         """Write a line and count it. Call it while `locked`, after `bodies`."""
@@ -106,7 +108,6 @@ class AccountFile:
             file.seek(self._size)
             for line in file:
                 if not line.endswith(b"\n"):
-                    os.truncate(self.path, self._size)
                     return
                 body = line[_CODE + 1 : -1]
                 if not hmac.compare_digest(line, self._line(body)):
@@ -119,7 +120,8 @@ class AccountFile:
 
     def _check_counter(self) -> None:
         """Raise AccountInvalid unless the counter stands at the last line, or one before it."""
-        count, code = self._counter.last() or (0, self._start)
+        count, code = self._counter.last()
+        code = code or self._start
         if (count, code) == (self._count, self._code):
             return
         if (count, code) == (self._count - 1, self._before):

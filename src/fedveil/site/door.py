@@ -20,7 +20,7 @@ from fedveil.flower.job import job_client
 from fedveil.flower.records import encoded_records
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import TIMING, Protection, Spending
-from fedveil.site.account import Limits, Release, SiteAccount
+from fedveil.site.account import Release, SiteAccount
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, SiteLog
@@ -102,7 +102,7 @@ class _Charges:
         return self.policy.clear.answer_after_s
 
     def charge(self, protection: Protection, asked: Words) -> None:
-        job, epsilon = self.order.job, self.policy.epsilon
+        job = self.order.job
         released = Release(
             job=self.order.digest.hex(),
             what=f"a report of {job.name}",
@@ -112,11 +112,7 @@ class _Charges:
             through=f"Flower, {self.server}",
             in_clear=tuple(self._in_clear(protection)),
         )
-        limits = Limits(
-            run=epsilon.run, month=epsilon.month, ever=epsilon.ever, delta=epsilon.delta,
-            unit=self.policy.strength.unit, without_epsilon=epsilon.exact_sums,
-        )  # fmt: skip
-        self.account.charge(released, limit=limits)
+        self.account.charge(released, limit=self.policy.limits)
 
     def _in_clear(self, protection: Protection) -> list[str]:
         said = in_clear(self.order.job, protection, leaves=True)

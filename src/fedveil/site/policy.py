@@ -12,6 +12,7 @@ from fedveil.settings import allowed
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.rules import Rules
 from fedveil.settings.settings import RunName
+from fedveil.site.account import Limits
 from fedveil.site.policy_blocks import (
     Allowed,
     ClearSettings,
@@ -58,6 +59,14 @@ class Policy(CheckedJob):
         description="file on another disk that counts the accounts' lines, so that a folder that "
         "was set back as a whole is refused. null: none",
     )
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of each account."""
+        most = self.epsilon
+        return Limits(
+            most.run, most.month, most.ever, most.delta, self.strength.unit, most.exact_sums
+        )
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
         return RULES.broken(self, wrong)
