@@ -253,7 +253,7 @@ def _records(said: Said) -> Iterator[tuple[str, Message]]:
             yield f"{place} cut at {cut}", said.message(
                 lambda r, p=place, v=record: r.__setitem__(p, v)
             )
-        for bit in range(0, min(8 * len(data), 1600), 16):
+        for bit in range(0, min(8 * len(data), 1600), 8):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             record = ConfigRecord({"encoded": bytes(flipped)})
