@@ -24,7 +24,9 @@ from site_house import House, app_of_job, job, noised, of_job, policy, training
 def own_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let a hostile app's code be importable. It must not be imported all the same."""
     (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "evil.py").write_text("import builtins\nbuiltins.hostile_code_ran = True\n")
+    (tmp_path / "path" / "evil.py").write_text(
+        "import builtins\nbuiltins.hostile_code_ran = True\n"
+    )
     monkeypatch.syspath_prepend(tmp_path / "path")
     yield
     assert not hasattr(builtins, "hostile_code_ran")
@@ -114,5 +116,3 @@ def test_no_message_of_another_phase_reads_data(
     assert len(cases) >= 190
     assert 0 < sum(answer is not None for answer in answers) < len(cases) / 2
     assert (reads, house.charges) == ([], 0)
-
-

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedveil.engine.job_protection import make_protection
 from fedveil.errors import OverSpent, SiteError
 from fedveil.flower.job import job_client
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
@@ -20,7 +21,6 @@ from fedveil.site.account import Release
 from fedveil.site.door import Door, cost
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, server_of
-from fedveil.engine.job_protection import make_protection
 from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
 
 

@@ -78,15 +78,19 @@ def policy(**changes: Any) -> dict[str, Any]:
 def job(**changes: Any) -> Job:
     block = {"noise_multiplier": 5.0, "clip": 0.5, "active_security": True, "assume_honest": 0.9,
              "cipher_time_window": 9000}  # fmt: skip
-    made = {"protection": {"name": "distributed_dp", "distributed_dp": block}, **changes}
-    return study(privacy={"randomness": "secure"}, **made)
+    made = {
+        "protection": {"name": "distributed_dp", "distributed_dp": block},
+        "privacy": {"randomness": "secure"},
+    }
+    return study(**{**made, **changes})
 
 
 def training(job: Job, phase: str | None = None, **more: Any) -> Said:
     """Return the message that asks client 0 of a job for its report, by words of a server."""
     protection = make_protection(job, WEIGHTS)
     weights = np.linspace(-0.1, 0.1, WEIGHTS, dtype=np.float32)
-    opening = protection.server_round(RoundContext(range(6), 1, weights, protection.initial_state()))
+    round_ = RoundContext(range(6), 1, weights, protection.initial_state())
+    opening = protection.server_round(round_)
     common = {
         "opening": True, "round": 1, "dimension": WEIGHTS, "weights": weights,
         "example_shape": np.array([FEATURES], np.int64), "classes": CLASSES, "fingerprint": "",

@@ -16,7 +16,7 @@ from fedveil.flower.job.app_folder import ROSTER
 from fedveil.site.door import Door
 from fedveil.site.order import order_in
 from fedveil.site.site_folder import POLICY, Site, create
-from flower_parts import CLIENTS, LocalGrid, app_of, job
+from flower_parts import CLIENTS, LocalGrid, job
 
 #: A private sum of the clients of `flower_parts.job`, which the strict policy accepts.
 DISTRIBUTED: dict[str, Any] = {

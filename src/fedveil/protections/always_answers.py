@@ -47,8 +47,8 @@ def answer_trained(
     further.
 
     If the protection guarantees nothing, any error that prevents a report is raised, unless
-    `always` is set. If it guarantees something, an error is raised only if the message alone causes it, that is, if an
-    update of zero raises as well. Any other error is returned for the client's own log.
+    `always` is set. Otherwise, an error is raised only if the message alone causes it, that is, if
+    an update of zero raises as well. Any other error is returned for the client's own log.
     """
     try:
         update, examples = train()
