@@ -1,8 +1,9 @@
-"""A site's account, files, clock and frameworks under attack, and values that no report may show."""
+"""A site's account, files and clock under attack, and values that no report may show."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.errors import OverSpent, SiteError
 from fedveil.flower.job import job_client
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.site.account import Release
+from fedveil.site.account import Limits, Release, SiteAccount
 from fedveil.site.door import Door, cost
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, server_of
@@ -33,6 +34,11 @@ def asked(house: House, good: Any, times: int) -> int:
 def limited(good: Any, **changes: Any) -> dict[str, Any]:
     """Return a policy with the strict epsilon of a month, 2."""
     return of_job(good, epsilon={}, **changes)
+
+
+def charge_all(account: SiteAccount, releases: Sequence[Release], limit: Limits) -> None:
+    for released in releases:
+        account.charge(released, limit=limit)
 
 
 def spent(house: House) -> float:
@@ -73,8 +79,7 @@ def test_a_new_process_another_job_and_another_server_share_the_account(
     left = asked(house, one, 20)
     assert left < 18
     with pytest.raises(OverSpent):
-        for _ in range(20):
-            elsewhere.charge(released, limit=second.policy.limits)
+        charge_all(elsewhere, [released] * 20, second.policy.limits)
     assert asked(house, other, 3) == 0
     assert spent(house) <= 2
 

@@ -193,7 +193,8 @@ def messages(said: Said) -> Iterator[tuple[str, Message]]:
     """Yield messages that differ from `said`, which is one that a site answers."""
     common, asked = said.common, said.asked
     kinds = ["evaluate", "train", "query", "query.state", "query.examples", "train.evaluate",
-             "train.unmask", "train.masked", "train.exec", "query.log", "query.forgets", "train.reports"]  # fmt: skip
+             "train.unmask", "train.masked", "train.exec", "query.log", "query.forgets",
+             "train.reports"]  # fmt: skip
     for kind in kinds:
         yield f"kind {kind}", said._replace(kind=kind).message()
     for client in (-1, 1, 3, 99, 1 << 62):
