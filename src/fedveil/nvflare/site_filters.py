@@ -92,6 +92,7 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the task's data, or raise `ContentBlockedException`."""
         started = time.monotonic()
+        fl_ctx.set_prop(_ADMITTED, None, private=True, sticky=False)
         task = f"task {fl_ctx.get_prop(FLContextKey.TASK_NAME)} of job {fl_ctx.get_job_id()}"
         try:
             admitted = self._admit(shareable, fl_ctx, started)

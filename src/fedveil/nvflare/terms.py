@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 
 from fedveil.errors import InvalidValue, ModelInvalid
@@ -41,8 +41,7 @@ class Terms:
         if options.protection not in ONE_MESSAGE or cls(options).protection(1).adaptive:
             raise InvalidValue(
                 f"protection = {options.protection} needs messages of the server's half, which a "
-                f"filter of NVFlare does not see: use {', '.join(ONE_MESSAGE)}, without an adaptive "
-                "budget"
+                f"filter of NVFlare does not see: use {', '.join(ONE_MESSAGE)}, without adaptive"
             )
         return cls(options)
 
@@ -60,7 +59,7 @@ def number_of(site: str) -> int:
     return int.from_bytes(hashlib.sha256(site.encode()).digest()[:7])
 
 
-def arrays_of(shareable: Shareable, *kinds: str) -> tuple[str, Arrays]:
+def arrays_of(shareable: Shareable, *kinds: DataKind) -> tuple[DataKind, Arrays]:
     """Return the kind of a task's data or result, and a copy of its arrays.
 
     Raises `ModelInvalid` unless it has one of `kinds`, and NumPy arrays alone.
@@ -70,11 +69,12 @@ def arrays_of(shareable: Shareable, *kinds: str) -> tuple[str, Arrays]:
     except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
         raise ModelInvalid(f"it holds no DXO: {type(error).__name__}") from None
     if dxo.data_kind not in kinds:
-        raise ModelInvalid(f"it holds {dxo.data_kind}, and {' or '.join(kinds)} is needed")
+        needed = " or ".join(kind.value for kind in kinds)
+        raise ModelInvalid(f"it holds {dxo.data_kind}, and {needed} is needed")
     wrong = [name for name, array in dxo.data.items() if not isinstance(array, np.ndarray)]
     if wrong:
         raise ModelInvalid(f"it holds {wrong[0]}, which is no NumPy array")
-    return str(dxo.data_kind), {str(name): np.array(a) for name, a in dxo.data.items()}
+    return DataKind(dxo.data_kind), {str(name): np.array(a) for name, a in dxo.data.items()}
 
 
 def shaped(layout: ArrayLayout, update: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
