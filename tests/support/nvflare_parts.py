@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,16 @@ def write_job(
     return folder
 
 
-def simulate(job: Path, workspace: Path, policy: dict[str, Any]) -> str:
-    """Run a job with two clients in NVFlare's simulator. Returns its output."""
+def simulate(job: Path, workspace: Path, policy: dict[str, Any], allow: Sequence[str] = ()) -> str:
+    """Run a job with two clients in NVFlare's simulator. Returns its output.
+
+    `allow` are classes that a job may name, besides those of NVFlare.
+    """
     (workspace / "local").mkdir(parents=True)
     (workspace / "local" / "privacy.json").write_text(json.dumps(policy))
+    if allow:
+        listed = {"format_version": 2, "class_allow_list": [*allow, "nvflare.app_common"]}
+        (workspace / "local" / "resources.json").write_text(json.dumps(listed))
     code = (
         "import sys; from nvflare.private.fed.app.simulator.simulator_runner import "
         "SimulatorRunner; sys.exit(SimulatorRunner(sys.argv[1], sys.argv[2], n_clients=2, "
