@@ -34,7 +34,7 @@ def test_the_usual_aggregator_averages_noised_updates(tmp_path: Path) -> None:
 def test_reports_that_are_no_arrays_reach_our_aggregator(tmp_path: Path) -> None:
     site = site_in(tmp_path / "north", epsilon=RICH)
     rr = {"protection": "rr", "eps": 60.0, "target": "update", "clip": 0.5, "cells": 10}
-    path = "fedveil.nvflare.aggregator.ProtectedAggregator"
+    path = "fedveil.nvflare.components.ProtectedAggregator"
     ours = {"id": "aggregator", "path": path, "args": {"protection": rr}}
     job = write_job(tmp_path / "job", ours)
     policy = scope(site.folder, rr, plain=False)

@@ -41,7 +41,7 @@ def site_in(folder: Path, **changes: Any) -> Site:
 
 def scope(site: Path, protection: dict[str, Any], plain: bool = True) -> dict[str, Any]:
     """Return the content of `privacy.json`."""
-    base = "fedveil.nvflare.site_filters"
+    base = "fedveil.nvflare.components"
     arguments = {"site": str(site), "data": "heart", "protection": protection, "plain": plain}
     admits = {"path": f"{base}.SiteTaskFilter", "direction": "in", "args": arguments}
     lets_out = {"path": f"{base}.SiteResultFilter", "direction": "out", "args": {}}

@@ -20,9 +20,7 @@ from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 
 from fedveil.errors import FedveilError, SiteError
-from fedveil.nvflare.aggregator import ProtectedAggregator
-from fedveil.nvflare.site_filters import SiteResultFilter, SiteTaskFilter
-from fedveil.nvflare.terms import REPORT
+from fedveil.nvflare.components import REPORT, ProtectedAggregator, SiteResultFilter, SiteTaskFilter
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.site.account import Release
 from fedveil.site.site_folder import Site
