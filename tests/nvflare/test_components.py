@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from fedveil.nvflare.components import REPORT, ProtectedAggregator, SiteResultFi
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.site.account import Release
 from fedveil.site.site_folder import Site
-from nvflare_parts import NOISE, site_in
+from nvflare_parts import NOISE, resources, site_in
 
 #: So little noise that a report shows its update.
 CLEAR = {**NOISE, "dp_eps": 1e7}
 RICH = {"epsilon": {"run": 1e9, "month": 1e9, "ever": 1e9}}
+HERE: dict[str, Workspace] = {}
 SHAPES = {"layer.weight": (3, 5), "layer.bias": (5,), "steps": ()}
 
 
@@ -42,8 +44,21 @@ def task_data(round: int = 4, **data: Any) -> Shareable:
     return shareable
 
 
+@pytest.fixture(autouse=True)
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The workspace of the NVFlare client, in which every context of a test is."""
+    folder = tmp_path / "workspace"
+    for name in ("startup", "local"):
+        (folder / name).mkdir(parents=True)
+    (folder / "local" / "resources.json").write_text(json.dumps(resources()))
+    monkeypatch.setitem(HERE, "workspace", Workspace(str(folder), site_name="north"))
+    return folder
+
+
 def context(task: str = "train", job: str = "job-7", identity: str = "north") -> FLContext:
     fl_ctx = FLContext()
+    of = HERE["workspace"]
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, of, private=True, sticky=False)
     for key, value in (
         (FLContextKey.TASK_NAME, task),
         (ReservedKey.RUN_NUM, job),
@@ -184,19 +199,24 @@ def test_a_task_has_one_report(site: Site) -> None:
         SiteResultFilter().process(result_of(0.5), fl_ctx)
 
 
-def test_a_job_with_code_of_its_own_is_refused(site: Site, tmp_path: Path) -> None:
-    workspace = tmp_path / "workspace"
-    for folder in ("startup", "local"):
-        (workspace / folder).mkdir(parents=True)
-    of = Workspace(str(workspace), site_name="north")
-    fl_ctx = context()
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, of, private=True, sticky=False)
-    custom = Path(of.get_app_custom_dir("job-7"))
+def test_a_job_with_code_of_its_own_is_refused(site: Site) -> None:
+    custom = Path(HERE["workspace"].get_app_custom_dir("job-7"))
     custom.mkdir(parents=True)
-    admits(site).process(task_data(), fl_ctx)
+    admits(site).process(task_data(), context())
     (custom / "trainer.py").write_text("")
-    blocked(site, task_data(), fl_ctx)
+    blocked(site, task_data(), context())
     assert "the job brings code of its own" in said(site)
+
+
+def test_a_client_that_lets_out_more_than_task_results_is_refused(
+    site: Site, workspace: Path
+) -> None:
+    (workspace / "local" / "resources.json").unlink()
+    blocked(site, task_data(), context())
+    opened = {**resources(), "allow_log_streaming": True}
+    (workspace / "local" / "resources.json.default").write_text(json.dumps(opened))
+    blocked(site, task_data(), context())
+    assert "set allow_log_streaming to false" in said(site)
 
 
 def test_a_report_above_the_limit_is_refused_before_the_task_runs(tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ def write_job(
     return folder
 
 
+def resources(*allow: str) -> dict[str, Any]:
+    """Return a `resources.json` that closes all ways out but task results."""
+    named = [
+        "aggregators.intime_accumulate_model_aggregator", "np", "shareablegenerators", "workflows",
+    ]  # fmt: skip
+    listed = [f"nvflare.app_common.{name}" for name in named]
+    return {
+        "format_version": 2, "allow_log_streaming": False, "class_allow_list": [*allow, *listed],
+    }  # fmt: skip
+
+
 def simulate(job: Path, workspace: Path, policy: dict[str, Any], allow: Sequence[str] = ()) -> str:
     """Run a job with two clients in NVFlare's simulator. Returns its output.
 
@@ -101,9 +112,7 @@ def simulate(job: Path, workspace: Path, policy: dict[str, Any], allow: Sequence
     """
     (workspace / "local").mkdir(parents=True)
     (workspace / "local" / "privacy.json").write_text(json.dumps(policy))
-    if allow:
-        listed = {"format_version": 2, "class_allow_list": [*allow, "nvflare.app_common"]}
-        (workspace / "local" / "resources.json").write_text(json.dumps(listed))
+    (workspace / "local" / "resources.json").write_text(json.dumps(resources(*allow)))
     code = (
         "import sys; from nvflare.private.fed.app.simulator.simulator_runner import "
         "SimulatorRunner; sys.exit(SimulatorRunner(sys.argv[1], sys.argv[2], n_clients=2, "

@@ -27,6 +27,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from fedveil.errors import FedveilError, MessageInvalid, ModelInvalid, RoundVoid, SiteRefused
 from fedveil.flower.app.arrays import Arrays
+from fedveil.site.nvflare_resources import open_ways
 from fedveil.site.one_report import Admitted, ReportSum, SiteReports, Terms
 
 #: The property of a task's context that holds an admitted task.
@@ -70,8 +71,7 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
         try:
             if name not in self._tasks:
                 raise SiteRefused(f"a report leaves for the tasks {', '.join(self._tasks)} alone")
-            if _has_own_code(fl_ctx, job):
-                raise SiteRefused("the job brings code of its own, which no filter can bind")
+            _check_workspace(fl_ctx, job)
             admitted = self._reports.admit(
                 _arrays(shareable, DataKind.WEIGHTS)[0],
                 job=job,
@@ -183,8 +183,12 @@ def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
     return {str(n): a for n, a in dxo.data.items()}, dxo.data_kind == DataKind.WEIGHT_DIFF
 
 
-def _has_own_code(fl_ctx: FLContext, job: str) -> bool:
-    """Return True if the job's folder at this site has code."""
+def _check_workspace(fl_ctx: FLContext, job: str) -> None:
+    """Raise SiteRefused if the job brings code, or the site lets out more than task results."""
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    folder = None if workspace is None else Path(workspace.get_app_custom_dir(job))
-    return folder is not None and folder.is_dir() and any(folder.iterdir())
+    custom = Path(workspace.get_app_custom_dir(job))
+    if custom.is_dir() and any(custom.iterdir()):
+        raise SiteRefused("the job brings code of its own, which no filter can bind")
+    resources = Path(workspace.get_resources_file_path() or "resources.json")
+    if ways := open_ways(resources):
+        raise SiteRefused(f"{resources} lets out more than task results: {'; '.join(ways)}")
