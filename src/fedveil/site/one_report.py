@@ -173,7 +173,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Report:
-    """What leaves: a message of the protection."""
+    """A report that leaves the site: a message of the protection."""
 
     message: Message
     protection: Protection
