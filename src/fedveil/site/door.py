@@ -36,7 +36,7 @@ class Door:
     def __init__(self, site: Site, server: str, log: SiteLog) -> None:
         self._site, self._server, self._log = site, server, log
         self._accounts: dict[str, SiteAccount] = {}
-        self._orders: dict[bytes, Order] = {}
+        self._orders: dict[bytes, Order | SiteRefused] = {}
 
     def answer(self, read: Callable[[], bytes], message: Message, context: Context) -> Message:
         """Return the reply to a message: the answer, or the word that there is none.
@@ -65,7 +65,7 @@ class Door:
         assert named is not None, "an order without a data set is refused"
         name, data_set = named
         owner = _Charges(self._account(name), self._site.policy, order, self._server)
-        member = self._site.member(self._server, data_set, owner)
+        member = self._site.member(self._server, order.job, data_set, owner)
         _check_client(order, member.client)
         return job_client.answer(order.job, member, message, context)
 
@@ -74,8 +74,14 @@ class Door:
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:
                 self._orders.clear()
-            self._orders[digest] = read_app(archive)
-        return self._orders[digest]
+            try:
+                self._orders[digest] = read_app(archive)
+            except SiteRefused as refused:
+                self._orders[digest] = refused
+        order = self._orders[digest]
+        if isinstance(order, SiteRefused):
+            raise SiteRefused(str(order))
+        return order
 
     def _account(self, name: str) -> SiteAccount:
         if name not in self._accounts:
