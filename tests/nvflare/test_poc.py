@@ -1,4 +1,4 @@
-"""A job in NVFlare's POC mode: a server and two sites in processes of their own, with mutual TLS."""
+"""A job in NVFlare's POC mode: a server and two sites, each a process of its own, with TLS."""
 
 from __future__ import annotations
 

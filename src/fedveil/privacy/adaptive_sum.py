@@ -30,19 +30,19 @@ class AdaptiveSum:
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
-        self._pending: Counter[Kind] = Counter()
+        self._pending: Counter[Kind] = Counter()  # not in the sums yet
         self._epsilon = self._delta = Decimal(0)
         self._renyi, self._lost = np.zeros(ORDERS), 0.0
         self._square, self._gaussian = 0.0, True
 
     def add(self, kind: Kind, times: int = 1) -> None:
         """Add `times` equal charges."""
-        self._kinds[kind] += times
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
         """Return how often each kind was charged."""
+        self.settle()
         return Counter(self._kinds)
 
     @property
@@ -93,4 +93,5 @@ class AdaptiveSum:
                     self._square += count / loss.release.ratio**2
                 else:
                     self._gaussian = False
+        self._kinds.update(self._pending)
         self._pending = Counter()
