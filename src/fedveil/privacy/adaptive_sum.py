@@ -5,6 +5,9 @@ one whose squared inverse ratio is the sum of theirs, also if they were chosen a
 fixed limit (Smith and Thakurta, 2022). Charges of several kinds cost the lower of two numbers: the
 sum of their epsilons (Rogers, Roth, Ullman and Vadhan, 2016), and that of a Rényi filter
 (`renyi_filter`).
+
+Each of these holds at the stated delta. If earlier results also decide whether charges stay alike,
+the outcomes of both cases add up: a limit on the epsilon then holds at twice the delta at most.
 """
 
 from __future__ import annotations
