@@ -1,4 +1,4 @@
-"""Jobs of NVFlare's own workflows and trainers, in its simulator, under a site's privacy scope."""
+"""Jobs of NVFlare's own workflows and trainers, in its simulator, with a site's filters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def final(workspace: Path) -> Any:
 
 
 def test_the_usual_aggregator_averages_noised_updates(tmp_path: Path) -> None:
-    """Both clients of the simulator read one scope, so they charge one account."""
+    """Both clients of the simulator have the same filters, so they charge one account."""
     site = site_in(tmp_path / "north", epsilon=RICH)
     job = write_job(tmp_path / "job", STOCK, rounds=3)
     said = simulate(job, tmp_path / "ws", scope(site.folder, CLEAR))
@@ -38,7 +38,7 @@ def test_reports_that_are_no_arrays_reach_our_aggregator(tmp_path: Path) -> None
     ours = {"id": "aggregator", "path": path, "args": {"protection": rr}}
     job = write_job(tmp_path / "job", ours)
     policy = scope(site.folder, rr, plain=False)
-    said = simulate(job, tmp_path / "ws", policy, allow=[path])
+    said = simulate(job, tmp_path / "ws", policy)
     start = np.arange(1, 10, dtype=np.float32).reshape(3, 3)
     np.testing.assert_allclose(final(tmp_path / "ws"), start + 2 * 0.25, atol=0.02)
     assert site.account("heart").spent().releases == 4, said[-2000:]

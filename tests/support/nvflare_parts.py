@@ -108,11 +108,18 @@ def resources(*allow: str) -> dict[str, Any]:
 def simulate(job: Path, workspace: Path, policy: dict[str, Any], allow: Sequence[str] = ()) -> str:
     """Run a job with two clients in NVFlare's simulator. Returns its output.
 
+    The simulator applies no privacy scope at its clients, so the scope's filters become the job's.
     `allow` are classes that a job may name, besides those of NVFlare.
     """
+    file = job / "app" / "config" / "config_fed_client.json"
+    client = json.loads(file.read_text())
+    for name in ("task_data_filters", "task_result_filters"):
+        filters = [{key: one[key] for key in ("path", "args")} for one in policy["scopes"][0][name]]
+        client[name] = [{"tasks": ["train", "validate", "submit_model"], "filters": filters}]
+    file.write_text(json.dumps(client))
     (workspace / "local").mkdir(parents=True)
-    (workspace / "local" / "privacy.json").write_text(json.dumps(policy))
-    (workspace / "local" / "resources.json").write_text(json.dumps(resources(*allow)))
+    listed = resources("fedveil.nvflare.components", *allow)
+    (workspace / "local" / "resources.json").write_text(json.dumps(listed))
     code = (
         "import sys; from nvflare.private.fed.app.simulator.simulator_runner import "
         "SimulatorRunner; sys.exit(SimulatorRunner(sys.argv[1], sys.argv[2], n_clients=2, "
