@@ -21,6 +21,7 @@ import numpy as np
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import cost
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.renyi_filter import ORDERS, epsilon_of, renyi_cost
 
@@ -37,6 +38,14 @@ class AdaptiveSum:
         self._epsilon = self._delta = Decimal(0)
         self._renyi, self._lost = np.zeros(ORDERS), 0.0
         self._square, self._gaussian = 0.0, True
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> AdaptiveSum:
+        """Return the sum of a client that took part in every round of `ledger`."""
+        total = cls()
+        for kind, times in ledger.kinds_every_round():
+            total.add(kind, times)
+        return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
         """Add `times` equal charges."""
