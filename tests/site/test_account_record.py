@@ -30,7 +30,9 @@ def record(tmp_path: Path) -> AccountRecord:
         loss = PrivacyLoss.of_release(Gaussian(30.0 + n), "example")
         account.charge(release(loss, job=f"study-{n % 2}", unit="example"), limit=limits)
     for _ in range(3):
-        account.charge(release(EXACT, job="sums", in_clear=("the time",)), limit=limits)
+        account.charge(
+            release(EXACT, job="sums", in_clear=("the time",), summed=True), limit=limits
+        )
     return AccountRecord("north", account, limits)
 
 

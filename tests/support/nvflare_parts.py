@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def site_in(folder: Path, **changes: Any) -> Site:
 
 def scope(site: Path, protection: dict[str, Any], plain: bool = True) -> dict[str, Any]:
     """Return the content of `privacy.json`."""
-    base = "fedveil.nvflare.site_filters"
+    base = "fedveil.nvflare.components"
     arguments = {"site": str(site), "data": "heart", "protection": protection, "plain": plain}
     admits = {"path": f"{base}.SiteTaskFilter", "direction": "in", "args": arguments}
     lets_out = {"path": f"{base}.SiteResultFilter", "direction": "out", "args": {}}
@@ -93,10 +94,32 @@ def write_job(
     return folder
 
 
-def simulate(job: Path, workspace: Path, policy: dict[str, Any]) -> str:
-    """Run a job with two clients in NVFlare's simulator. Returns its output."""
+def resources(*allow: str) -> dict[str, Any]:
+    """Return a `resources.json` that closes all ways out but task results."""
+    named = [
+        "aggregators.intime_accumulate_model_aggregator", "np", "shareablegenerators", "workflows",
+    ]  # fmt: skip
+    listed = [f"nvflare.app_common.{name}" for name in named]
+    return {
+        "format_version": 2, "allow_log_streaming": False, "class_allow_list": [*allow, *listed],
+    }  # fmt: skip
+
+
+def simulate(job: Path, workspace: Path, policy: dict[str, Any], allow: Sequence[str] = ()) -> str:
+    """Run a job with two clients in NVFlare's simulator. Returns its output.
+
+    The simulator applies no privacy scope at its clients, so the scope's filters become the job's.
+    `allow` are classes that a job may name, besides those of NVFlare.
+    """
+    file = job / "app" / "config" / "config_fed_client.json"
+    client = json.loads(file.read_text())
+    for name in ("task_data_filters", "task_result_filters"):
+        filters = [{key: one[key] for key in ("path", "args")} for one in policy["scopes"][0][name]]
+        client[name] = [{"tasks": ["train", "validate", "submit_model"], "filters": filters}]
+    file.write_text(json.dumps(client))
     (workspace / "local").mkdir(parents=True)
-    (workspace / "local" / "privacy.json").write_text(json.dumps(policy))
+    listed = resources("fedveil.nvflare.components", *allow)
+    (workspace / "local" / "resources.json").write_text(json.dumps(listed))
     code = (
         "import sys; from nvflare.private.fed.app.simulator.simulator_runner import "
         "SimulatorRunner; sys.exit(SimulatorRunner(sys.argv[1], sys.argv[2], n_clients=2, "

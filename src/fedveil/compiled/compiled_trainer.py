@@ -53,7 +53,7 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round. Drops the packed copy of the last round's weights."""
+        """Set the weights of a new round, and drop the packed copy of the last ones."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
@@ -82,10 +82,7 @@ class _Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers in native code.
-
-    Clients with unusual data are trained by torch.
-    """
+    """Trains a chain of known layers in native code, and clients with unusual data by torch."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -148,15 +145,12 @@ class CompiledTrainer:
         return trainer
 
     def beside(self) -> CompiledTrainer:
-        """Return a trainer for another thread, which shares the round's weights and the compiled
-        code.
-        """
+        """Return a trainer for another thread, with the same weights and compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
 
     def serves(self, shape: Sequence[int]) -> bool:
-        """Return True if examples of this shape are trained in native code."""
         return self._compiled_for(tuple(shape)) is not None
 
     def compile(self, shape: Sequence[int]) -> bool:
@@ -209,7 +203,6 @@ class CompiledTrainer:
         return self._room
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
-        """Return True if `y` holds valid targets for the examples `x` under the plan's loss."""
         examples, classes = len(x), min(scores, len(self._plan.class_weights or range(scores)))
         if self._plan.loss in _OF_NUMBERS:
             return (
@@ -272,7 +265,7 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
     """Return an array of `count` zeros that begins at a cache line, or at a huge page if it fills
     one.
 
-    The operating system uses huge pages of 2 MiB for a large array only if it is aligned to them.
+    The operating system uses huge pages of 2 MiB only for large arrays that are aligned to them.
     """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)

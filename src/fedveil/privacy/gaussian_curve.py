@@ -79,7 +79,6 @@ def epsilon_for(ratio: float, delta: float) -> float:
 
 
 def _difference(x: float, y: float, eps: float) -> float:
-    """Return y - x without cancellation, given that y² - x² = 2 eps."""
     return 2 * eps / (x + y) if x > 0 else y - x
 
 
@@ -100,5 +99,4 @@ def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
 
 
 def _scaled(t: Any) -> Any:
-    """Return E(t) = 2 exp(t² / 2) Phi(-t), where Phi is the normal distribution function."""
     return special().erfcx(t * math.sqrt(0.5))

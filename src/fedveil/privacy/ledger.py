@@ -206,7 +206,6 @@ class Ledger:
         return trial.figures(delta)
 
     def copy(self) -> Ledger:
-        """Return an independent ledger with equal records."""
         other = Ledger(adaptive=self.adaptive)
         other._kinds, other._index = list(self._kinds), dict(self._index)
         other._tally = self._tally.copy()
@@ -227,7 +226,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round, whose clients `groups` lists by the kind of their charges.
+        """Charge `members` in a round. `groups` lists its clients by the kind of their charges.
 
         A client that was already charged in the round then has both charges.
         """
@@ -260,7 +259,6 @@ class Ledger:
         return sorted(rounds.items())
 
     def live(self) -> list[Kind]:
-        """Return every distinct kind: the charges that some client had in some round."""
         return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
 
     def _everything(self) -> Tally:
@@ -377,8 +375,8 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
     A loss stated for a unit also holds for every part of it, and `part` is the better statement if
     there is one. A change of one parameter shows in everything that is stated per update, in all
     bits (they may all be its own), and in one of the `count` parameters, rows, vectors or examples
-    in a report. A change of one bit shows only in that bit or, if bits are not distinguished, in
-    everything that a parameter shows in.
+    in a report. A change of one bit shows only in that bit. If bits are not distinguished, it shows
+    in everything in which a parameter shows.
     """
     if per == "round":
         return [list(kind)]
@@ -392,7 +390,6 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
 
 
 def _narrowed(loss: PrivacyLoss, count: int, size: int) -> Charge:
-    """Return the charge of `count` releases to a part whose `PrivacyLoss.size` is `size`."""
     among_many = _BIT < loss.size < _UPDATE
     while loss.part is not None and loss.part.size >= size:
         loss = loss.part

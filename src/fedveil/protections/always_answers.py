@@ -43,12 +43,12 @@ def answer_trained(
 
     `train` returns the update and the client's number of examples. `half` takes a number of
     examples and returns the client's half for it, in its state before this answer. `spare` returns
-    another half in that state, for an update of zero: a half that raised an error must not be used
-    further.
+    another half in that state for an update of zero, since a half that raised an error must not be
+    used further.
 
-    If the protection guarantees nothing, any error that prevents a report is raised, unless
-    `always` is set. Otherwise, an error is raised only if the message alone causes it, that is, if
-    an update of zero raises as well. Any other error is returned for the client's own log.
+    A protection without a guarantee raises any error that prevents a report, unless `always` is
+    set. A protection with one raises only an error that the message alone causes, so that an update
+    of zero raises it too. Any other error is returned for the client's own log.
     """
     try:
         update, examples = train()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.files import alone, write_whole
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.adaptive_sum import AdaptiveSum
@@ -20,7 +20,7 @@ from fedveil.privacy.ledger import Ledger, Line, Spendings
 from fedveil.record.run_folder import explained, make_folder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
-_PART = "composed."
+_PART = "composed"
 _CLIENT = 0
 
 
@@ -34,28 +34,28 @@ class DataAccount:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge a round's losses, and write the account.
+        """Charge a round's losses, and write the account. The error names the round by `what`.
 
-        Raises `LimitReached` if that would bring the account above `limit` at `delta`, and charges
-        nothing. `what` names the round in the message.
+        Raises `LimitReached`, and charges nothing, if that would bring the account above `limit` at
+        `delta`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):
             rounds, ledger = self._read()
             ledger.record_many(spendings, round=rounds + 1, clients=[_CLIENT])
-            figure = _figure(ledger, delta)
+            figure = AdaptiveSum.of(ledger).figure(delta)
             if limit is not None and figure.epsilon > limit:
                 raise LimitReached(
                     f"{what} would bring the account {self.path} to {figure}, above max_epsilon = "
                     f"{limit:g}"
                 )
             state: dict[str, Value] = {"rounds": rounds + 1, "unit": self._unit}
-            state |= {f"{_PART}{name}": value for name, value in ledger.to_state().items()}
+            state |= prefixed(_PART, ledger.to_state())
             write_whole(self.path, sealed(state))
 
     def figure(self, delta: float) -> Figure:
         """Return the epsilon at `delta` of everything that was charged."""
-        return _figure(self._read()[1], delta)
+        return AdaptiveSum.of(self._read()[1]).figure(delta)
 
     def line(self, delta: float) -> Line:
         """Return `figure` as a line of an account."""
@@ -68,7 +68,7 @@ class DataAccount:
             return 0, Ledger()
         with intact(self.path):
             state: dict[str, Any] = unsealed(read_bytes(self.path, MOST_DATA_BYTES))
-            ledger = Ledger.from_state(_part(state, _PART))
+            ledger = Ledger.from_state(within(_PART, state))
             rounds, unit = take(state, "rounds", int), take(state, "unit", str)
         if unit != self._unit:
             raise RunFolderError(
@@ -76,14 +76,3 @@ class DataAccount:
                 "not add up with those: use another file"
             )
         return rounds, ledger
-
-
-def _part(state: Message, prefix: str) -> Message:
-    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-
-
-def _figure(ledger: Ledger, delta: float) -> Figure:
-    total = AdaptiveSum()
-    for kind, times in ledger.kinds_every_round():
-        total.add(kind, times)
-    return total.figure(delta)

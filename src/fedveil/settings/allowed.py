@@ -104,7 +104,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name` if the value is only a plain name or a file.
+        """Return a hint to write `file:name` if the value is only a name or a file.
 
         Returns "" if the field does not name a user's function.
         """
@@ -117,15 +117,11 @@ class Allowed:
 
 
 def allowed(field: FieldInfo) -> Allowed:
-    """Return the allowed values of `field`."""
     return _allowed(field.annotation, field.metadata)
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that is a block of keys, or None for a plain value.
-
-    A block that may be null also counts.
-    """
+    """Return the settings class of a block of keys, which may be null. None for a plain value."""
     either = get_origin(field.annotation) in _EITHER
     members = get_args(field.annotation) if either else (field.annotation,)
     kind, *others = [member for member in members if member is not type(None)]
@@ -193,7 +189,6 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
 
 
 def dotted(path: Path) -> str:
-    """Format a path as users write it: protection.signds.sign_k."""
     return ".".join(map(plain, path))
 
 
@@ -219,7 +214,7 @@ def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], F
     """Follow `path` from `root` into its blocks.
 
     Returns how many keys of the path lead to the last block, that block, and the field of the next
-    key in it. The field is None if the block does not have that key, or if the path ends.
+    key in it. The field is None at the path's end, or if the block lacks that key.
     """
     block, named = root, False
     for i, key in enumerate(path):
@@ -316,7 +311,6 @@ def _either(members: Sequence[Allowed]) -> Allowed:
 
 
 def _interval(metadata: Iterable[Any]) -> str:
-    """Format the bounds among `metadata` as an interval. Returns "" without bounds."""
     low: Any = -math.inf
     high: Any = math.inf
     left, right = "(", ")"

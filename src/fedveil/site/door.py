@@ -20,6 +20,7 @@ from fedveil.flower.job import job_client
 from fedveil.flower.records import encoded_records
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import TIMING, Protection, Spending
+from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.site.account import Release, SiteAccount
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
@@ -111,6 +112,7 @@ class _Charges:
             unit=job.privacy.unit,
             through=f"Flower, {self.server}",
             in_clear=tuple(self._in_clear(protection)),
+            summed=isinstance(protection.settings, SecureSumSettings),
         )
         self.account.charge(released, limit=self.policy.limits)
 

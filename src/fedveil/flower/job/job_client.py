@@ -101,10 +101,8 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Return the member that a node configuration describes.
-
-        The key `partition-id` is accepted in place of `client`.
-        """
+        """Return the member that a node configuration describes. `partition-id` may replace
+        `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -131,7 +129,6 @@ class Member:
 
 
 def make_app(folder: Path) -> ClientApp:
-    """Return the ClientApp of the app in `folder`."""
     job = app_folder.read_job(folder)
     app = ClientApp()
     handle = _guarded(lambda m, c: answer(job, Member.of(c.node_config, job), m, c))
@@ -159,9 +156,8 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is meant for a different client: the server has an outdated node
-    number.
-    """
+    """Raised if the message is for another client, because the server has an outdated node
+    number."""
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
@@ -283,8 +279,8 @@ def _trained(
 ) -> Reply:
     """Answer the phase in which clients train. The request is charged before any example is read.
 
-    `asked` is the message to this client, `common` the message to all, and `time` fixes when the
-    answer leaves.
+    `asked` is the message to this client, `common` the message to all. The answer leaves at the
+    time fixed by `time`.
     """
     from fedveil.flower.job.client_training import Training
 
@@ -325,13 +321,12 @@ def _answer_after_s(job: Job, member: Member) -> float | None:
 
 
 def _told(error: BaseException) -> str:
-    """Describe an error, with the file and line if it was raised in the user's own code."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report. The limits are the job's: a server that lies does not end its run there."""
+    """Charge a report, up to the job's limits. A lying server does not end its run at them."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

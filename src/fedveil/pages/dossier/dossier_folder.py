@@ -43,7 +43,6 @@ class Dossier:
         )
 
     def page(self) -> Page:
-        """Return the dossier as a page."""
         stated = [s for s in self.statements if s.lines]
         empty = [f"{s.title}: {s.missing}." for s in self.statements if not s.lines]
         sections = [Section(s.title, [Points(s.lines)]) for s in stated]
