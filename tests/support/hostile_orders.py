@@ -164,8 +164,14 @@ def signatures(job: Job, signature: bytes) -> Iterator[Hostile]:
         yield Hostile(f"signature, bit {bit}", with_code(good, **signed), "not signed")
     signed = {"signature.yaml": f"signature: '{signature.hex()}'"}
     for change in ({"rounds": 3}, {"name": "other"}, {"seed": 9}, {"training.lr": 0.5}):
-        data, _ = put(job.model_dump(exclude_unset=True), [(tuple(k.split(".")), v) for k, v in change.items()], Job)
-        yield Hostile(f"signed, then {change}", with_code(yaml.safe_dump(data), **signed), "not signed")
+        data, _ = put(
+            job.model_dump(exclude_unset=True),
+            [(tuple(k.split(".")), v) for k, v in change.items()],
+            Job,
+        )
+        yield Hostile(
+            f"signed, then {change}", with_code(yaml.safe_dump(data), **signed), "not signed"
+        )
 
 
 class Said(NamedTuple):
@@ -187,7 +193,8 @@ def messages(said: Said) -> Iterator[tuple[str, Message]]:
     """Yield messages that differ from `said`, which is one that a site answers."""
     common, asked = said.common, said.asked
     kinds = ["evaluate", "train", "query", "query.state", "query.examples", "train.evaluate",
-             "train.unmask", "train.masked", "train.exec", "query.log", "query.forgets", "train.reports"]  # fmt: skip
+             "train.unmask", "train.masked", "train.exec", "query.log", "query.forgets",
+             "train.reports"]  # fmt: skip
     for kind in kinds:
         yield f"kind {kind}", said._replace(kind=kind).message()
     for client in (-1, 1, 3, 99, 1 << 62):
@@ -238,10 +245,12 @@ def _records(said: Said) -> Iterator[tuple[str, Message]]:
     for name, record in extra.items():
         yield f"and {name}", said.message(lambda r, n=name, v=record: r.__setitem__(n, v))
         for place in (MESSAGE, ADDRESS, COMMON):
-            yield f"{place} is {name}", said.message(
-                lambda r, p=place, v=record: r.__setitem__(p, v)
+            yield (
+                f"{place} is {name}",
+                said.message(lambda r, p=place, v=record: r.__setitem__(p, v)),
             )
-    object_array = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=pickle.dumps([print]))  # fmt: skip
+    pickled = pickle.dumps([print])
+    object_array = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=pickled)
     held = ArrayRecord({"weights": object_array})
     yield "an array of objects", said.message(lambda r: r.__setitem__(COMMON, held))
     for place in (MESSAGE, ADDRESS, COMMON):
@@ -250,13 +259,15 @@ def _records(said: Said) -> Iterator[tuple[str, Message]]:
         data = whole[place]["encoded"]
         for cut in {0, 1, len(data) // 2, len(data) - 1}:
             record = ConfigRecord({"encoded": data[:cut]})
-            yield f"{place} cut at {cut}", said.message(
-                lambda r, p=place, v=record: r.__setitem__(p, v)
+            yield (
+                f"{place} cut at {cut}",
+                said.message(lambda r, p=place, v=record: r.__setitem__(p, v)),
             )
-        for bit in range(0, min(8 * len(data), 1600), 16):
+        for bit in range(0, min(8 * len(data), 1600), 8):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             record = ConfigRecord({"encoded": bytes(flipped)})
-            yield f"{place} bit {bit}", said.message(
-                lambda r, p=place, v=record: r.__setitem__(p, v)
+            yield (
+                f"{place} bit {bit}",
+                said.message(lambda r, p=place, v=record: r.__setitem__(p, v)),
             )

@@ -5,7 +5,7 @@ batch, and D [neurons, b] are the loss's derivatives before the ReLU, so the ran
 Factors L R of that rank give D and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R.
 
 A column of D is zero at each neuron that its example leaves silent, about every second one. No
-other direction in the span of L has so many zeros. So b - 1 neurons that happen to be silent for an
+other direction in the span of L has as many zeros. So b - 1 neurons that happen to be silent for an
 example determine its column: the one direction that is zero on all of them. The attack searches for
 directions with many zeros, and chooses b of them whose examples explain which neurons are silent.
 The bias gradient gives the scales.

@@ -12,7 +12,7 @@ import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from fedveil.compiled.operation import ROW, TOKENS, NotServedError, need
 from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import IGNORED, WEIGHTED
-from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
+from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, Trainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class _Room:
+class Room:
     """A program and its memory, for batches of at most `batch` examples."""
 
     model: Model
@@ -86,19 +86,28 @@ class CompiledTrainer:
 
     chunk = least = 1
     native, own_step = True, False
+    #: The losses of the plans that it can train.
+    losses: tuple[str, ...] = _LOSSES
     #: The float type of all computations. The tests also use float64.
     kind: type[np.floating[Any]] = np.float32
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        layers: Sequence[nn.Module],
+        loop: Trainer | None = None,
+    ) -> None:
+        """`loop` trains the clients with unusual data (default: torch's loop)."""
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
         self._row = _on_a_line(layout.dimension, self.kind)[None]
-        self._loop = LoopTrainer(model, plan)
+        self._loop = loop or LoopTrainer(model, plan)
         self._begun = Start()
         #: The model for examples of each shape, or the reason why there is none.
         self._models: dict[tuple[int, ...], Model | str] = {}
-        self._room: _Room | None = None
+        self._room: Room | None = None
         #: The weights that `_room` holds now.
         self._held: Float32s | None = None
         norm = -1.0 if plan.gradient_norm is None else plan.gradient_norm
@@ -107,25 +116,25 @@ class CompiledTrainer:
 
     @classmethod
     def of(
-        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
-    ) -> CompiledTrainer | None:
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
+    ) -> Self | None:
         """Return a trainer for `model`, or None if a layer or a setting of `plan` is not supported.
 
-        `shape` is the shape of an example, if it is known.
+        `shape` is the shape of an example, if it is known. `more` are arguments of a subclass.
         """
         try:
-            return cls.made(model, plan, shape)
+            return cls.made(model, plan, shape, *more)
         except NotServedError:
             return None
 
     @classmethod
     def made(
-        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
-    ) -> CompiledTrainer:
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
+    ) -> Self:
         """Return a trainer, as `of` does. Raises `NotServedError` with the reason if it cannot."""
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
-        need(plan.loss in _LOSSES, f"the loss is {plan.loss}")
+        need(plan.loss in cls.losses, f"the loss is {plan.loss}")
         need(plan.precision == "float32", f"training.precision is {plan.precision}")
         need(not plan.corrected, "training.algorithm corrects each step")
         need(not plan.nesterov, "training.nesterov is set")
@@ -139,7 +148,7 @@ class CompiledTrainer:
             raise NotServedError(
                 f"native code does not know {names}" if odd else "the model is no plain chain"
             )
-        trainer = cls(model, plan, layers)
+        trainer = cls(model, plan, layers, *more)
         if shape:
             trainer._model(tuple(shape))
         return trainer
@@ -183,7 +192,7 @@ class CompiledTrainer:
                 self._train(room, client)
                 yield self._row, [None]
 
-    def _room_for(self, client: ClientData) -> _Room | None:
+    def _room_for(self, client: ClientData) -> Room | None:
         """Return memory that is large enough for this client, or None if torch must train it."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
         if model is None or not _readable(client.x, model.tokens):
@@ -199,7 +208,7 @@ class CompiledTrainer:
             m = _on_a_line(program.floats, self.kind)
             w, weights = np.zeros(program.ints, np.int32), plan.class_weights
             each = np.array(weights or (1.0,) * model.scores, self.kind)
-            self._room, self._held = _Room(model, batch, program, m, w, each), None
+            self._room, self._held = Room(model, batch, program, m, w, each), None
         return self._room
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
@@ -221,12 +230,9 @@ class CompiledTrainer:
             return None
 
     def _model(self, shape: tuple[int, ...]) -> Model:
-        from fedveil.compiled.program import Model
-
         if shape not in self._models:
             try:
-                scores_of = TOKENS if self._plan.loss in _OF_TOKENS else ROW
-                self._models[shape] = Model(self._layers, shape, self._flat, scores_of)
+                self._models[shape] = self._laid_out(shape)
             except NotServedError as error:
                 self._models[shape] = str(error)
         found = self._models[shape]
@@ -234,7 +240,18 @@ class CompiledTrainer:
             raise NotServedError(found)
         return found
 
-    def _train(self, room: _Room, client: ClientData) -> None:
+    def _laid_out(self, shape: tuple[int, ...]) -> Model:
+        return self._laid_out_for(shape, TOKENS if self._plan.loss in _OF_TOKENS else ROW)
+
+    def _laid_out_for(self, shape: tuple[int, ...], scores_of: str) -> Model:
+        from fedveil.compiled.program import Model
+
+        return Model(self._layers, shape, self._flat, scores_of)
+
+    def _begin(self, client: ClientData) -> None:
+        """Prepare the client's training, which may be repeated."""
+
+    def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train
 
         plan, model, program = self._plan, room.model, room.program
@@ -249,6 +266,7 @@ class CompiledTrainer:
         start = self._begun.packed(model, self.kind)
         x = client.x.numpy().reshape(-1).astype(self.kind, copy=False)
         for hold in (True, False):  # if deferred steps overflow, repeat step by step, as torch does
+            self._begin(client)
             begun, self._held = start is self._held, None
             sound = train(
                 program.ops, program.settings, program.ends, model.first, room.m, room.w,

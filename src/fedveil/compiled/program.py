@@ -56,6 +56,7 @@ class Model:
         is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
         """
         self._operations, *self._ends = follow(layers, shape, scores_of)
+        self.scores_of = scores_of
         #: Scores of an example, or of each of its tokens.
         self.scores = prod(self._ends[1].shape) if scores_of == ROW else self._ends[1].shape[2]
         first = self._operations[0].layer
@@ -102,7 +103,8 @@ class Model:
         ends = [_geometry(value, value) for value in self._ends]
         ends[1][SCORES] = prod(self._ends[1].shape)
         ends[0][f.FORWARD] = steps.read_in.address(kind)
-        ends[1][f.FORWARD] = COSTS[loss].address(kind)
+        if loss in COSTS:  # the trainer calls any other loss itself
+            ends[1][f.FORWARD] = COSTS[loss].address(kind)
         if states:
             ends[1][f.TAKE_STEPS] = take_step.address(kind)
         used = max(memory.float_end, memory.int_end)

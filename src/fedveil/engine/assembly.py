@@ -16,6 +16,7 @@ from torch import nn
 
 from fedveil.base.example_arrays import Shape
 from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.own_loss import OwnLossTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_learning_rate import ScheduledTrainer, own_rate
@@ -197,6 +198,13 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 f"training.algorithm = {settings.algorithm} must control each training step, but "
                 f"task = {job.task} has its own {own_parts[0]}. Use fedavg"
             )
+        own_step = uneven or OwnLossTrainer.own_parts(task)
+        if settings.engine == "auto" and settings.device == "cpu" and not own_step:
+            assert not isinstance(shape, dict)
+            known = shape if seen is model else ()
+            native = OwnLossTrainer.of(model, plan, known, task)
+            if native is not None:
+                return native
         return TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:
         return LoopTrainer(model, plan, settings.device)

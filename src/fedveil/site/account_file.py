@@ -97,6 +97,7 @@ class AccountFile:
         line = self._line(body)
         append(self.path, line)
         self._passed(line)
+        self._void = False
         self._counter.put(self._count, self._code)
 
     def _unread(self) -> Iterator[bytes]:

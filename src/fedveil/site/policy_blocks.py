@@ -28,8 +28,7 @@ class StrengthSettings(Block):
         "of this site. A job that protects the whole site meets both",
     )
     active_security: bool = Field(
-        True,
-        description="if true, sums need signed keys and survivors, from the site's own roster",
+        True, description="if true, sums need signed keys and survivors, from the site's own roster"
     )
     survivors: int = Field(
         3, ge=2, description="smallest number of sites whose updates may be in a sum"

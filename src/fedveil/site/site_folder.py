@@ -52,7 +52,9 @@ class Site:
     def open(cls, folder: Path) -> Site:
         """Open a site's folder. Raises `SiteError`, and `JobError` for a wrong policy."""
         if not (folder / POLICY).is_file():
-            raise SiteError(f"{folder} is no site's folder. Make one with: fedveil site init {folder}")
+            raise SiteError(
+                f"{folder} is no site's folder. Make one with: fedveil site init {folder}"
+            )
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & 0o077:
             raise SiteError(f"{folder} is open to other users: its mode is {mode:o}, use 700")
@@ -130,7 +132,9 @@ def server_of(policy: Policy, named: str | None) -> str:
     known = ", ".join(policy.servers) or "none"
     if named is None:
         raise SiteError(f"name the server to serve. The servers in {POLICY}: {known}")
-    raise SiteError(f"{named} is not one of servers in {POLICY}: {known}{nearest(named, policy.servers)}")
+    raise SiteError(
+        f"{named} is not one of servers in {POLICY}: {known}{nearest(named, policy.servers)}"
+    )
 
 
 def create(folder: Path) -> str:

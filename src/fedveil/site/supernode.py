@@ -74,7 +74,9 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
         door = Door(site, server, log)
         while node.poll() is None:
             _look(tasks, door, log, port)
-        raise SiteError(f"the SuperNode of {server} ended with code {node.returncode}: its output says why")
+        raise SiteError(
+            f"the SuperNode of {server} ended with code {node.returncode}: its output says why"
+        )
 
 
 def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
