@@ -69,6 +69,7 @@ def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path)
     assert read["in_clear"] == ["the time"]
     page = (tmp_path / "out" / "dossier.html").read_text()
     assert "is right at most" in page
+    assert page.count("Not covered: 3 sums without an epsilon.") == 2
     assert "Sent in the clear, with no finite epsilon: the time." in page
 
 

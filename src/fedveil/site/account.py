@@ -265,7 +265,7 @@ class SiteAccount:
             most_sums = limit.without_epsilon
             if period == "month" and promises_nothing(kind) and window.without_epsilon > most_sums:
                 raise OverSpent(
-                    f"{said} promises no epsilon, and the site allows {most_sums} such sums of "
+                    f"{said} promises no epsilon, and the site allows {most_sums} such releases of "
                     f"{self.name} in a month"
                 )
             figure = window.privacy(limit.delta, limit.unit).figure
