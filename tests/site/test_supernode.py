@@ -24,7 +24,7 @@ from loopback import Loopback
 pytestmark = pytest.mark.slow
 
 CLIENTS, LIMIT_S = 3, 240.0
-CODE = '''\
+CODE = """\
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
@@ -36,7 +36,7 @@ app = ClientApp()
 @app.train("masked")
 def train(message, context):
     raise ValueError("what the data say")
-'''
+"""
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
