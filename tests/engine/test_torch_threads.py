@@ -54,14 +54,18 @@ def test_on_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(("parameters", "threads"), [(19_999, 1), (20_001, 3)])
-def test_clients_of_a_small_native_model_share_one_thread(
-    parameters: int, threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("parameters", "rounds", "threads"),
+    [(19_999, 2_142, 1), (19_999, 2_143, 0), (20_001, 2_143, 3)],
+)
+def test_clients_of_a_small_native_model_share_one_thread_or_train_in_processes(
+    parameters: int, rounds: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Processes are worth their start from 15,000 trainings on, here of 7 clients a round."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 6})
     settings = fedveil.Job(
         model="logistic", data={"name": "digits", "split": "iid"}, clients={"number": 7},
-        protection={"name": "not_encrypt"},
+        protection={"name": "not_encrypt"}, rounds=rounds,
     )  # fmt: skip
     data = load_data(settings)
     split = make_partition(settings, data)

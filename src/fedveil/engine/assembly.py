@@ -50,8 +50,10 @@ from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
 
 #: With fewer parameters, a client spends most of its time in Python, where threads only wait for
-#: each other: `auto` then takes one.
+#: each other: `auto` then takes one, or processes for a run of many trainings, which are worth
+#: their start.
 _LEAST_FOR_THREADS = 20_000
+_LEAST_FOR_PROCESSES = 15_000
 
 
 @dataclass(frozen=True)
@@ -375,6 +377,8 @@ def make_client_sides(
     served = first.compile(data.x.shape[1:])
     count, always = worker_count(job, cores), job.training.lr_schedule == "constant"
     if job.simulation.workers == "auto" and len(model) < _LEAST_FOR_THREADS:
+        if count > 1 and job.rounds * job.clients_per_round >= _LEAST_FOR_PROCESSES:
+            return []
         count = min(count, 1)
     if not (served and count and always) or job.keeps_state:
         return []
