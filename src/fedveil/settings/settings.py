@@ -110,8 +110,11 @@ class Choice(Block):
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
         """Return the content of this block for a plain text `word`: that choice, with its defaults.
 
-        `held` is the earlier content, whose blocks of other choices are kept.
+        `held` is the earlier content, whose blocks of other choices are kept. If `word` is chosen
+        in it already, nothing changes.
         """
+        if held.get("name") == word:
+            return dict(held)
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 
