@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import fedveil
-from fedveil.engine.assembly import ModelShape, load_data, make_client_sides, make_partition
+from fedveil.engine.assembly import ModelShape, load_data, make_partition
 from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.local import make_client_sides
 from fedveil.learning.trainer import LoopTrainer
 
 
