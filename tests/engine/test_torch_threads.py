@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import fedveil
-from fedveil.engine.assembly import ModelShape, load_data, make_partition
+from fedveil.engine.assembly import ModelShape, load_data, make_client_sides, make_partition
 from fedveil.engine.executors.client_side import ClientsData
-from fedveil.engine.executors.local import make_client_sides
 from fedveil.learning.trainer import LoopTrainer
 
 
@@ -55,18 +54,14 @@ def test_on_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(
-    ("parameters", "rounds", "threads"),
-    [(19_999, 2_142, 1), (19_999, 2_143, 0), (20_001, 2_143, 3)],
-)
-def test_clients_of_a_small_native_model_share_one_thread_or_train_in_processes(
-    parameters: int, rounds: int, threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("parameters", "threads"), [(19_999, 1), (20_001, 3)])
+def test_clients_of_a_small_native_model_share_one_thread(
+    parameters: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes are worth their start from 15,000 trainings on, here of 7 clients a round."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 6})
     settings = fedveil.Job(
         model="logistic", data={"name": "digits", "split": "iid"}, clients={"number": 7},
-        protection={"name": "not_encrypt"}, rounds=rounds,
+        protection={"name": "not_encrypt"},
     )  # fmt: skip
     data = load_data(settings)
     split = make_partition(settings, data)

@@ -49,6 +49,10 @@ from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
 
+#: With fewer parameters, a client spends most of its time in Python, where threads only wait for
+#: each other: `auto` then takes one.
+_LEAST_FOR_THREADS = 20_000
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -349,6 +353,33 @@ def make_client_side(
     training = make_training(job, shape, trainer, data, states)
     protection = make_protection(job, job.training.report_length(len(model)))
     return ClientSide(protection, training, model, report_entropy(job))
+
+
+def make_client_sides(
+    job: Job,
+    shape: ModelShape,
+    data: Examples,
+    model: npt.NDArray[np.float32],
+    starting: Callable[[str], None],
+    cores: int | None = None,
+) -> list[ClientSide]:
+    """Return one client side per thread if training runs in native code, otherwise nothing.
+
+    All share `model`, the array of global weights. `starting` is called with each step's name.
+    `cores` is the number of cores to use (default: all).
+    """
+    first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
+    if not first.native:
+        return []
+    starting("compiling the training code, which is cached for later runs")
+    served = first.compile(data.x.shape[1:])
+    count, always = worker_count(job, cores), job.training.lr_schedule == "constant"
+    if job.simulation.workers == "auto" and len(model) < _LEAST_FOR_THREADS:
+        count = min(count, 1)
+    if not (served and count and always) or job.keeps_state:
+        return []
+    trainers = [first, *(first.beside() for _ in range(count - 1))]
+    return [make_client_side(job, shape, data, model, trainer=each) for each in trainers]
 
 
 def worker_count(job: Job, cores: int | None = None) -> int:
