@@ -85,10 +85,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream to `target` without a buffer. Returns the number of bytes.
-
-        The cipher needs 15 bytes of space after its output.
-        """
+        """Write keystream to `target` without a buffer. Returns the number of bytes."""
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
@@ -119,7 +116,6 @@ class Entropy(ABC):
             done += take
 
     def token(self, size: int) -> bytes:
-        """Return `size` bytes of keystream."""
         out = bytearray(size)
         self.fill(out)
         return bytes(out)
@@ -133,8 +129,8 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Lemire's multiplication would need 128-bit products. Instead, the top of the range is
-        rejected, which is just as exact and discards less than one word in two.
+        The top of the range is rejected, which is exact and discards less than one word in two.
+        (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from experiments import signds_lenet, writers
+from experiments.reproduction import reproduce
 from experiments.signds_lenet import SOURCE, SignDSLeNet
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.pages.read_run import ReadRun
-from fedveil.studies.reproduction import reproduce
 
 
 def at(job: Any, key: str) -> Any:
@@ -179,4 +179,4 @@ def test_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [verdict.agrees for verdict in outcome.verdicts][:2] == [True, True]
     assert [plot.name for plot in outcome.plots] == ["loss", "auc"]
     assert all(len(plot.curves) == 4 for plot in outcome.plots)
-    assert "MNIST by simulated writers" in page.read_text()
+    assert "MNIST, divided among simulated writers" in page.read_text()

@@ -43,13 +43,12 @@ from fedveil.record.saved_job import look_where_a_run_looked
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
-    """Convert examples to the type of input that the model takes."""
     parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Restrict a job's data to the examples that clients train on, without those they hold out."""
+    """Return a job's data without the examples that clients hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -109,7 +108,7 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error if the ledger is about one example. `what` says what the attack does."""
+        """Raise an error if the ledger is about one example. `what` describes the attack."""
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -118,10 +117,7 @@ class Target:
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
-        """Load a finished run from its folder: its final model, and its job.
-
-        `overrides` are `key=value` settings on top of the job's.
-        """
+        """Load a finished run: its final model, and its job with `overrides` on top."""
         path = Path(folder)
         if not (path / MODEL).is_file():
             raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")
@@ -136,24 +132,20 @@ class Target:
 
     @cached_property
     def weights(self) -> Float32s:
-        """Return the model's weights as one vector."""
         return Layout(self.model).vector()
 
     @cached_property
     def protection(self) -> Protection:
-        """Return the job's protection, made as in the simulator."""
         return make_protection(self.job, len(self.weights))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return the protection's parameters, for a finding."""
         return self.job.protection.settings.model_dump(mode="json")
 
     def promised(self, rounds: int = 1) -> Figure:
         """Return the ledger's epsilon for a client that reports in `rounds` rounds.
 
-        It is infinite if the server reads the reports and the protection promises nothing against
-        it.
+        It is infinite if the protection promises nothing against a server that reads the reports.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
         # A protection of one phase has no masks between the server and a report. One of several
@@ -171,10 +163,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's finding, with the protection and what it promises for `rounds` rounds.
-
-        `more` are further fields of the finding.
-        """
+        """Return an attack's finding, with the protection's promise. `more` are its fields."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,
@@ -185,7 +174,6 @@ class Target:
         return Finding(attack=attack, effort=effort, figures=figures, **{**fields, **more})
 
     def rows(self, client: int) -> Int64s:
-        """Return the indices of the client's training examples."""
         return self.partition.of(client)
 
     @cached_property
@@ -202,10 +190,7 @@ class Target:
     def updates(
         self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
     ) -> list[Float32s]:
-        """Return the updates of clients trained with the job's own trainer.
-
-        They start from `weights` or, if these are None, from the target's own.
-        """
+        """Return the updates of clients trained from `weights`, by default the target's own."""
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
@@ -231,9 +216,6 @@ class Target:
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of a round whose clients have these updates.
-
-        A different `repeat` draws different reports.
-        """
+        """Return the server's view of a round with these updates. Each `repeat` is a new draw."""
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

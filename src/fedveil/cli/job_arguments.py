@@ -23,7 +23,8 @@ JobPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+        "--set",
+        help="KEY=VALUE: set a key of the job or question by its dotted path; may be repeated.",
     ),
 ]
 
@@ -45,9 +46,9 @@ def load(
 ) -> Job:
     """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
 
-    `other` says which command takes a vertical job. Without a `path`, the job is `default`, or the
-    job with default keys. `runs`: the job is trained, so the first line says if it protects
-    nothing, unless `overrides` ask for that.
+    `other` is the command that takes a vertical job. Without a `path`, the job is `default`, or the
+    job with default keys. `runs` says that the job is trained: the first line then tells if it
+    protects nothing, unless `overrides` ask for that.
     """
     from fedveil.federated.job import Job
 
@@ -79,10 +80,7 @@ def load(
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the sentence about a job without protection, with what protects it.
-
-    That is a line of the user's own file at `path`, or a setting if there is no file.
-    """
+    """Return the sentence about a job without protection, with the line that protects it."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:
@@ -119,6 +117,5 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
 
 
 def remarks(kind: str, texts: Iterable[str]) -> None:
-    """Print each text on a line of standard error, labelled with `kind`, such as "warning"."""
     for text in texts:
         remark(text, kind)

@@ -73,7 +73,6 @@ class Code:
         return builder.select(some, value, ir.Constant(self.vector, None))
 
     def all_lanes(self, number: Any, kind: Any) -> Any:
-        """Return a vector with `number` in every lane."""
         many = self.vector.count
         nowhere = ir.Constant(ir.VectorType(kind, many), ir.Undefined)
         one = self.builder.insert_element(nowhere, number, SMALL(0))
@@ -81,14 +80,10 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector whose lanes are the sums over the lanes of each of `vectors`.
-
-        The number of vectors is a power of two.
-        """
+        """Return a vector of the sums over the lanes of each of 2^n `vectors`."""
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
-            """Return the lanes `low` of a followed by b, plus the lanes `step` further on."""
             first, second = (
                 builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(SMALL, len(low)), which))
                 for which in (list(low), [lane + step for lane in low])
@@ -114,11 +109,7 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Run `body` `count` times. It maps the values of one turn, at first `start`, to the next
-        ones.
-
-        Returns the values after the last turn.
-        """
+        """Run `body` `count` times, from the values `start`, and return the last turn's values."""
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
         after = builder.append_basic_block("after")
@@ -141,9 +132,7 @@ class Code:
         return ends
 
     def _as_it_is(self) -> Any:
-        """Return metadata that stops LLVM from unrolling a loop whose body is already large
-        enough.
-        """
+        """Return metadata that stops LLVM from unrolling a loop with a large body."""
         module = self.builder.module
         told = module.add_metadata(["llvm.loop.unroll.disable"])
         loop = module.add_metadata([told, told])
@@ -151,10 +140,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate one case for each number from 1 to `most`, with `write`.
-
-        `value` selects the case at run time.
-        """
+        """Generate a case for each number to `most`. `value` selects one at run time."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

@@ -23,10 +23,7 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A partition: client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`.
-
-    Both arrays are read-only.
-    """
+    """A partition: client k owns `indices[offsets[k]:offsets[k + 1]]`. Both are read-only."""
 
     indices: Int64s
     offsets: Int64s
@@ -38,19 +35,14 @@ class Partition:
 
     @property
     def sizes(self) -> Int64s:
-        """The number of examples of each client."""
         return np.diff(self.offsets)
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return a partition of only the examples for which the mask `chosen` is True.
-
-        A client may end up without any.
-        """
+        """Return the partition of the examples in the mask `chosen`. Clients may be empty."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
@@ -138,10 +130,10 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
 def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
     """Return a partition into clients of equal size with random class mixtures.
 
-    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where C is the
-    number of classes and p has the share of each class in the data. Then it draws its examples one
-    by one without replacement: a class by q among the classes that are not used up, and an example
-    of that class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
+    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p). C is the number of
+    classes, and p has each class's share of the data. Then the client draws its examples one by one
+    without replacement: a class by q among the classes that are not used up, and an example of that
+    class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
     alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.
@@ -172,8 +164,7 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
     """Return the logarithm of a Dirichlet draw, up to a constant.
 
-    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow to a
-    mixture of zeros.
+    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow.
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration
@@ -184,9 +175,9 @@ def _draw(
 ) -> Int64s:
     """Return how many examples of each class are drawn in `size` draws without replacement.
 
-    `stock` has the remaining examples of each class. Draws beyond a class's stock are replaced by
-    further draws. The result has the distribution of drawing one by one among the classes that are
-    not used up: both accept the same draws of one sequence.
+    `stock` has the remaining examples of each class. A draw of a used-up class is repeated. The
+    result has the distribution of drawing one by one among the classes that remain: both accept the
+    same draws of one sequence.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:
@@ -198,10 +189,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is a client.
-
-    Clients are numbered by sorted owner.
-    """
+    """Return the partition in which each owner is a client, numbered by sorted owner."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:
@@ -253,12 +241,10 @@ def _check_clients(clients: int, examples: int) -> None:
 
 
 def _even_sizes(n: int, parts: int) -> Int64s:
-    """Return `parts` sizes that add up to n and differ by at most one, the larger ones first."""
     return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
 
 
 def _grouped(holder: Int64s, clients: int) -> Partition:
-    """Return the partition in which client holder[i] owns example i."""
     indices = np.argsort(holder, kind="stable").astype(np.int64)
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(holder, minlength=clients), out=offsets[1:])

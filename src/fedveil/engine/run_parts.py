@@ -62,10 +62,7 @@ class Parts:
 def assemble(
     job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
 ) -> Parts:
-    """Return the parts of the job's run. Raises an error if the job cannot run.
-
-    `dataset` replaces the job's dataset. `callbacks` run in addition to the job's own.
-    """
+    """Return the parts of the job's run, with any `dataset` of the caller, or raise an error."""
     task = make_task(job)
     dataset = load_data(job) if dataset is None else dataset
     job = engine.settle(job, dataset)
@@ -107,9 +104,8 @@ def run_fingerprint(
 ) -> str:
     """Return a digest of job, model and data.
 
-    It excludes the number of rounds, which may grow, and the place where clients are trained.
-
-    `more` are the engine's own arrays. `model` is the model's fingerprint.
+    It omits the number of rounds, which may grow, and the place where clients are trained. `more`
+    are the engine's own arrays. `model` is the model's fingerprint.
     """
     settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

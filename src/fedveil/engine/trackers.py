@@ -36,10 +36,7 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Logs to Weights & Biases.
-
-    Without the variable WANDB_MODE it writes to the run's folder, offline.
-    """
+    """Logs to Weights & Biases, offline in the run's folder without the variable WANDB_MODE."""
 
     def __init__(self) -> None:
         try:
@@ -68,7 +65,6 @@ class WandB(Callback):
 
 
 def _figures(record: Record) -> dict[str, float]:
-    """Return a record's numbers, by name."""
     numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "round"}
     return {name: float(value) for name, value in numbers.items()}
 

@@ -143,16 +143,12 @@ WITHOUT_BLOCK = {
 
 
 def _block_of(key: str, ours: str) -> str:
-    """Return the table's text for a converted key: only its block if the name is unchanged."""
     block, _, name = ours.rpartition(".")
     return f"the same in `{block}`" if key.endswith(f".{name}") else f"`{ours}`"
 
 
 def key_table() -> str:
-    """Return all keys of a MindSpore job with their translations, as one Markdown table.
-
-    Keys with the same translation share a row.
-    """
+    """Return all keys of a MindSpore job with their translations, as one Markdown table."""
     rows = [
         *((key, _block_of(key, ours)) for key, ours in CONVERTED.items()),
         *INTERPRETED.items(),

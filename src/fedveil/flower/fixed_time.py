@@ -18,10 +18,7 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that always lasts `seconds` seconds, even if an error is raised.
-
-    None: no fixed time.
-    """
+    """A context that lasts `seconds` seconds even after an error, or as long as it takes (None)."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -41,7 +38,7 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        Raises `ClientWithheld` if `train` takes too long. It then runs on, and its result is
+        Raises `ClientWithheld` if `train` takes too long. It then continues, and its result is
         discarded.
         """
         if self._seconds is None:

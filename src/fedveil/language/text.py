@@ -62,10 +62,7 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents into those before the last `fraction` of all bytes, and the rest.
-
-    A document across the border is cut in two, at the beginning of a line.
-    """
+    """Split documents before their last `fraction`. A split document is cut at a line."""
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
     for number, document in enumerate(documents):
@@ -149,10 +146,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return each token's bytes.
-
-        For the end token and tokens that never occur, this is None.
-        """
+        """Return each token's bytes: None for the end token and for tokens that never occur."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")
@@ -181,7 +175,6 @@ def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
 
 
 def _line_start(document: bytes, position: int) -> int:
-    """Return the next beginning of a non-empty line after `position`, or the document's end."""
     end = document.find(b"\n", position)
     while end != -1 and document[end + 1 : end + 2] == b"\n":
         end += 1

@@ -8,7 +8,7 @@ from fedveil.errors import JobError
 
 
 def check_device(key: str, name: str) -> None:
-    """Raise `JobError` if torch does not have the device `name`, the value of the job's `key`."""
+    """Raise `JobError` if torch lacks the device `name`, the value of the job's `key`."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -17,10 +17,7 @@ def check_device(key: str, name: str) -> None:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's generators for the CPU and `device`, which dropout uses.
-
-    `torch.manual_seed` would also seed all other devices.
-    """
+    """Seed torch's generators of the CPU and `device`, and of no other device, for dropout."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -33,11 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Set the initial weights for ReLU (He et al., 2015), which are 2.4 times larger than torch's.
-
-    With torch's own initial weights, LeNet makes no progress in its first rounds, which is
-    expensive in a federation.
-    """
+    """Set initial weights for ReLU (He et al., 2015): with torch's, LeNet learns too slowly."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -47,10 +43,7 @@ def _for_relu(model: nn.Module) -> nn.Module:
 
 
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return LeNet with the 62 output classes of FEMNIST.
-
-    Raises `ModelInvalid` if the data has more than 62 `classes`.
-    """
+    """Return LeNet with FEMNIST's 62 classes. Raises `ModelInvalid` for data with more."""
     if classes > 62:
         raise ModelInvalid(f"model = lenet_femnist has 62 classes, but the data has {classes}")
     return lenet(shape, 62)
@@ -98,30 +91,21 @@ def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a network with two hidden layers of 200 units, as in the paper on federated
-    averaging.
-    """
+    """Return a network with two hidden layers of 200 units, as in the federated averaging paper."""
     return _dense(shape, (200, 200), classes, nn.ReLU)
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the dense network of the membership-inference literature.
-
-    Its hidden layers have 1024, 512 and 256 units with tanh.
-    """
+    """Return the tanh network of membership inference: 1024, 512 and 256 hidden units."""
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
 def logistic(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return multinomial logistic regression."""
     return _dense(shape, (), classes, nn.ReLU)
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear head on fixed oriented filters.
-
-    It has 7,850 parameters for ten classes of 28x28 images.
-    """
+    """Return a linear head on fixed oriented filters: 7,850 parameters for MNIST."""
     return _head_on(OrientedFilters(shape), classes)
 
 
@@ -129,7 +113,7 @@ def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
     """Return a linear head on oriented filters of first and second order.
 
     It has 39,210 parameters for ten classes of 28x28 images. It learns more than `filters_linear`,
-    but noise affects more weights. Use it if the loss of accuracy to noise is small.
+    but noise affects more weights. Use it if noise costs little accuracy.
     """
     return _head_on(OrientedFilters(shape, FilterBank(twice=True)), classes)
 
@@ -150,10 +134,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear head with zero weights on fixed filters.
-
-    Its loss is convex, so random initial weights would only add noise.
-    """
+    """Return a linear head on fixed filters. Its loss is convex, so its weights start at zero."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

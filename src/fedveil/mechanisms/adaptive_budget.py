@@ -21,8 +21,8 @@ class AdaptiveBudget:
     A_s = 1 - arccos(S_c) / π, in (0, 1], where S_c is the cosine similarity of the flattened global
     models of rounds t and t + 1. eps is always the job's own; the quotients are never compounded.
 
-    Source: 002, algorithm 2. The source says that the total budget is unchanged. It is not: eps /
-    A_s is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
+    Source: 002, algorithm 2. It says that the total budget is unchanged, which is wrong: eps / A_s
+    is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
     outputs, only the plain sum of pure losses is a valid bound.
 
         >>> from fedveil.mechanisms import AdaptiveBudget
@@ -67,9 +67,5 @@ def _unit(name: str, vector: Float64s) -> Float64s:
 
 
 def _angle(a: Float64s, b: Float64s) -> float:
-    """Return the angle arccos(a · b) of two unit vectors, in [0, π].
-
-    The arccos of a rounded cosine would be off by up to 1e-8 for nearly equal models. This form is
-    accurate everywhere and exact for equal models.
-    """
+    """Return arccos(a · b) of unit vectors, accurate even where a rounded cosine would not be."""
     return 2 * math.atan2(float(np.linalg.norm(a - b)), float(np.linalg.norm(a + b)))

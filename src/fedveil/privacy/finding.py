@@ -204,10 +204,6 @@ class Finding:
 
 
 def _unseen(bound: Measured, claim: float) -> str:
-    """Return a phrase that names the bound, the true epsilons it would miss, and the claim.
-
-    A true epsilon is missed if it would probably not have raised the bound above the claim.
-    """
     missed = "every epsilon"
     if math.isfinite(bound.unseen):
         missed = f"epsilons up to {format_epsilon(bound.unseen)}"
@@ -215,7 +211,7 @@ def _unseen(bound: Measured, claim: float) -> str:
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:
-    """Run an attack, and return its finding with `seconds` set to how long it took."""
+    """Run an attack, and return its finding with the duration in `seconds`."""
     began = time.perf_counter()
     found = attack()
     return replace(found, seconds=time.perf_counter() - began)

@@ -54,7 +54,6 @@ class ExactSum:
         self.terms += 1
 
     def merge(self, other: ExactSum) -> None:
-        """Add another running sum of the same length."""
         self._claim(other.terms)
         if self._near_terms + other._near_terms > _NEAR_TERMS:
             self._move_away()
@@ -89,10 +88,7 @@ class ExactSum:
 
 
 class _WideSum:
-    """A sum stored as integer parts and fractional parts in 0..2^44 - 1, in units of 2^-44.
-
-    Every sum has exactly one such form.
-    """
+    """A sum in its one form: integer parts, and fractions in 0..2^44 - 1, in units of 2^-44."""
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)
@@ -144,7 +140,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bit pattern of `value` as a float32. If `value` >= 0, it grows with `value`."""
+    """Return the bits of a float32 as an integer, which grows with a `value` >= 0."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
@@ -163,8 +159,8 @@ def _add_below(
 ) -> bool:
     """Add `factor * vector` to `units` and return True, if no entry's pattern reaches `limit`.
 
-    Otherwise add nothing and return False. Each block of entries is checked and then added, while
-    it is in the cache.
+    Otherwise add nothing and return False. Each block of entries is checked and then added while it
+    is in the cache.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

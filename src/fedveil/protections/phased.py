@@ -21,7 +21,7 @@ from fedveil.rounds.outcomes import ClientId, check_sender
 
 
 class PhasedRound(ABC):
-    """A server half that asks in one phase after another. It drops clients that miss a phase."""
+    """A server half that asks in one phase after another, and drops clients that miss a phase."""
 
     mergeable = False
     #: True if a round without reports still has an aggregate.
@@ -80,11 +80,9 @@ class PhasedRound(ABC):
 
     @property
     def reports(self) -> int:
-        """The number of clients that answered the current phase."""
         return len(self._answered)
 
     def _words(self, **fields: Value) -> Message:
-        """Return a message of the current phase with these fields."""
         return {"round": self._context.round, "phase": self.phase or "", **fields}
 
     @abstractmethod
@@ -95,10 +93,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the current phase's messages, to all or some of `answered`.
-
-        `answered` are the clients that answered the previous phase.
-        """
+        """Return the current phase's messages to those that `answered` the previous one."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod
@@ -138,7 +133,4 @@ class PhasedClient(ABC):
 
     @abstractmethod
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
-        """Return the fields of the answer. `update` is None except in the phase that trains.
-
-        Raises `ClientWithheld` if the client does not answer.
-        """
+        """Return the answer's fields, or raise `ClientWithheld`. Only training has an `update`."""

@@ -26,7 +26,9 @@ class UnarySettings(Settings):
         "fidelity": "loss",
     }
 
-    eps: float = Field(4.8, gt=0, description="the source's epsilon: for one bit of the code")
+    eps: float = Field(
+        4.8, gt=0, description="epsilon: a parameter costs 2 * eps under rr, and eps under oue"
+    )
     cells: int = Field(
         50,
         ge=1,
@@ -60,7 +62,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return the setting to change so that an audit can read reports, or None if it can already."""
+    """Return the setting to change so that an audit can read reports, or None."""
     if settings.fidelity == "per_client":
         return None
     return (

@@ -26,8 +26,6 @@ _ANCHOR = re.compile(r" the log of (\S+) has ([0-9]+) lines and ends in ([0-9a-f
 
 
 class EventLog:
-    """Appends lines to an event log and to its chain."""
-
     def __init__(self, path: Path) -> None:
         chain = path.with_name(CHAIN)
         lines, digests = _lines(path), _lines(chain)
@@ -45,7 +43,6 @@ class EventLog:
 
     @property
     def head(self) -> tuple[int, str]:
-        """Return the number of lines, and the chain's last line."""
         return self._count, self._head
 
     def append(self, line: str) -> None:
@@ -68,17 +65,14 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield what a log says of other parties' logs: party, number of lines, last digest."""
+    """Yield a log's statements about other parties' logs: party, number of lines, last digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
-    """Return sentences on where a log is not the one that was written, or none if it is.
-
-    `said` has heads of this log that other parties' logs name.
-    """
+    """Return sentences on changed lines of a log. `said` has its heads from other parties' logs."""
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]
     for line in lines:

@@ -22,10 +22,7 @@ def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return the metric that decides how good a model is, and the direction that is better.
-
-    It is the first of the record's metrics, or the loss if there are none.
-    """
+    """Return a record's first metric, which decides how good a model is, and its direction."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
@@ -42,17 +39,15 @@ def best(figures: list[float], better: Better) -> float:
 
 
 def word(name: str) -> str:
-    """Return a metric's name as it is printed in a sentence or a column."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
 def title(name: str) -> str:
-    """Return a metric's name as it is printed in a heading."""
     return _WORDS.get(name, word(name).capitalize())
 
 
 def is_share(name: str) -> bool:
-    """Return True if the metric is a share of the examples, which readers get as a percentage."""
+    """Return True if the metric is a share of the examples, shown as a percentage."""
     return name.replace("_", " ").split(" ")[-1] == "accuracy"
 
 

@@ -111,11 +111,9 @@ class Recorder:
 
     @property
     def log_head(self) -> tuple[int, str]:
-        """Return the number of events, and the head of their chain."""
         return self._events.head
 
     def close(self) -> None:
-        """Close the files of metrics and events, and TensorBoard's."""
         self._metrics.close()
         self._events.close()
         if self._board is not None:
@@ -132,10 +130,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the metrics that a checkpoint covers: the first `size` bytes of the file.
-
-        Raises an error if their digest is not `digest`: they were changed since.
-        """
+        """Read the first `size` bytes of metrics. Raises an error for another `digest`."""
         path = folder.path / METRICS
         if size == 0:
             return cls()
@@ -160,8 +155,8 @@ def read_whole_lines(
 ) -> list[Record]:
     """Parse the metrics of `path`, without an incomplete last line.
 
-    Raises RunFolderError for a line that is no record, or lacks one of the keys `needed`. The
-    sentence names the command `resume`.
+    Raises RunFolderError, which names the command `resume`, for a line that is no record or lacks
+    one of the keys `needed`.
     """
     records = list[Record]()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
@@ -225,10 +220,6 @@ def revived(value: Any) -> Any:
 
 
 def find_board() -> Any:
-    """Return TensorBoard's writer class.
-
-    Raises an error that says what to install if it is missing.
-    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -32,7 +32,7 @@ _ENDS = struct.Struct("<qq").pack
 
 @cache
 def _probe() -> X25519PrivateKey:
-    """Return a private key with which public keys of low order are detected."""
+    """Return a private key that detects public keys of low order."""
     # Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
     # Cached, since the first key loads OpenSSL, which commands that only read a job do not need.
     return X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
@@ -50,7 +50,6 @@ class KeyPair:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> KeyPair:
-        """Draw a new key pair."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def agree(self, public: X25519PublicKey) -> bytes:
@@ -68,7 +67,6 @@ class KeyPair:
 
 
 def public_key(raw: bytes) -> X25519PublicKey:
-    """Decode a public key from 32 bytes."""
     return X25519PublicKey.from_public_bytes(raw)
 
 
@@ -133,7 +131,6 @@ class Identity:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> Identity:
-        """Draw a new long-lived signing key."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
@@ -155,10 +152,7 @@ def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
 
 
 def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
-    """Return True if `signature` is that of `text` by the owner of the public key.
-
-    It is False if the key is None, which stands for a stranger.
-    """
+    """Return True if the owner of the public key signed `text`. None is the key of a stranger."""
     try:
         Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):

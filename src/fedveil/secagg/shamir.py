@@ -114,10 +114,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write each column's polynomial at the points 1, 2, ... to the rows of `values`.
-
-    Horner's rule, in the field.
-    """
+    """Write each column's polynomial at 1, 2, ... to the rows of `values`, by Horner's rule."""
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):
@@ -169,8 +166,8 @@ def _sum(values: Field) -> Field:
 def _lagrange_at_zero(points: Field) -> Field:
     """Return the weights with which values of a polynomial p at `points` give p(0).
 
-    p(0) = sum of weight * p(point), over a row of distinct points. There is a row of weights for
-    each row of points: weight_i = product over j != i of x_j / (x_j - x_i), where x are the points.
+    There is a row of weights for each row of distinct points x: p(0) = sum of weight_i * p(x_i),
+    with weight_i = product over j != i of x_j / (x_j - x_i).
     """
     numerator, denominator = np.ones_like(points), np.ones_like(points)
     for j in range(points.shape[1]):
@@ -183,7 +180,6 @@ def _lagrange_at_zero(points: Field) -> Field:
 
 
 def _inverse(value: Field) -> Field:
-    """Return the inverse in the field of p elements: value^(p - 2)."""
     result = np.ones_like(value)
     for bit in bin(PRIME - 2)[2:]:
         result = _times(result, result)

@@ -1,8 +1,9 @@
 """A job as text: reads strict YAML, applies `key=value` settings, and writes YAML.
 
-Only safe loaders are used: a job file contains data, never objects. Unlike PyYAML's safe loader,
-this one refuses a key that is given twice, reads `1e-3` as a number (as in YAML 1.2), and refuses a
-file with an implausible number of values, whether they are written out or repeated by aliases.
+Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
+PyYAML's safe loader. It refuses a key that is given twice. It reads `1e-3` as a number, as YAML 1.2
+does. And it refuses a file with an implausible number of values, written out or repeated by
+aliases.
 """
 
 from __future__ import annotations
@@ -65,10 +66,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value of the file.
-
-        Raises an error if it is one too many or not valid text.
-        """
+        """Count one more value. Raises an error for invalid text, or for too many values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -79,10 +77,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats. `stands_for` is their number.
-
-        It is None inside the repeated block itself, which is an error.
-        """
+        """Count the values that an alias repeats. Raises an error inside the repeated block."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -135,10 +130,7 @@ for _kind in (_Loader, _Dumper):
 def read(
     path: str | FilePath, most_bytes: int = MOST_JOB_BYTES, most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises JobError if it contains no valid mapping.
-
-    `most_bytes` and `most_values` limit its size.
-    """
+    """Return the mapping in a YAML file of limited size, or raise JobError."""
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:
@@ -152,19 +144,24 @@ def read(
         raise JobError([problem]) from None
     except UnicodeDecodeError:
         raise JobError([f"{path} is not UTF-8 text"]) from None
-    data = _parse(text, str(path), most_values)
+    return mapping(text, str(path), most_values)
+
+
+def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str, Any]:
+    """Return the mapping in a YAML text. Raises JobError that names `source`."""
+    data = _parse(text, source, most_values)
     if data is None:
         return {}
     if not isinstance(data, dict):
         hint = _line_hint(text) or (
             "; write a key and its value like this: `rounds: 20`" if "=" in text else ""
         )
-        raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values{hint}"])
+        raise JobError([f"{source} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, in which the value would be read as a job file."""
+    """Raise JobError for `--set KEY VALUE`, where the value would be read as a job file."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
@@ -231,9 +228,9 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`.
+    """Raise JobError if all of a file's keys that `mine` lacks are keys of `other`.
 
-    `sentence` follows the file's name: what kind of job it is, and the command that takes it.
+    `sentence` follows the file's name in the error: the kind of job, and the command that takes it.
     """
     held = {} if path is None else read(path)
     fields = mine.model_fields
@@ -284,9 +281,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with these settings on top, as `apply` does, and a sentence for each unknown
-    key.
-    """
+    """Return `data` with these settings on top, as `apply` does, and unknown keys as sentences."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -296,10 +291,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`.
-
-    If a parent of it is no block, remove that parent.
-    """
+    """Copy `data` without the value at `path`, or without a parent of it that is no block."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -334,7 +326,6 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 
 def _line_hint(text: str) -> str:
-    """Return a hint about the first line that cannot belong to a mapping, or ""."""
     for number, line in enumerate(text.splitlines(), 1):
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
@@ -344,7 +335,6 @@ def _line_hint(text: str) -> str:
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
-    """Return a sentence if `model` does not have `path`, otherwise ""."""
     end, block, field = allowed.followed(model, path)
     here, rest = path[: end + 1], path[end + 1 :]
     if field is None and end < len(path):
@@ -379,7 +369,6 @@ def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
 
 
 def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
-    """Return the content `held` of a field with `value` set at `path` in it."""
     block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
     if block is not None:
         return _merged(held, tuple(path), value, block)
@@ -396,8 +385,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content for which `word` stands in `block`, whose content was `held`.
-
-    Returns `word` itself if the block is no choice.
-    """
+    """Return the content for which `word` stands in a choice, and `word` in any other block."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

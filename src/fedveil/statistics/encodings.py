@@ -33,9 +33,9 @@ from fedveil.statistics.tables import Table
 class Rows:
     """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
 
-    `moved` marks rows with a value that was moved into its range, and `lost` rows that do not count
-    because a value is missing or has no cell. `spare` are the cells of rows that do not count, if
-    they shall have one.
+    `moved` marks rows with a value that was moved into its range. `lost` marks rows that do not
+    count, because a value is missing or has no cell. `spare` are cells for rows that do not count,
+    if they are to have one.
     """
 
     width: int
@@ -218,10 +218,7 @@ class Moments(Encoding):
 
 
 class Ends(Encoding):
-    """A product of scaled numbers as -1 or 1, drawn so that its mean is the product.
-
-    The cells are -1 and 1. So a mean or another moment is carried through one-hot codes.
-    """
+    """A product of scaled numbers as a cell, -1 or 1, drawn so that its mean is the product."""
 
     width = 2
 
@@ -285,10 +282,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """An encoding for each group of a column. A row counts in its own group alone.
-
-    Cells are grouped by a further axis instead.
-    """
+    """An encoding for each group of a column: a row counts in its own group alone."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

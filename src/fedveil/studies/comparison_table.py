@@ -47,11 +47,9 @@ class Line:
 
     @property
     def lost(self) -> bool:
-        """True if a run has no result."""
         return any(math.isnan(value) for value in self.last(LOSS)) or not self.runs
 
     def last(self, key: str) -> list[float]:
-        """Return the last value of the metric `key` in every run that has it."""
         return [run.last[key] for run in self.runs if key in run.last]
 
     @cached_property
@@ -111,17 +109,13 @@ def lines(results: Sequence[Result]) -> list[Line]:
 
 
 def _remarks(result: Result) -> Iterator[str]:
-    """Yield remarks on how a run failed or ended early."""
     yield from filter(None, (result.failure, result.unattacked))
     if result.run is not None and result.run.stopped:
         yield f"ended after round {len(result.run.records)}: {result.run.stopped}"
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of the runs' quality, their cost and their guarantees.
-
-    With a `goal`, they say in which round each run reaches it.
-    """
+    """Yield tables of quality with the round that reaches any `goal`, of cost, of guarantees."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -211,7 +205,6 @@ def _test_axis(name: str) -> Axis:
 
 
 def _levels(found: Sequence[Line], name: str, ends: Sequence[float]) -> Iterator[Curve]:
-    """Yield a horizontal line for each setting without a finite epsilon, between two epsilons."""
     for line in found:
         spent, reached = line.spent("run_every_round"), line.last(name)
         if spent is not None and math.isinf(spent.epsilon) and reached:
@@ -220,7 +213,6 @@ def _levels(found: Sequence[Line], name: str, ends: Sequence[float]) -> Iterator
 
 
 def _figures(found: Sequence[Line]) -> list[str]:
-    """Return the names of the runs' metrics, with the deciding one first."""
     lasts = [run.last for line in found for run in line.runs]
     return figures(lasts[0] if lasts else {})
 
@@ -236,10 +228,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over finite epsilons.
-
-    Each protection has one curve for each set of its other changed keys.
-    """
+    """Yield curves of `key` over finite epsilons, one for each set of other changed keys."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:
@@ -261,10 +250,7 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Return the mean of the figures, and with `bounds` the least and the most.
-
-    A mean over the other runs would hide that some have diverged.
-    """
+    """Return the mean of all figures, and with `bounds` the least and the largest."""
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

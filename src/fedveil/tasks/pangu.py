@@ -56,15 +56,11 @@ class Pangu:
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return the shape and the type of an example's columns and labels."""
         window = (self.shape.context,), torch.int64
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the three parts. Only those of the parties in `here` have modules.
-
-        The head shares the embedding's word table.
-        """
+        """Return the three parts, of which only those `here` have modules."""
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:
@@ -140,7 +136,6 @@ class Pangu:
 
 
 def _shape(settings: PanguSettings) -> transformer.Shape:
-    """Return the model's sizes: those of the preset, unless the settings override them."""
     own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
     if settings.tokenizer == "bytes":
         if settings.vocabulary not in (None, text.BYTE_TOKENS):

@@ -21,8 +21,6 @@ Held = Mapping[int, Mapping[str, torch.Tensor]]
 
 
 class PartOptimizers:
-    """One optimiser for each trained part of a party."""
-
     def __init__(self, split: SplitModel, party: str) -> None:
         self._split, self._party = split, party
         for part in split.owned_by(party):
@@ -99,9 +97,7 @@ class _Made:
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Return True if the optimiser's state for a parameter of this shape may have these
-        values.
-        """
+        """Return True if these values can be the state for a parameter of this shape."""
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # only the task knows the state of its own optimiser
         sgd = isinstance(self.optimizer, torch.optim.SGD)
@@ -114,7 +110,6 @@ class _Made:
 
 
 def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
-    """Yield the trained parts with their parameters. A shared one goes to the first part only."""
     taken: set[int] = set()
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):

@@ -17,19 +17,18 @@ _STEP = 0.1
 
 
 class Prior(Protocol):
-    """Distribution of examples before any evidence. It maps free numbers to examples.
+    """Distribution of examples without evidence. It maps the numbers of a search to examples.
 
-    A search varies these numbers. `rate` is its initial step size.
+    `rate` is the initial step size of a search.
     """
 
     @property
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return the numbers that a search for `examples` examples starts from: likely ones."""
+        """Return likely numbers, from which a search for `examples` examples starts."""
 
-    def examples(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Map numbers to the examples that they represent."""
+    def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 
     def cost(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return -ln of the density at each example's numbers, up to a constant: [examples]."""
@@ -45,10 +44,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit a normal prior to public examples [examples, *shape].
-
-        Its variance is at least `floor`² in each direction.
-        """
+        """Fit a normal prior to public examples, with variance at least `floor`² everywhere."""
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean
@@ -92,8 +88,5 @@ class Smooth:
 
 
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
-    """Map numbers to [0, 1] by a sigmoid that reaches both ends.
-
-    It is stretched by a tenth on either side, and clipped.
-    """
+    """Map numbers to [0, 1] by a sigmoid that is stretched and clipped, to reach both ends."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)

@@ -147,10 +147,7 @@ def look(
     patience: float,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a command on a trained model, with followers that serve it.
-
-    `own` is the leader's side if it differs from the purpose's.
-    """
+    """Run the leader's side of a command on a trained model, by default that of `purpose`."""
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
 
@@ -163,7 +160,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job, or None if the folder `old` has it. Runs before torch is imported."""
+    """Return the job, or None if the folder `old` has it. Called before torch is imported."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
@@ -214,7 +211,7 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return where and how `party` meets the others. `option` is the one that named `address`."""
+    """Return where and how `party` meets the others. Errors name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -43,7 +43,6 @@ class Members:
 
     @property
     def node_of(self) -> Mapping[ClientId, int]:
-        """The node number of each connected client."""
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
@@ -74,11 +73,7 @@ class Members:
                 self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Poll until `enough` of the `wanted` clients are connected or `limit_s` seconds have
-        passed.
-
-        Returns how many of them are connected.
-        """
+        """Poll until `enough` of `wanted` are connected or `limit_s` passed. Returns how many."""
         end = time.monotonic() + limit_s
         self.look()
         while (here := len(self.node_of.keys() & set(wanted))) < enough:

@@ -46,7 +46,6 @@ class ExactDraw:
         return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws from this distribution."""
         words = entropy.words(count)
         out = np.searchsorted(self._table, words, side="right").astype(np.int64)
         if len(self._table):
@@ -56,10 +55,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return the draw whose first word, `prefix`, equals an entry of the table.
-
-        Further bits are read from `entropy` until it is decided.
-        """
+        """Return a draw that its first word, `prefix`, does not decide, by reading more bits."""
         bits = _WORD
         while True:
             bits += _WORD
@@ -88,9 +84,9 @@ def at_least_zero(a: int, b: int, x: float) -> bool:
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
     """Return `monotone(e^x)`, whose integers each rise or fall with the argument, exactly.
 
-    It is evaluated at both ends of an interval around e^x, at rising precision from `digits` on,
-    until they agree. They will, because e^x is transcendental for a float x != 0: a fraction (a + b
-    e^x)/(c + d e^x) times 2^bits is an integer only if it does not depend on x.
+    It is evaluated at both ends of an interval around e^x, with more and more digits (from
+    `digits`), until the results agree. They will, because e^x is transcendental for a float x != 0:
+    a fraction (a + b e^x)/(c + d e^x) times 2^bits is an integer only if it does not depend on x.
     """
     while True:
         low, high = (monotone(end) for end in exp_bounds(x, digits))

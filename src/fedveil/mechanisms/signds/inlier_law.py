@@ -44,11 +44,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible v, in order, with the number of selections that have it.
-
-        v is the number of selected dimensions in the top-k set: C(topk, v) C(dim - topk, h - v)
-        selections.
-        """
+        """Yield each possible v with C(topk, v) C(dim - topk, h - v), its number of selections."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)
@@ -228,19 +224,16 @@ class ThresholdSearch:
         return float(np.exp(moment - total).max()), slack
 
     def _tabulate(self, count: int) -> None:
-        """Compute the logarithms that selections of h < `count` dimensions need."""
         self._log_inside = _log_binomials(self._topk, count)
         self._log_outside = _log_binomials(self._dim - self._topk, count)
         self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
 def _log(whole: int) -> float:
-    """Return ln of a non-negative integer of any size, -inf for 0."""
     return math.log(whole) if whole else -math.inf
 
 
 def _log_binomials(n: int, count: int) -> Float64s:
-    """Return log C(n, v) for v = 0..count - 1, with -inf for v > n."""
     v = np.arange(1.0, count)
     with np.errstate(divide="ignore"):
         return np.concatenate([[0.0], np.cumsum(np.log(np.maximum(n - v + 1, 0)) - np.log(v))])

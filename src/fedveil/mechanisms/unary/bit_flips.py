@@ -1,6 +1,6 @@
 """Draws the sum S of a perturbed one-hot code's states from its flipped bits.
 
-Every bit of a code except the parameter's own is 1 with probability q: it is flipped. In rr the
+Every bit of a code except the parameter's own is 1 with probability q, that is, flipped. In rr the
 own bit is flipped with probability q too; in oue it is a fair coin. All are independent. So the
 sampler jumps from one flipped bit to the next through the codes of a vector, laid end to end:
 
@@ -52,9 +52,9 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite `sums` with a draw, for each parameter, of its perturbed code's sum.
+        """Overwrite each of `sums` with a draw of S for the parameter's perturbed code.
 
-        The sum is that of the states whose bits are 1. `states` are the parameters' true states.
+        `states` are the parameters' true states.
         """
         if self._own_lies:
             sums[:] = states
@@ -134,10 +134,7 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write the positions of the flipped bits that lie after these gaps, starting from `place`.
-
-    Returns their number, and the position after the last gap.
-    """
+    """Write the positions of the bits flipped after these gaps. Returns count and position."""
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -150,10 +147,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter and the state of the bit at each of these positions.
-
-    Uses floating point, in which processors divide faster. Exact up to 2^50.
-    """
+    """Write parameter and state of these bits, by floating point, which is exact up to 2^50."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

@@ -1,0 +1,81 @@
+"""Evidence from runs: runs at chance level are none, and several seeds give an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from fedveil.base.lazy import special
+from fedveil.privacy.finding import CONFIDENCE
+
+#: A run learnt if its accuracy is at least this far above chance level. The most frequent label of
+#: an uneven data set stays below that too.
+MARGIN = 0.1
+#: Fewest seeds that give an interval.
+LEAST_SEEDS = 3
+
+
+def learnt(accuracy: float, labels: int) -> bool:
+    """Return True if a model of `labels` labels is more accurate than one that learnt nothing."""
+    return accuracy >= 1 / labels + MARGIN
+
+
+def idle(accuracies: Mapping[str, float], labels: int) -> str:
+    """Name the runs at chance level in a sentence, empty if there are none."""
+    found = [f"{name} ({a:.3f})" for name, a in accuracies.items() if not learnt(a, labels)]
+    if not found:
+        return ""
+    chance = f"{1 / labels:.3f}"
+    return f"less than {MARGIN:g} above chance level ({chance}) at the end: {', '.join(found)}"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Accuracies of runs, ordered from most to least noise, beside those without protection.
+
+    `plain` has one accuracy for each run.
+    """
+
+    plain: Sequence[float]
+    noisy: Sequence[float]
+    labels: int
+
+    @property
+    def rates(self) -> list[float]:
+        """The relative loss of accuracy of each run. Source: 002, equation (8)."""
+        pairs = zip(self.plain, self.noisy, strict=True)
+        return [(p - n) / p if p else 0.0 for p, n in pairs]
+
+    @property
+    def learnt(self) -> list[bool]:
+        """For each run, True if it learnt something."""
+        return [learnt(accuracy, self.labels) for accuracy in self.noisy]
+
+    @property
+    def without(self) -> str:
+        """A sentence that the run without protection learnt nothing, or ""."""
+        return idle({"without protection": min(self.plain)}, self.labels)
+
+    @property
+    def trend(self) -> list[float]:
+        """The rates from the first run that learnt something. Idle runs after it count."""
+        first = next((i for i, each in enumerate(self.learnt) if each), len(self.noisy))
+        return self.rates[first:]
+
+    @property
+    def nothing(self) -> str:
+        """A sentence that says why these runs show no trend, or "" if they can."""
+        few = sum(self.learnt) < 2
+        return self.without or ("fewer than two runs end above chance level" if few else "")
+
+
+def with_interval(values: Sequence[float], places: int = 3) -> str:
+    """Format the mean of the seeds' values, with Student's interval of at least three of them."""
+    middle = mean(values)
+    if len(values) < LEAST_SEEDS:
+        return f"{middle:.{places}f}"
+    quantile = float(special().stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+    half = quantile * stdev(values) / math.sqrt(len(values))
+    return f"{middle:.{places}f} [{middle - half:.{places}f}, {middle + half:.{places}f}]"

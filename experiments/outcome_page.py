@@ -1,0 +1,134 @@
+"""The page of an experiment: its runs, and its results beside those of the source."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.evidence import LEAST_SEEDS
+from experiments.experiment import Experiment, Outcome, Scale, Verdict
+from fedveil import __version__
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import CONFIDENCE
+
+#: A table with more rows is a file beside the page, which contains the verdicts.
+LONGEST_TABLE = 2
+#: The sources by the numbers with which the experiments name them.
+_MINDSPORE = "MindSpore Federated's document on"
+SOURCES = {
+    "000": f"{_MINDSPORE} SignDS",
+    "001": f"{_MINDSPORE} DP_ENCRYPT and PW_ENCRYPT",
+    "002": "Zhang Hao, Towards federated learning local differential privacy design, 2022",
+    "003": f"{_MINDSPORE} EmbeddingDP",
+}
+_READING = (
+    "Scale `small` takes minutes, `medium` about half an hour; `full` has the source's own size. A "
+    "verdict says nothing if a run that it needs learnt nothing, or if the data cannot decide."
+)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A repeated experiment. `figures` maps the names of its plots to their files."""
+
+    experiment: Experiment
+    scale: Scale
+    outcome: Outcome
+    figures: Mapping[str, str]
+    seconds: float
+    command: str
+    folder: Path
+
+
+def long_tables(name: str, outcome: Outcome) -> dict[str, Table]:
+    """Return the tables that are files beside the page of `name`, by their file names."""
+    numbered = enumerate(outcome.tables, 1)
+    return {f"{name}-{n}.csv": table for n, table in numbered if len(table.rows) > LONGEST_TABLE}
+
+
+def page(repeated: Repeated) -> str:
+    """Return the experiment's page in Markdown. Pictures and long tables are files beside it."""
+    return "\n".join(_parts(repeated))
+
+
+def _parts(repeated: Repeated) -> Iterator[str]:
+    experiment, outcome = repeated.experiment, repeated.outcome
+    yield f"# {experiment.name}\n"
+    yield f"{experiment.what} Source: {_source(experiment.source)}.\n"
+    yield f"**{tally(outcome)}** Scale: {repeated.scale}.\n"
+    yield f"{outcome.ran}{_seeds(outcome.seeds)}\n"
+    yield verdicts(outcome).markdown()
+    for plot in outcome.plots:
+        yield plot.markdown(repeated.figures[plot.name])
+    for picture in outcome.pictures:
+        yield f"![{picture.stem}]({os.path.relpath(picture, repeated.folder)})\n"
+    files = {id(table): file for file, table in long_tables(experiment.name, outcome).items()}
+    for table in outcome.tables:
+        if file := files.get(id(table)):
+            said = f"{table.caption.rstrip('.')}: " if table.caption else ""
+            yield f"{said}[the table]({file}).\n"
+        else:
+            yield table.markdown()
+    yield f"    {repeated.command}\n"
+    took = f"It took {repeated.seconds:,.0f} s on {machine()}, with fedveil {__version__}."
+    yield f"{took} {_READING}"
+    yield ""
+
+
+def _source(named: str) -> str:
+    """Return a source's place, with the title that belongs to its number."""
+    number, _, place = named.partition(",")
+    title = SOURCES.get(number)
+    return f"{number} ({title}),{place}" if title else named
+
+
+def _seeds(seeds: int) -> str:
+    if not seeds:
+        return ""
+    if seeds < LEAST_SEEDS:
+        return (
+            f" Each figure comes from {seeds} seed{'s' if seeds > 1 else ''}, so it has no "
+            "confidence interval."
+        )
+    return f" A figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} confidence interval."
+
+
+def tally(outcome: Outcome) -> str:
+    """Say how many of the source paper's numbers and trends were reproduced."""
+    answers = [verdict.answer for verdict in outcome.verdicts]
+    agree, silent = answers.count("agrees"), answers.count("says nothing")
+    said = f"; {silent} say{'s' if silent == 1 else ''} nothing" if silent else ""
+    return f"{agree} of {len(answers)} results agree with the source{said}."
+
+
+def verdicts(outcome: Outcome) -> Table:
+    """Return a table of the source paper's results beside ours."""
+    columns = ("measure", "the source", "here", "criterion", "verdict", "why")
+    said: set[str] = set()
+    return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
+
+
+def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
+    """Format a verdict as a table row, without a reason that an earlier row has (`said`)."""
+    why = "as above" if verdict.why in said else verdict.why
+    said.add(verdict.why)
+    ours = (verdict.source, verdict.ours, verdict.held_to, verdict.answer)
+    return (verdict.what, *ours, why)
+
+
+def machine() -> str:
+    """Describe this machine: its processor and number of cores."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{_processor()}, {cores} cores"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

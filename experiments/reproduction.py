@@ -1,0 +1,98 @@
+"""Repeats a source's experiment in a folder, and writes its page."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from experiments.catalog import about, find
+from experiments.experiment import Outcome, Scale, Tell
+from experiments.outcome_page import Repeated, long_tables, page
+from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
+from fedveil.errors import RunFolderError
+from fedveil.pages.svg import svg
+from fedveil.record.run_folder import RunFolder
+from fedveil.studies.several_runs import resumed_by
+
+#: File that marks an experiment's folder, with its duration so far.
+BEGUN = "experiment.json"
+
+
+def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
+    """Repeat the experiment `name`. Returns the path of its page, and its outcome.
+
+    An experiment that was interrupted in the folder is resumed: its finished parts are read.
+    """
+    experiment = find(name)
+    experiment.check(scale)
+    path = out or Path("runs", f"reproduce-{name}-{scale}")
+    how = f"fedveil reproduce {name} --scale {scale}{'' if out is None else f' --out {out}'}"
+    with ExitStack() as stack:
+        folder = RunFolder.of_many(path)
+        stack.callback(folder.close)
+        spent_s = _begun(folder, name, scale)
+        takes = f"{name} at scale {scale} takes about {about(experiment.estimate_s(scale))}"
+        tell(f"{takes} on two cores; it is in {path}")
+        stack.enter_context(resumed_by(how))
+        again = (path / f"{name}.md").exists()
+        with _timed(folder, name, scale, spent_s, again) as clock:
+            outcome = experiment.run(path, scale, tell)
+        figures = {plot.name: f"{name}-{plot.file}.svg" for plot in outcome.plots}
+        for plot in outcome.plots:
+            folder.write_atomically(figures[plot.name], svg(plot))
+        for file, table in long_tables(name, outcome).items():
+            folder.write_atomically(file, table.csv().encode())
+        repeated = Repeated(experiment, scale, outcome, figures, clock(), how, path)
+        folder.write_atomically(f"{name}.md", page(repeated).encode())
+    return path / f"{name}.md", outcome
+
+
+def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
+    """Return the seconds already spent in this folder. Raises an error for any other content."""
+    file = folder.path / BEGUN
+    if not file.exists():
+        if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):
+            raise RunFolderError(
+                f"{folder.path} is not empty and holds no experiment: name another folder"
+            )
+        _write(folder, name, scale, 0.0)
+        return 0.0
+    try:
+        begun = json.loads(read_text(file, MOST_KEY_BYTES))
+        which, spent_s = (begun["name"], begun["scale"]), float(begun["seconds"])
+    except (OSError, *MALFORMED) as error:
+        raise RunFolderError(f"{file} cannot be read: {error!r}") from None
+    if which != (name, scale):
+        raise RunFolderError(
+            f"{folder.path} holds {which[0]} at scale {which[1]}: name another folder for {name} "
+            f"at scale {scale}"
+        )
+    return spent_s
+
+
+@contextmanager
+def _timed(
+    folder: RunFolder, name: str, scale: Scale, spent_s: float, again: bool
+) -> Iterator[Callable[[], float]]:
+    """Save the total duration at the end of the block, even after an error.
+
+    Yields a function that returns the seconds so far. Reading a finished experiment (`again`) does
+    not count.
+    """
+    began = time.perf_counter()
+
+    def clock() -> float:
+        return spent_s if again else spent_s + time.perf_counter() - began
+
+    try:
+        yield clock
+    finally:
+        _write(folder, name, scale, clock())
+
+
+def _write(folder: RunFolder, name: str, scale: Scale, seconds: float) -> None:
+    begun = {"name": name, "scale": scale, "seconds": round(seconds, 1)}
+    folder.write_atomically(BEGUN, json.dumps(begun).encode())

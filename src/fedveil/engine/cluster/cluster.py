@@ -1,0 +1,71 @@
+"""The interface of a cluster: machines that are called, and that may be lost at any time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class MachineLost(Exception):
+    """A machine was lost or cannot be reached. The call's result is unknown."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place at which a machine can be started: its unique `key`, a `name` for people, cores."""
+
+    key: str
+    name: str
+    cores: int
+
+
+class Call(ABC):
+    """A call of a machine. It may still be under way."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Return the result of a call that has ended. Raises its error, or `MachineLost`."""
+
+
+class Remote(ABC):
+    """A started machine. Its calls run one after another."""
+
+    @abstractmethod
+    def call(self, method: str, *arguments: Any) -> Call:
+        """Start a call of a method of `Machine`. An argument may come from `Cluster.share`."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the machine, whatever it does."""
+
+
+class Cluster(ABC):
+    """Starts machines, and waits for their calls."""
+
+    #: Names the cluster in messages, for example "the Ray cluster at 10.0.0.1:6379".
+    name: str
+
+    @abstractmethod
+    def places(self) -> Sequence[Place]:
+        """Return the places that can hold a machine now, started or not."""
+
+    @abstractmethod
+    def start(self, place: Place, setup: Any, name: str) -> Remote:
+        """Start a machine. Its first call waits until the machine's resources are free.
+
+        `setup` is a `PackedSetup` from `share`. `name` is the machine's name in messages.
+        """
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Return a handle of `value` for several calls, so that it travels to a machine once."""
+
+    @abstractmethod
+    def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
+        """Return the calls that have ended: at least one, unless `timeout_s` passes first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what this object has opened."""

@@ -1,0 +1,247 @@
+"""A machine of a cluster: holds some clients' examples, trains them and adds up their reports."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.base import own_code
+from fedveil.base.array_types import Float32s, Float64s
+from fedveil.base.message import Message, decode
+from fedveil.engine.assembly import ModelShape, make_protection
+from fedveil.engine.cluster.machine_check import Facts, facts
+from fedveil.engine.cluster.own_sources import unpack_sources
+from fedveil.engine.cluster.shards import Piece, Shards
+from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.executor import Executor
+from fedveil.engine.executors.local import start_locally
+from fedveil.engine.executors.pool import WorkerPool
+from fedveil.errors import FedveilError, StatesUnreachable
+from fedveil.federated.job import Job
+from fedveil.protections.base import RoundContext, ServerRound
+from fedveil.protections.own_errors import own_errors
+from fedveil.rounds.outcomes import Answer, ClientId, Effort, Folded, Report
+
+#: The file in the run's folder by which a machine knows that it reads the right one.
+PROOF = "clients/machines"
+
+
+@dataclass(frozen=True)
+class MachineSetup:
+    """Everything that a machine needs to begin.
+
+    `own` are the objects of the calling script (`own_code.packed`). `batch` is for `machine_check`.
+    If clients keep state, `proof` is the content of the file PROOF in the run's folder `run`.
+    """
+
+    job: Job
+    shape: ModelShape
+    dimension: int
+    run: Path
+    own: bytes
+    batch: ClientsData
+    proof: str | None = None
+
+    def packed(self, sources: bytes) -> PackedSetup:
+        """Return this setup as bytes. `sources` are the user's own modules (`packed_sources`)."""
+        return PackedSetup(sources, self.own, pickle.dumps(self))
+
+
+@dataclass(frozen=True)
+class PackedSetup:
+    """A setup in bytes, readable once the user's own code, which its job may need, is unpacked."""
+
+    sources: bytes
+    own: bytes
+    setup: bytes
+
+    def unpacked(self, folder: Path) -> MachineSetup:
+        """Return the setup. Writes the user's own modules into `folder`."""
+        unpack_sources(self.sources, folder)
+        own_code.unpack(self.own)
+        setup: MachineSetup = pickle.loads(self.setup)  # noqa: S301 - from the head of the run
+        return setup
+
+
+@dataclass(frozen=True)
+class Request:
+    """The messages of one phase to some clients: each encoded message with its clients."""
+
+    phase: str
+    messages: Sequence[tuple[bytes, Sequence[ClientId]]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A phase for some of a machine's clients. `model` and `context` are those of the round.
+
+    With `fold` the machine adds up the reports. `before` are these clients' earlier phases of the
+    round, if another machine that played them was lost.
+    """
+
+    context: RoundContext
+    request: Request
+    fold: bool
+    before: Sequence[Request] = ()
+
+
+@dataclass
+class Played:
+    """The answers to `Work`.
+
+    The columns stand for `Folded` answers: number of bytes, and seconds of training, protection and
+    aggregation. `others` are all other answers. `half` is the sum of the folded reports. `took_s`
+    is the machine's time. `fixed` is True if other clients' examples would need a restart of its
+    worker processes.
+    """
+
+    clients: Sequence[ClientId] = ()
+    columns: Float64s = field(default_factory=lambda: np.empty((0, 4)))
+    others: Sequence[Answer] = ()
+    half: ServerRound | None = None
+    took_s: float = 0.0
+    fixed: bool = False
+
+    def answers(self) -> Iterable[Answer]:
+        for client, (size, *seconds) in zip(self.clients, self.columns.tolist(), strict=True):
+            yield Folded(client, int(size), effort=Effort(*seconds))
+        yield from self.others
+
+
+class Machine:
+    """The clients of one machine. An error of fedveil's is returned instead of raised.
+
+    `name` is the machine's name in messages, and `cores` the number of cores that it may use.
+    """
+
+    def __init__(self, packed: PackedSetup, name: str, cores: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fedveil-") if packed.sources else None
+        self._setup = packed.unpacked(Path(self._folder.name if self._folder else "."))
+        self._name, self._cores = name, cores
+        self._shards = Shards()
+        self._executor: Executor | None = None
+        self._round = 0
+        #: The requests of this round, unless their reports were added up here.
+        self._done: list[Request] = []
+
+    def facts(self) -> Facts | FedveilError:
+        setup = self._setup
+        if setup.proof is not None:
+            found = None
+            with suppress(OSError):
+                found = (setup.run / PROOF).read_text("utf-8")
+            if found != setup.proof:
+                return StatesUnreachable(self._name, str(setup.run))
+        try:
+            return facts(setup.job, setup.shape, setup.batch, setup.dimension)
+        except FedveilError as error:
+            return error
+
+    def give(self, piece: Piece) -> None:
+        """Take over the clients of `piece`."""
+        copied = {name: np.array(value) for name, value in vars(piece).items() if value is not None}
+        self._shards.add(Piece(**copied))
+        self._renew()
+
+    def take(self, clients: Sequence[ClientId]) -> None:
+        """Forget the examples of these clients, which train elsewhere from now on."""
+        self._shards.drop(clients)
+        self._renew()
+
+    def play(self, work: Work, model: Float32s) -> Played | FedveilError:
+        """Return the clients' answers. `model` is all that the server sends (`RoundContext`)."""
+        began = time.perf_counter()
+        try:
+            weights = model[: self._setup.dimension]
+            played = self._play(work, replace(work.context, model=weights, whole=model))
+        except FedveilError as error:
+            return error
+        played.took_s = time.perf_counter() - began
+        played.fixed = isinstance(self._executor, WorkerPool)
+        return played
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _play(self, work: Work, context: RoundContext) -> Played:
+        setup = self._setup
+        before = list(work.before)
+        if self._round != context.round:
+            self._done.clear()
+        elif self._executor is None:  # closed during the round: its clients' halves are made again
+            before = [*self._done, *before]
+        if self._round != context.round or self._executor is None:
+            self._started().open(context)
+            self._round = context.round
+        executor = self._started()
+        for request in before:
+            for _ in executor.ask(request.phase, _messages(request)):
+                pass  # the head has these answers already
+        if not work.fold:
+            self._done += [*work.before, work.request]
+        protection = make_protection(setup.job, setup.dimension)
+        phase, messages = work.request.phase, _messages(work.request)
+        with own_errors(protection):
+            if not work.fold:
+                return Played(others=[_lasting(a) for a in executor.ask(phase, messages)])
+            half = protection.server_round(context)
+            return _columns(executor.fold(phase, messages, half), half)
+
+    def _started(self) -> Executor:
+        if self._executor is None:
+            setup = self._setup
+            self._executor = start_locally(
+                setup.job,
+                setup.shape,
+                self._shards,
+                setup.dimension,
+                setup.run,
+                pack=lambda: setup.own,
+                starting=lambda what: None,
+                event=lambda what: None,
+                cores=self._cores,
+            )
+        return self._executor
+
+    def _renew(self) -> None:
+        """Close worker processes, whose examples are outdated. The next phase restarts them."""
+        if isinstance(self._executor, WorkerPool):
+            self._executor.close()
+            self._executor = None
+
+
+def _messages(request: Request) -> Mapping[ClientId, Message]:
+    return {
+        client: message
+        for encoded, clients in request.messages
+        for message in (decode(encoded),)
+        for client in clients
+    }
+
+
+def _lasting(answer: Answer) -> Answer:
+    """Return the answer with a copy of its report, which stays valid."""
+    return replace(answer, data=bytes(answer.data)) if isinstance(answer, Report) else answer
+
+
+def _columns(answers: Iterable[Answer], half: ServerRound) -> Played:
+    clients, rows, others = list[ClientId](), list[tuple[float, ...]](), list[Answer]()
+    for answer in answers:
+        effort = answer.effort
+        if isinstance(answer, Folded) and not effort.warnings and effort.unusable is None:
+            clients.append(answer.client)
+            seconds = (effort.training_s, effort.protection_s, effort.aggregation_s)
+            rows.append((answer.size, *seconds))
+        else:
+            others.append(_lasting(answer))
+    return Played(clients, np.array(rows, np.float64).reshape(-1, 4), others, half)

@@ -1,0 +1,278 @@
+"""Plays a round's clients on the machines of a cluster.
+
+The model goes to each machine once a round, and each machine gives back one sum of its clients'
+reports. If a machine is lost, its clients are trained again elsewhere, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedveil.base.message import Message, encode
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost
+from fedveil.engine.cluster.machine import MachineSetup, Played, Request, Work
+from fedveil.engine.cluster.membership import Member, Membership
+from fedveil.engine.cluster.placement import SLACK, Group, groups, placed
+from fedveil.engine.cluster.shards import pieces
+from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.executor import Executor
+from fedveil.engine.run_records import MACHINES, RETRAINED
+from fedveil.protections.base import RoundContext
+from fedveil.rounds.loop import MergeableHalf, shared
+from fedveil.rounds.outcomes import Answer, ClientId
+
+_NO_MODEL = np.empty(0, np.float32)
+
+
+@dataclass
+class _Used:
+    clients: int = 0
+    busy_s: float = 0.0
+
+
+class ManyMachines(Executor):
+    """An executor whose clients are on the machines of a cluster.
+
+    `data` has all clients' examples. Each machine gets those of its own clients only. `least` is
+    the trainer's (`Trainer.least`). `event` logs a line.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        members: Membership,
+        data: ClientsData,
+        setup: MachineSetup,
+        least: int,
+        event: Callable[[str], None],
+    ) -> None:
+        self._cluster, self._members, self._data = cluster, members, data
+        self._least, self._event = least, event
+        #: True if an interrupted exchange can be repeated to the same bytes.
+        self._repeatable = setup.job.privacy.randomness == "seeded"
+        self._homes: dict[ClientId, Member] = {}
+        self._everyone = [c for c in range(len(data.offsets) - 1) if data.examples(c)]
+        self._fixed = False
+        #: True if some clients' machine was lost.
+        self._homeless = True
+        #: Seconds that each client took last, and the seconds and examples of all of them.
+        self._took: dict[ClientId, float] = {}
+        self._seconds, self._examples = 0.0, 0
+        self._context: RoundContext
+        self._model: Any = None
+        self._requests: list[tuple[str, Mapping[ClientId, Message]]] = []
+        self._at: dict[ClientId, Member] = {}
+        self._used: dict[str, _Used] = {}
+        self._wall_s = 0.0
+        self._retrained = 0
+        self._deal()
+
+    def open(self, context: RoundContext) -> None:
+        if self._members.changed() or self._homeless:
+            self._deal()
+        self._context = replace(context, model=_NO_MODEL, whole=None)
+        self._model = self._cluster.share(context.sent)
+        self._requests.clear()
+        self._at.clear()
+        self._used, self._wall_s, self._retrained = {}, 0.0, 0
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        """Yield the clients' answers as they arrive. A client stays on its machine.
+
+        If a machine is lost, another one repeats the earlier phases of its clients. They drop out
+        if their randomness is the operating system's, which nobody can repeat.
+        """
+        yield from self._answers(phase, messages, None)
+        self._requests.append((phase, messages))
+
+    def fold(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
+    ) -> Iterator[Answer]:
+        """Yield the answers without reports, which each machine adds up for `server`."""
+        return self._answers(phase, messages, server)
+
+    def shown(self) -> dict[str, Any]:
+        wall = max(self._wall_s, 1e-9)
+        machines = {
+            name: [used.clients, used.busy_s, max(0.0, 1 - used.busy_s / wall)]
+            for name, used in sorted(self._used.items())
+        }
+        return {MACHINES: machines} | ({RETRAINED: self._retrained} if self._retrained else {})
+
+    def close(self) -> None:
+        self._members.close()
+
+    def _answers(
+        self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf | None
+    ) -> Iterator[Answer]:
+        began, fold = time.perf_counter(), server is not None
+        calls: dict[Call, tuple[Member, Sequence[ClientId]]] = {}
+        self._send(calls, phase, messages, list(messages), fold=fold)
+        while calls:
+            for call in self._cluster.wait(list(calls)):
+                machine, clients = calls.pop(call)
+                try:
+                    played = call.result()
+                except MachineLost as lost:
+                    again = self._lost(machine, lost, clients, fold=fold)
+                    self._send(calls, phase, messages, again, fold=fold)
+                    continue
+                if isinstance(played, Exception):
+                    raise played
+                yield from self._heard(machine, clients, played)
+                if server is not None:
+                    server.merge(played.half)
+        self._wall_s += time.perf_counter() - began
+
+    def _heard(
+        self, machine: Member, clients: Sequence[ClientId], played: Played
+    ) -> Iterator[Answer]:
+        used = self._used.setdefault(machine.name, _Used())
+        if not self._requests:
+            used.clients += len(clients)
+        used.busy_s += played.took_s
+        self._fixed = played.fixed
+        for answer in played.answers():
+            effort = answer.effort
+            took = effort.training_s + effort.protection_s
+            if effort.training_s:
+                self._seconds += took
+                self._examples += self._data.examples(answer.client)
+                self._took[answer.client] = took
+            yield answer
+
+    def _lost(
+        self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
+    ) -> Sequence[ClientId]:
+        """Give up a machine. Returns those of its `clients` that can be asked again elsewhere."""
+        self._members.lose(machine)
+        self._homeless = True
+        number = self._context.round
+        said = f"round {number}: machine {machine.name} was lost ({lost})"
+        if not fold and not self._repeatable:
+            self._event(f"{said}: its {len(clients):,} clients drop out of the round")
+            return ()
+        self._event(f"{said}: its {len(clients):,} clients train again on other machines")
+        self._retrained += len(clients)
+        return clients
+
+    def _send(
+        self,
+        calls: dict[Call, tuple[Member, Sequence[ClientId]]],
+        phase: str,
+        messages: Mapping[ClientId, Message],
+        clients: Sequence[ClientId],
+        *,
+        fold: bool,
+    ) -> None:
+        if self._requests and not self._repeatable:
+            clients = [c for c in clients if (at := self._at.get(c)) is not None and at.alive]
+        if not clients:
+            return
+        if not self._members.ready:
+            self._members.gather()
+        encoded: dict[int, bytes] = {}
+        for machine, theirs in self._shares(clients).items():
+            new, known = list[ClientId](), list[ClientId]()
+            for client in theirs:
+                (known if self._at.get(client) is machine else new).append(client)
+                self._at[client] = machine
+            for some, requests in ((new, self._requests), (known, ())):
+                if some:
+                    before = [_request(name, sent, some, encoded) for name, sent in requests]
+                    request = _request(phase, messages, some, encoded)
+                    work = Work(self._context, request, fold, before)
+                    calls[machine.call("play", work, self._model)] = machine, some
+
+    def _shares(self, clients: Sequence[ClientId]) -> dict[Member, list[ClientId]]:
+        def home(group: Group) -> Member | None:
+            machine = self._at.get(group[0]) or self._homes.get(group[0])
+            return machine if machine is not None and machine.alive else None
+
+        stay = self._fixed or bool(self._requests)
+        shares = self._placed(groups(clients, self._least), home, float("inf") if stay else SLACK)
+        for _ in self._move(shares):
+            pass  # a machine's calls run in order
+        return shares
+
+    def _placed(
+        self, work: Sequence[Group], home: Callable[[Group], Member | None], slack: float
+    ) -> dict[Member, list[ClientId]]:
+        cores = {machine: machine.cores for machine in self._members.ready}
+        rate = self._seconds / self._examples if self._seconds else 1.0
+
+        def seconds(client: ClientId) -> float:
+            took = self._took.get(client)
+            return rate * self._data.examples(client) if took is None else took
+
+        shares = placed(work, seconds, cores, home, slack)
+        return {m: [c for group in work for c in group] for m, work in shares.items() if work}
+
+    def _deal(self) -> None:
+        """Give every client a machine, its present one as far as that is fair."""
+        while True:
+            if not self._members.ready:
+                self._members.gather()
+
+            def home(group: Group) -> Member | None:
+                machine = self._homes.get(group[0])
+                return machine if machine is not None and machine.alive else None
+
+            work = [(client,) for client in self._everyone]
+            try:
+                for call, machine in self._move(self._placed(work, home, SLACK)):
+                    self._cluster.wait([call])
+                    _delivered(call, machine)
+            except _Undelivered as undelivered:
+                self._members.lose(undelivered.machine)
+                continue
+            self._homeless = False
+            return
+
+    def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:
+        """Send clients' examples to the machines that train them. Yields begun transfers."""
+        leaving: dict[Member, list[ClientId]] = {}
+        for machine, clients in shares.items():
+            coming = [c for c in clients if self._homes.get(c) is not machine]
+            for client in coming:
+                old = self._homes.get(client)
+                if old is not None and old.alive:
+                    leaving.setdefault(old, []).append(client)
+            for piece in pieces(self._data, coming):
+                yield machine.call("give", piece), machine
+            self._homes |= dict.fromkeys(coming, machine)
+        for machine, gone in leaving.items():
+            yield machine.call("take", gone), machine
+
+
+class _Undelivered(Exception):
+    def __init__(self, machine: Member) -> None:
+        self.machine = machine
+
+
+def _delivered(call: Call, machine: Member) -> None:
+    try:
+        call.result()
+    except MachineLost:
+        raise _Undelivered(machine) from None
+
+
+def _request(
+    phase: str,
+    messages: Mapping[ClientId, Message],
+    clients: Sequence[ClientId],
+    encoded: dict[int, bytes],
+) -> Request:
+    """Return the messages to `clients`. `encoded` caches encoded messages."""
+    theirs = {client: messages[client] for client in clients if client in messages}
+    parts = []
+    for message, receivers in shared(theirs):
+        if id(message) not in encoded:
+            encoded[id(message)] = encode(message)
+        parts.append((encoded[id(message)], receivers))
+    return Request(phase, parts)

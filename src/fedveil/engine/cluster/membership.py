@@ -1,0 +1,173 @@
+"""The machines of a cluster that take part in a run: they join, are checked, and may be lost."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import PackedSetup
+from fedveil.engine.cluster.machine_check import Facts
+from fedveil.errors import ClusterUnavailable, RunStopped
+
+#: Seconds to wait for a first machine before giving up, and for the others after the first one.
+WAIT_S, OTHERS_S = 600.0, 60.0
+#: Seconds between two looks at the cluster for new machines.
+_LOOK_S = 5.0
+#: A place at which this many machines were lost is not used again.
+_MOST_LOST = 3
+
+
+@dataclass(eq=False)
+class Member:
+    """A machine of the run. `alive` is False once it is lost."""
+
+    place: Place
+    name: str
+    remote: Remote
+    alive: bool = True
+
+    @property
+    def cores(self) -> int:
+        return self.place.cores
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        """Start a call of a method of `Machine`."""
+        return self.remote.call(method, *arguments)
+
+
+class Membership:
+    """Starts a machine at each place of the cluster, and checks it.
+
+    `facts` are those of this machine, with which every other one must agree. `starting` is called
+    with each step, and `event` logs a line. Gives up if there is no machine for WAIT_S seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        setup: PackedSetup,
+        facts: Facts,
+        *,
+        event: Callable[[str], None],
+        starting: Callable[[str], None],
+    ) -> None:
+        self._cluster, self._facts = cluster, facts
+        self._event, self._starting = event, starting
+        self._setup = cluster.share(setup)
+        #: The machines that have been checked.
+        self.ready: list[Member] = []
+        self._joining: dict[Call, Member] = {}
+        self._names: dict[str, str] = {}
+        self._lost: Counter[str] = Counter()
+        self._looked = float("-inf")
+        self._started = False
+
+    def gather(self) -> None:
+        """Wait until machines are ready: all that can start soon, and at least one.
+
+        Raises `MachineDiffers` if one of them would train to other bytes than this machine.
+        """
+        began = first = time.monotonic()
+        while True:
+            self._look()
+            self._welcome(0.5)
+            now = time.monotonic()
+            if not self.ready:
+                first = now
+            if self.ready and (not self._joining or now - first > OTHERS_S):
+                break
+            if not self.ready and now - began > WAIT_S:
+                raise ClusterUnavailable(
+                    f"{self._cluster.name} had no machine for this job within "
+                    f"{WAIT_S:.0f} s: {self._missing()}"
+                )
+            self._starting(f"waiting for {self._cluster.name}: {self._missing()}")
+        if not self._started:
+            self._event(f"{self._cluster.name}: " + ", ".join(
+                f"machine {m.name} with {m.cores} cores" for m in self.ready
+            ))  # fmt: skip
+        self._started = True
+
+    def changed(self) -> bool:
+        """Look for new machines. Returns True if some have joined since the last call."""
+        if time.monotonic() - self._looked > _LOOK_S:
+            self._look()
+        return self._welcome(0.0)
+
+    def lose(self, member: Member) -> None:
+        """Give up a lost machine. A new one may be started at the same place later."""
+        if member.alive:
+            member.alive = False
+            member.remote.end()
+            self._lost[member.place.key] += 1
+            if member in self.ready:
+                self.ready.remove(member)
+
+    def close(self) -> None:
+        closing = [member.call("close") for member in self.ready]
+        limit = time.monotonic() + 5
+        while closing and time.monotonic() < limit:
+            for call in self._cluster.wait(closing, 1.0):
+                closing.remove(call)
+        for member in (*self.ready, *self._joining.values()):
+            member.remote.end()
+        self._cluster.close()
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        taken = {member.place.key for member in (*self.ready, *self._joining.values())}
+        for place in self._cluster.places():
+            if place.key not in taken and self._lost[place.key] < _MOST_LOST:
+                name = self._name(place)
+                remote = self._cluster.start(place, self._setup, name)
+                member = Member(place, name, remote)
+                self._joining[member.call("facts")] = member
+
+    def _name(self, place: Place) -> str:
+        if place.key not in self._names:
+            alike = sum(name.split(" ")[0] == place.name for name in self._names.values())
+            self._names[place.key] = f"{place.name} ({alike + 1})" if alike else place.name
+        return self._names[place.key]
+
+    def _welcome(self, timeout_s: float) -> bool:
+        before = len(self.ready)
+        if not self._joining:
+            time.sleep(0.0 if self.ready else timeout_s)
+            return False
+        for call in self._cluster.wait(list(self._joining), timeout_s):
+            member = self._joining.pop(call)
+            try:
+                self._check(member, call)
+            except MachineLost as lost:
+                self._event(f"machine {member.name} was lost while it started ({lost})")
+                self.lose(member)
+            except RunStopped as wrong:
+                if not self._started:
+                    raise
+                self._event(f"not used: {wrong}")
+                self.lose(member)
+                self._lost[member.place.key] = _MOST_LOST
+        return len(self.ready) > before
+
+    def _check(self, member: Member, call: Call) -> None:
+        found = call.result()
+        if isinstance(found, Exception):
+            raise found
+        self._facts.check(found, member.name)
+        self.ready.append(member)
+        if self._started:
+            self._event(f"machine {member.name} with {member.cores} cores has joined")
+
+    def _missing(self) -> str:
+        if not self._joining and not self.ready:
+            if self._lost:
+                return "all its machines were lost"
+            return "no node has the processor cores, or the GPU, that the job asks for"
+        return (
+            f"{len(self.ready)} of {len(self.ready) + len(self._joining)} machines are ready; the "
+            f"others start, or their cores are in use by other programs"
+        )

@@ -1,0 +1,164 @@
+"""A cluster of Ray's: one actor for each machine, or for each GPU of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedveil.base.own_code import described
+from fedveil.base.untrusted import read_text
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import Machine
+from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
+
+#: The value of `simulation.on` for the cluster that Ray finds by itself.
+FOUND = ("ray", "auto")
+#: Seconds to wait for a cluster's first sign, and the most bytes of a file with its address.
+_ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
+
+
+class RayCluster(Cluster):
+    """The Ray cluster at `address`, which Ray finds by itself if it is in `FOUND`.
+
+    `workers` is the number of cores of a machine, or None for all cores of its node. With `gpus`,
+    each machine has one GPU.
+    """
+
+    def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:
+        self._ray = need_ray()
+        self._workers, self._gpus = workers, gpus
+        self.name = "the Ray cluster" if address in FOUND else f"the Ray cluster at {address}"
+        self._mine = not self._ray.is_initialized()
+        if self._mine:
+            self._connect(address)
+
+    def _connect(self, address: str) -> None:
+        where = _running() if address in FOUND else address
+        try:
+            if where is None:
+                raise ConnectionError("there is none")
+            _knock(where)  # Ray itself would wait for minutes
+            self._ray.init(
+                address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="fedveil"
+            )
+        except Exception as error:  # Ray raises errors of many kinds here
+            said = f"no Ray cluster answers at {where or 'this machine'}"
+            raise ClusterUnavailable(
+                f"simulation.on = {address}: {said} ({described(error)[:200]}). Start one with "
+                f"`ray start --head`, or check the address"
+            ) from error
+
+    def places(self) -> Sequence[Place]:
+        found = list[Place]()
+        for node in sorted(self._ray.nodes(), key=lambda node: str(node["NodeID"])):
+            resources = node["Resources"] if node["Alive"] else {}
+            cpus, gpus = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
+            if self._gpus:
+                cores = self._workers or max(1, cpus // max(1, gpus))
+                number = min(gpus, cpus // cores)
+            else:
+                cores = self._workers or cpus
+                number = cpus // cores if cores else 0
+            name = str(node["NodeManagerAddress"])
+            found += [Place(f"{node['NodeID']}/{i}", name, cores) for i in range(number)]
+        return found
+
+    def start(self, place: Place, setup: Any, name: str) -> Remote:
+        ray = self._ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = NodeAffinitySchedulingStrategy(place.key.partition("/")[0], soft=False)
+        actor = ray.remote(Machine).options(
+            num_cpus=place.cores,
+            num_gpus=1 if self._gpus else 0,
+            scheduling_strategy=node,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        return _Actor(ray, actor.remote(setup, name, place.cores))
+
+    def share(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
+        by_reference = {call.reference: call for call in calls if isinstance(call, _RayCall)}
+        done, _ = self._ray.wait(list(by_reference), num_returns=1, timeout=timeout_s)
+        return [by_reference[reference] for reference in done]
+
+    def close(self) -> None:
+        if self._mine:
+            self._ray.shutdown()
+
+
+class _RayCall(Call):
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray, self.reference = ray, reference
+
+    def result(self) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(self.reference)
+        except errors.RayTaskError as raised:
+            if isinstance(raised.cause, MemoryError):
+                raise MachineLost("it ran out of memory") from raised
+            raise RunStopped(
+                f"a machine of the cluster raised {described(raised.cause)}"
+            ) from raised
+        except errors.ActorDiedError as lost:
+            if lost.actor_init_failed:
+                last = str(lost).strip().splitlines()[-1]
+                raise ClusterUnavailable(
+                    f"a machine of the cluster cannot start fedveil: {last}"
+                ) from lost
+            raise MachineLost(_reason(lost)) from lost
+        except errors.RayError as lost:
+            raise MachineLost(_reason(lost)) from lost
+
+
+class _Actor(Remote):
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        return _RayCall(self._ray, getattr(self._actor, method).remote(*arguments))
+
+    def end(self) -> None:
+        self._ray.kill(self._actor)
+
+
+def _reason(lost: Exception) -> str:
+    text = str(lost)
+    if "OOM" in text or "memory" in text.lower():
+        return "it ran out of memory"
+    return "its node is gone" if "node" in text.lower() and "died" in text.lower() else "it died"
+
+
+def need_ray() -> Any:
+    """Return the package ray. Raises `MissingExtra` if it is not installed."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise MissingExtra("ray", "ray", "simulation.on") from None
+    return ray
+
+
+def _running() -> str | None:
+    known = os.environ.get("RAY_ADDRESS", "")
+    if ":" in known:
+        return known
+    file = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray/ray_current_cluster"
+    try:
+        return read_text(file, _LONGEST_ADDRESS).strip() or None
+    except OSError:
+        return None
+
+
+def _knock(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host, int(port)), _ANSWER_S).close()

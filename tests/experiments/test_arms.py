@@ -1,0 +1,150 @@
+"""Runs of an experiment: finished ones are read, unfinished ones resumed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.arms import Arm, accuracy, curve, falls, listed, mean_accuracy, settings, trained
+from experiments.leakage import leakage
+from fedveil.entry.simulation import simulate
+from fedveil.errors import RunFolderError
+from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun
+from fedveil.studies.several_runs import first_round
+
+
+def job(name: str, **more: object) -> Job:
+    block = {
+        "name": name,
+        "rounds": 3,
+        "model": "logistic",
+        "clients": {"number": 4, "fraction": 1},
+        "training": {"epochs": 1},
+        "protection": {"name": "not_encrypt"},
+        "simulation": {"workers": 0},
+    }
+    return Job.read({**block, **more}, [])
+
+
+def run(*accuracies: float) -> ReadRun:
+    """A run that was tested at every second round, with these accuracies."""
+    records = []
+    for number, value in enumerate(accuracies, 1):
+        records += [{"round": 2 * number - 1}, {"round": 2 * number, "accuracy": value}]
+    job = {"protection": {"name": "dp_encrypt"}}
+    return ReadRun(Path("nowhere"), job, records, (), ())
+
+
+def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
+    """One was finished, one was cut off after a round, one was not begun."""
+    names = ("whole", "cut", "new")
+    arms = [Arm(name, job(name)) for name in names]
+    whole = simulate(arms[0].job, tmp_path / "whole")
+    before = (tmp_path / "whole" / "events.log").read_bytes()
+
+    def cut_off(record: dict[str, object]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(arms[1].job, tmp_path / "cut", progress=cut_off)
+    said: list[str] = []
+    runs = trained(tmp_path, arms, said.append)
+    assert said == ["run 2 of 3: cut", "run 3 of 3: new"]
+    assert (tmp_path / "whole" / "events.log").read_bytes() == before
+    assert any("went on after round 1" in line for line in runs["cut"].events)
+    assert all(runs[name].finished for name in names)
+    expected = [record["accuracy"] for record in whole.metrics]
+    for name in names:
+        assert runs[name].figures("accuracy") == ([1, 2, 3], expected)
+    assert not trained(tmp_path, arms, said.append).keys() ^ set(names)
+    assert len(said) == 2
+
+
+def test_a_run_of_another_job_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    trained(tmp_path, [Arm("a", job("a"))], lambda text: None)
+    with pytest.raises(RunFolderError, match=r"was begun with another job: rounds = 4 where"):
+        trained(tmp_path, [Arm("a", job("a", rounds=4))], lambda text: None)
+
+
+def test_a_job_that_leaves_its_clients_to_the_data_is_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owned_set.py").write_text(
+        "import numpy as np\n"
+        "def data():\n"
+        "    x = np.eye(6, dtype=np.float32)\n"
+        "    y = np.arange(6) % 2\n"
+        "    return dict(x_train=x, y_train=y, x_test=x, y_test=y, client_ids=[0, 0, 1, 1, 2, 2])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    owned = job("a", data={"name": "owned_set:data", "split": "by_client"}, clients={"fraction": 1})
+    assert owned.clients.number is None
+    for _ in range(2):
+        assert trained(tmp_path, [Arm("a", owned)], lambda text: None)["a"].finished
+
+
+def test_what_is_read_off_a_run() -> None:
+    plain, noisy = run(0.2, 0.8, 0.8, 0.8, 0.8, 0.8), run(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    assert accuracy(plain) == pytest.approx(0.8)  # the first is not among the last five
+    assert accuracy(noisy) == pytest.approx(0.4)
+    assert mean_accuracy(noisy) == pytest.approx(0.35)
+    assert first_round(noisy, "accuracy", lambda value: value >= 0.3) == 6
+    assert first_round(noisy, "accuracy", lambda value: value > 0.6) is None
+    drawn = curve("n", noisy, dashed=True)
+    assert (drawn.x, drawn.y[0], drawn.dashed) == ([2, 4, 6, 8, 10, 12], 0.1, True)
+    assert drawn.protection == "dp_encrypt"
+
+
+@pytest.mark.parametrize(
+    ("values", "does"),
+    [
+        ([0.9, 0.5, 0.1], True),
+        ([0.9, 0.5, 0.52, 0.1], True),  # within the slack
+        ([0.9, 0.5, 0.6, 0.1], False),
+        ([0.5, 0.5, 0.5], False),
+        ([0.5, 0.52], False),
+    ],
+)
+def test_what_falls(values: list[float], does: bool) -> None:
+    assert falls(values, 0.03) is does
+
+
+def test_figures_in_a_row() -> None:
+    assert listed([0.12345, math.inf]) == "0.123, never"
+
+
+def test_settings_beside_the_sources() -> None:
+    source = {"rounds": 500, "clients.number": 4, "clients.fraction": 1.0, "model": "lenet"}
+    table = settings(source, job("a"))
+    assert table.rows == [("`rounds`", "500", "3"), ("`model`", "lenet", "logistic")]
+    assert table.caption == "As in the source: `clients.number` 4, `clients.fraction` 1.0."
+    same = settings({"clients.number": 4}, job("a"))
+    assert same.markdown() == "As in the source: `clients.number` 4.\n"
+
+
+def test_the_leakage_of_a_model_that_knows_its_examples_by_heart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random labels: of the others half are right all the same, of the members all."""
+    (tmp_path / "random_labels.py").write_text(
+        "import numpy as np\n"
+        "def data():\n"
+        "    g = np.random.default_rng(0)\n"
+        "    x = g.normal(size=(160, 200)).astype('float32')\n"
+        "    y = g.integers(0, 2, 160)\n"
+        "    return x[:80], y[:80], x[80:], y[80:]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    heart = {"data": {"name": "random_labels:data"}, "rounds": 5}
+    simulate(job("a", **heart, training={"epochs": 5, "lr": 0.5}), tmp_path / "by-heart")
+    simulate(job("a", **heart, training={"epochs": 1, "lr": 1e-9}), tmp_path / "untrained")
+    known, unknown = leakage(tmp_path / "by-heart"), leakage(tmp_path / "untrained")
+    assert known.low > 0.6
+    assert known.cases == 80  # every second example of both kinds
+    assert unknown.low < 0.5 < unknown.high
+    assert np.isfinite([known.low, known.high]).all()
