@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from fedveil.engine.callbacks import Callback
-from fedveil.engine.executors.ray_cluster import need_ray
+from fedveil.engine.cluster.ray_cluster import need_ray
 from fedveil.engine.federation import Progress
 from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.simulation import Simulator
