@@ -244,3 +244,8 @@ def test_a_long_command_may_end_a_line_behind_a_dot_a_slash_or_an_equals_sign() 
         '<code>run a/<wbr>b.<wbr>yaml <span class="nb">--set</span> k.<wbr>eps=<wbr>2</code>, 0.5'
         in made
     )
+
+
+def test_no_line_ends_within_an_interval_of_a_table() -> None:
+    made = Page("a", (), [Section("b", [Table(["x"], [["85.0% [80.0%, 90.0%]"]])])]).html()
+    assert '<td>85.0% <span class="nb">[80.0%, 90.0%]</span></td>' in made

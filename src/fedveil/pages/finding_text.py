@@ -37,7 +37,7 @@ _COULD = (
     (r"right guesses.*", "tell two updates apart {value} of the time"),
     (r"mse", "reconstruct examples with a mean squared error of {value}"),
     (r"psnr", "reconstruct examples with a signal-to-noise ratio of {value} dB"),
-    (r"ssim", "reconstruct examples with a structural similarity of {value} of 1"),
+    (r"ssim", "reconstruct examples with a structural similarity of {value}, where 1 is identical"),
     (r"(correlation|cosine).*", "estimate values with a correlation of {value} with the true ones"),
     (r"relative error.*", "estimate an update with a relative error of {value}"),
 )  # fmt: skip

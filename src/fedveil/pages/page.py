@@ -256,5 +256,5 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: str) -> str:
-    text = escape(str(cell))
+    text = re.sub(r"\[[\d.,%\s-]{1,24}\]", r'<span class="nb">\g<0></span>', escape(str(cell)))
     return f'<a href="{escape(cell.target)}">{text}</a>' if isinstance(cell, Link) else text
