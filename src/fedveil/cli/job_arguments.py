@@ -67,6 +67,9 @@ def load(
 
         refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
+        from fedveil.statistics.question import QuestionFile
+
+        refuse_other_kind(path, Job, QuestionFile, f"holds questions. Ask: fedveil ask {path}")
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:
