@@ -112,7 +112,6 @@ def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:
 
 
 def _print(answers: Mapping[str, Any]) -> None:
-    """Print answers, and what they cost."""
     from fedveil.privacy.ledger import Line
     from fedveil.statistics.answer_page import table
     from fedveil.statistics.answers import answers_of

@@ -77,10 +77,7 @@ def load(
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the sentence about a job without protection, with what protects it.
-
-    That is a line of the user's own file at `path`, or a setting if there is no file.
-    """
+    """Return the sentence about a job without protection, with the line that protects it."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:
