@@ -37,7 +37,7 @@ def table(answer: Answer) -> Table:
         [
             *e.label.values(),
             *map(number, (e.value, e.low, e.high)),
-            *(f"± {number(deviation)}" for deviation in (e.noise, e.sampling)),
+            *(f"±\u00a0{number(deviation)}" for deviation in (e.noise, e.sampling)),
         ]
         for e in answer.estimates
     ]
