@@ -77,13 +77,6 @@ def ask(
         answer(answers)
 
 
-def is_question(path: Path) -> bool:
-    """Return True if a file holds questions instead of a job."""
-    from fedveil.settings import yaml_file
-
-    return "questions" in yaml_file.read(path)
-
-
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
     """Write a question as a Flower app, print its files, and return them."""
     from fedveil.statistics.flower_app import deployable, write_app

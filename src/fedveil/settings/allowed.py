@@ -242,6 +242,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
         hint = unspaced(value) if isinstance(value, str) else ""
         if not named and "name" in block.model_fields and isinstance(value, str):
             hint = hint or f"; its name is {dotted((*path, 'name'))}"
+        elif not (named or hint):
+            hint = f"; the keys of {dotted(path)} are {', '.join(block.model_fields)}"
         return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"

@@ -72,12 +72,12 @@ def _facts(answers: Answers) -> Iterator[Fact]:
     )
     yield Fact("Which protection?", file.protection.name, f"Unit: {file.unit}.")
     tone = "good" if line.figure.promise in ("strong", "meaningful") else "poor"
-    yield Fact("What did it cost?", str(line.figure), line.what, tone)  # type: ignore[arg-type]
+    yield Fact("What did it cost?", str(line.figure), f"For {line.what}.", tone)  # type: ignore[arg-type]
     yield Fact(
         "How sure are the answers?",
         f"{file.confidence:.0%}",
         "Each interval holds the true value with this probability. It covers the protection's "
-        "noise and the choice of the clients.",
+        "noise and the choice of the clients. Beside it stand the standard deviations of both.",
     )
 
 
@@ -99,7 +99,12 @@ def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
             curve = Curve(group or "quantile", at, *_columns(own), marks=True)
             title = f"{answer.name} {group}".strip()
             yield Plot(
-                f"{answer.name}-{group}", title, Axis("share of rows"), Axis("value"), [curve], note
+                f"{answer.name}-{group}",
+                title,
+                Axis("share of rows"),
+                Axis("value"),
+                [curve],
+                f"Shaded: {confidence:.0%} intervals.",
             )
         return
     labels = [", ".join(e.label.values()) for e in estimates]
