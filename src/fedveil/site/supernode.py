@@ -10,6 +10,7 @@ tasks.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import (
@@ -53,6 +54,7 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     """Serve a server's jobs until the process is interrupted or the SuperNode ends."""
     os.environ.update(_QUIET)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the SuperNode ends, too
     sys.path.append(str(site.folder.resolve()))
     with ExitStack() as stack:
         log = stack.enter_context(site.log(server))
@@ -94,11 +96,10 @@ def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None
     )
     try:
         _answer(client, door)
-    except Exception as error:  # Flower could not deliver the message, or take the reply
+    except Exception as error:
+        # Flower could not deliver the message or take the reply. Without a heartbeat, its SuperNode
+        # replies in words of its own that the process stopped.
         log.line(f"lost a message: {type(error).__name__}: {error}")
-        failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details="withheld")
-        with suppress(Exception):
-            client.PushTaskOutput(failed)
     finally:
         client.close()
 
