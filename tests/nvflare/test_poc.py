@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("nvflare")
-from nvflare_parts import NOISE, STOCK, resources, scope, site_in, write_job
+from nvflare_parts import NOISE, resources, scatter, scope, site_in, write_job
 
 pytestmark = pytest.mark.slow
 SITES = ("site-1", "site-2")
@@ -92,7 +92,7 @@ def test_two_sites_charge_their_own_accounts_until_one_is_spent(
     time.sleep(5.0)
     processes += [start(kits / name, tmp_path) for name in SITES]
     session = logged_in(kits / ADMIN)
-    job = session.submit_job(str(write_job(tmp_path / "job", STOCK, rounds=9)))
+    job = session.submit_job(str(write_job(tmp_path / "job", scatter(9))))
     session.monitor_job(job, timeout=150.0)
     session.close()
     spent = {name: owner.account("heart").spent() for name, owner in owners.items()}

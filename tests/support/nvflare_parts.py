@@ -51,25 +51,37 @@ def scope(site: Path, protection: dict[str, Any], plain: bool = True) -> dict[st
     return {"scopes": [private], "default_scope": "private"}
 
 
+def scatter(rounds: int) -> dict[str, Any]:
+    """Return the workflow that takes an aggregator."""
+    return {
+        "id": "workflow",
+        "path": "nvflare.app_common.workflows.scatter_and_gather.ScatterAndGather",
+        "args": {
+            "min_clients": 2, "num_rounds": rounds, "start_round": 0,
+            "wait_time_after_min_received": 0, "aggregator_id": "aggregator",
+            "persistor_id": "persistor", "shareable_generator_id": "shareable_generator",
+            "train_task_name": "train", "train_timeout": 0,
+        },
+    }  # fmt: skip
+
+
+def fed_avg(rounds: int) -> dict[str, Any]:
+    """Return the workflow of NVFlare's recipes, which averages by itself."""
+    path = "nvflare.app_common.workflows.fedavg.FedAvg"
+    return {"id": "workflow", "path": path, "args": {"num_clients": 2, "num_rounds": rounds}}
+
+
 def write_job(
-    folder: Path, aggregator: dict[str, Any], rounds: int = 2, trainer: dict[str, Any] = TRAINER
+    folder: Path,
+    workflow: dict[str, Any],
+    aggregator: dict[str, Any] = STOCK,
+    trainer: dict[str, Any] = TRAINER,
 ) -> Path:
-    """Write a job of the usual workflow and aggregator, with a trainer of NVFlare's own."""
+    """Write a job with a trainer of NVFlare's own."""
     common = "nvflare.app_common"
     server = {
         "format_version": 2,
-        "workflows": [
-            {
-                "id": "scatter_and_gather",
-                "path": f"{common}.workflows.scatter_and_gather.ScatterAndGather",
-                "args": {
-                    "min_clients": 2, "num_rounds": rounds, "start_round": 0,
-                    "wait_time_after_min_received": 0, "aggregator_id": "aggregator",
-                    "persistor_id": "persistor", "shareable_generator_id": "shareable_generator",
-                    "train_task_name": "train", "train_timeout": 0,
-                },
-            }
-        ],
+        "workflows": [workflow],
         "components": [
             {"id": "persistor", "path": f"{common}.np.np_model_persistor.NPModelPersistor"},
             {
@@ -79,7 +91,7 @@ def write_job(
             },
             aggregator,
         ],
-    }  # fmt: skip
+    }
     client = {
         "format_version": 2,
         "executors": [{"tasks": ["train", "validate", "submit_model"], "executor": trainer}],

@@ -100,10 +100,16 @@ def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:
     from fedveil.statistics.asking import Asking, Simulator
     from fedveil.statistics.clients import load
 
-    asking = Asking(file, Simulator(file, load(file)))
+    clients = load(file)
+    remarks("note", clients.table.said)
+    asking = Asking(file, Simulator(file, clients))
     folder = create(out, file.name)
     try:
         answers = asking.run()
+    except BaseException:
+        folder.discard()
+        raise
+    try:
         missing = keep(answers, folder)
     finally:
         folder.close()

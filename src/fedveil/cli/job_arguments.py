@@ -63,10 +63,13 @@ def load(
     try:
         job, notes = Job.load_with_notes(path, overrides or [])
     except JobError:
+        from fedveil.statistics.question import QuestionFile
         from fedveil.vertical.job import VerticalJob
 
         refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
+        question = f"asks questions. Run it with: fedveil ask {path}"
+        refuse_other_kind(path, Job, QuestionFile, question)
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:
