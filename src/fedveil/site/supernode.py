@@ -62,8 +62,8 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
         secret = Secure().token(32)
         write_new(scratch / "secret", secret)
         port = _free_port()
-        command = _command(site, site.policy.servers[server], scratch / "secret", port)
-        node = stack.enter_context(_started(command))
+        words = command(site, site.policy.servers[server], scratch / "secret", port)
+        node = stack.enter_context(_started(words))
         _wait_for(node, port)
         event(f"serving {server}; what leaves and what is refused is in logs/{server}")
         log.line(f"began to serve {server}")
@@ -120,8 +120,9 @@ def _finish(client: RuntimeHttpClient, context: Context) -> None:
     push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
 
 
-def _command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
-    command = [
+def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
+    """Return the command that starts a SuperNode for a server, on a local port."""
+    words = [
         str(Path(sys.executable).parent / "flower-supernode"),
         "--isolation", "process",
         "--superexec-auth-secret-file", str(secret),
@@ -130,17 +131,17 @@ def _command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[st
         "--port", str(port),
     ]  # fmt: skip
     if of.insecure:
-        command.append("--insecure")
+        words.append("--insecure")
     if of.root_certificates is not None:
-        command += ["--root-certificates", str(site.folder / of.root_certificates)]
+        words += ["--root-certificates", str(site.folder / of.root_certificates)]
     if of.supernode_key is not None:
-        command += ["--auth-supernode-private-key", str(site.folder / of.supernode_key)]
-    return command
+        words += ["--auth-supernode-private-key", str(site.folder / of.supernode_key)]
+    return words
 
 
 @contextmanager
-def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+def _started(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:
