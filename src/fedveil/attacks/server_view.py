@@ -18,12 +18,14 @@ from fedveil.protections.reading import Reading
 class Seen:
     """The server's view of a round: a reading of each client's report, and the aggregate.
 
-    `state` is the protection's state for the next round.
+    `state` is the protection's state for the next round. `told` is the message that asked the first
+    client for its update.
     """
 
     readings: Sequence[Reading]
     aggregate: Float64s
     state: State = field(default_factory=dict)
+    told: Message = field(default_factory=dict)
 
     @property
     def masked(self) -> bool:
@@ -50,9 +52,10 @@ def seen(
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
     The round is real: both halves, every phase. The attacker follows the protocol and reads. An
-    attack by a server that lies is different (docs/secure-aggregation.md). Reports are drawn from
-    `entropy`. The updates must be finite.
+    attack by a server that lies is different (docs/secure-aggregation.md). Reports and a server's
+    noise are drawn from `entropy`. The updates must be finite.
     """
+    protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))
     state = protection.initial_state() if state is None else state
     context = RoundContext(clients, round, model, state)
@@ -64,19 +67,21 @@ def seen(
         for i in clients
     ]
     read: dict[int, Reading] = {}
+    told: dict[int, Message] = {}
     messages: Mapping[int, Message] | None = dict.fromkeys(clients, server.opening())
     while messages is not None:
         for client, message in messages.items():
             half = halves[client]
             if half.wants_update(message):
                 answer = half.respond(message, updates[client])
-                read[client] = protection.reading(context, answer)
+                read[client], told[client] = protection.reading(context, answer), message
             else:
                 answer = half.respond(message, None)
             server.receive(client, answer)
         messages = server.advance()
     ended = server.aggregate()
-    return Seen([read[client] for client in clients], np.asarray(ended.update), ended.state)
+    readings = [read[client] for client in clients]
+    return Seen(readings, np.asarray(ended.update), ended.state, told[0])
 
 
 def repeated(
