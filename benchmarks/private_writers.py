@@ -114,12 +114,14 @@ def features(model: str) -> tuple[torch.Tensor, torch.Tensor, Array]:
     return rows, torch.from_numpy(data.train.y), data.owners
 
 
-def print_choice() -> None:
+def print_choice(only: str) -> None:
     """Print the accuracy of held-out training writers, by model, epsilon, clip and rate."""
     print("| model and epsilon | clip, rate: accuracy |")
     print("|---|---|", flush=True)
     tried = [Tried(0.15, rate) for rate in (0.08, 0.16, 0.32, 0.64, 1.28)]
     for model, epsilon in itertools.product((LEARNED, FILTERS), (8, 2)):
+        if only not in f"{model}, epsilon {epsilon}":
+            continue
         pairs = zip(tried, choose(model, epsilon, tried), strict=True)
         said = ", ".join(f"{one.clip:g}, {one.rate:g}: {right:.2f}" for one, right in pairs)
         print(f"| {model}, epsilon {epsilon} | {said} |", flush=True)
@@ -151,7 +153,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only rows whose name contains this text")
     asked = parser.parse_args()
     if asked.mode == "choose":
-        print_choice()
+        print_choice(asked.only)
         return
     print("| model and epsilon | accuracy, mean | each seed | worst tenth | epsilon, as it was |")
     print("|---|---|---|---|---|", flush=True)
