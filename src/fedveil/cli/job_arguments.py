@@ -23,7 +23,8 @@ JobPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+        "--set",
+        help="KEY=VALUE: set a key of the job or question by its dotted path; may be repeated.",
     ),
 ]
 
@@ -62,10 +63,13 @@ def load(
     try:
         job, notes = Job.load_with_notes(path, overrides or [])
     except JobError:
+        from fedveil.statistics.question import QuestionFile
         from fedveil.vertical.job import VerticalJob
 
         refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
+        question = f"asks questions. Run it with: fedveil ask {path}"
+        refuse_other_kind(path, Job, QuestionFile, question)
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:
@@ -76,10 +80,7 @@ def load(
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the sentence about a job without protection, with what protects it.
-
-    That is a line of the user's own file at `path`, or a setting if there is no file.
-    """
+    """Return the sentence about a job without protection, with the line that protects it."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:

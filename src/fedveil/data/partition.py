@@ -23,10 +23,7 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A partition: client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`.
-
-    Both arrays are read-only.
-    """
+    """A partition: client k owns `indices[offsets[k]:offsets[k + 1]]`. Both are read-only."""
 
     indices: Int64s
     offsets: Int64s
@@ -45,8 +42,7 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return the partition of the examples where the mask `chosen` is True. A client may lose
-        all of its examples."""
+        """Return the partition of the examples in the mask `chosen`. Clients may be empty."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
@@ -58,15 +54,18 @@ class Partition:
 
     def summary(self, labels: Array | None = None) -> str:
         """Describe the clients' numbers of examples in one line and, given `labels`, of labels."""
-        line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
+        line = f"{self.clients:,} clients hold {_low_to_high(self.sizes, 'example')}"
         if labels is None:
             return line
-        return f"{line} and {_low_to_high(self.labels_held(labels))} labels"
+        return f"{line} and {_low_to_high(self.labels_held(labels), 'label')}"
 
 
-def _low_to_high(counts: Int64s) -> str:
+def _low_to_high(counts: Int64s, what: str) -> str:
+    """Return the range of the counts, with the name `what` of the counted things."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
-    return f"{low} to {high} (median {middle:g})" if low < high else f"{low}"
+    if low == high:
+        return f"{low:,} {what}{'' if low == 1 else 's'} each"
+    return f"{low:,} to {high:,} (median {middle:,g}) {what}s"
 
 
 def partition(
@@ -165,8 +164,7 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
     """Return the logarithm of a Dirichlet draw, up to a constant.
 
-    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow to a
-    mixture of zeros.
+    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow.
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration
@@ -191,8 +189,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is a client. Clients are numbered by sorted
-    owner."""
+    """Return the partition in which each owner is a client, numbered by sorted owner."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:

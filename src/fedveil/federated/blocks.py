@@ -293,7 +293,7 @@ class RecordSettings(Block):
     )
     page: bool = Field(
         True,
-        description="if true, a run writes its page (about 5 MB) into its folder when it "
+        description="if true, a run writes its page (about 40 KB) into its folder when it "
         "ends; `fedveil report` writes it at any time",
     )
 
@@ -337,10 +337,7 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Set the keys whose default depends on another key.
-
-        The job cannot be changed afterwards.
-        """
+        """Set the keys whose default depends on another key, before the job is immutable."""
         try:
             _ = self.protection.settings
         except InvalidValue as error:

@@ -26,6 +26,8 @@ CHECKPOINT = "checkpoint"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 _LOCK = ".lock"
+#: Where runs are without a folder of their own.
+RUNS = Path("runs")
 
 
 class RunFolder:
@@ -39,8 +41,7 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create a folder, or use an empty one. Raises `RunFolderError` for any content, and names
-        the `command` that resumes a run.
+        """Create a folder, or use an empty one. `command`, in the error, resumes a run.
 
         Without a path, the folder is created under runs/ and named after `name` and the time.
         """
@@ -82,6 +83,15 @@ class RunFolder:
         """Release the lock, so that another process may write here."""
         self._lock.close()
 
+    def discard(self) -> None:
+        """Release the lock, and remove the folder if it holds nothing else."""
+        self.remove(_LOCK)
+        self.close()
+        with suppress(OSError):
+            self.path.rmdir()
+            if self.path.parent == RUNS:
+                RUNS.rmdir()
+
     def write_atomically(self, name: str, data: Pieces) -> None:
         """Replace a file atomically: a reader sees either the old bytes or the new."""
         target = self.path / name
@@ -97,8 +107,7 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if a new run cannot be written to `path`, and name the `command` that
-    resumes a run there."""
+    """Raise RunFolderError if `path` cannot take a new run. `command` resumes one there."""
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
@@ -135,10 +144,7 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return the file `name` in the folder `path`. Raises `RunFolderError` if there is none.
-
-    The error says that the folder is not `what`, such as "a run's folder".
-    """
+    """Return a file of the folder `path`. `RunFolderError` says that this is not `what`."""
     if (path / name).is_file():
         return path / name
     if not path.exists():
@@ -154,13 +160,13 @@ def held_in(path: Path, name: str, what: str) -> Path:
 
 def _new_path(name: str) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path, number = Path("runs", f"{name}-{stamp}"), 1
+    path, number = RUNS / f"{name}-{stamp}", 1
     while True:
         with explained(path), suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
         number += 1
-        path = Path("runs", f"{name}-{stamp}-{number}")
+        path = RUNS / f"{name}-{stamp}-{number}"
 
 
 def make_folder(path: Path) -> None:

@@ -28,8 +28,12 @@ _NEAR = 0.65
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: Other programs' names of keys.
 _USUAL = {"learning_rate": "lr"}
-#: Other words for a protection.
-_USUAL_WORDS = {"none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt"}
+#: Other words for a protection, or for a kind of question.
+_USUAL_WORDS = {
+    "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt",
+    "median": "quantiles", "percentiles": "quantiles", "average": "mean", "avg": "mean",
+    "sum": "mean", "std": "variance", "top": "heavy_hitters",
+}  # fmt: skip
 #: The two notations for a union of types.
 _EITHER = (Union, types.UnionType)
 
@@ -104,10 +108,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name` if the value is only a name or a file.
-
-        Returns "" if the field does not name a user's function.
-        """
+        """Return a hint to write `file:name` for a mere name or file, if a function is meant."""
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -241,6 +242,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
         hint = unspaced(value) if isinstance(value, str) else ""
         if not named and "name" in block.model_fields and isinstance(value, str):
             hint = hint or f"; its name is {dotted((*path, 'name'))}"
+        elif not (named or hint):
+            hint = f"; the keys of {dotted(path)} are {', '.join(block.model_fields)}"
         return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"
@@ -248,10 +251,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
-    """Return the path of a wrong value, and the sentence about it.
-
-    `rest` is what pydantic appends to the path: the member of a union, or a key of a mapping.
-    """
+    """Return a wrong value's path and sentence. `rest` is pydantic's addition to the path."""
     if field.each is not None and rest:
         path = (*path, rest[0])
         if rest[-1] == "[key]" and not field.words:

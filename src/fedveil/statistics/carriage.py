@@ -100,8 +100,7 @@ def make_protection(
 
 
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
-    """Return the settings that follow from the question: the clip, and the noise for its
-    epsilon."""
+    """Return the settings that follow from the question: the clip, and noise for its epsilon."""
     epsilon, delta = file.epsilon, file.delta
     if epsilon is None:
         return {"clip": _CLIP} if file.protection.name == "pw_encrypt" else {}
@@ -178,9 +177,11 @@ class Carriage:
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
         """Return the sum of the clients' joint vectors from the aggregate, their mean."""
-        if self._exact:
-            return mean * reports
-        return mean * (reports / self._scale)
+        if not self._exact:
+            return mean * (reports / self._scale)
+        summed = mean * reports
+        whole = np.rint(summed)  # which the division by the reports has moved by a rounding
+        return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
         """Return the variance of the noise in each entry of `total`, rounding included."""

@@ -24,7 +24,7 @@ from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.privacy.finding import timed
 from fedveil.record.finding_lines import add_finding
-from fedveil.record.run_folder import RunFolder, explained, held_in
+from fedveil.record.run_folder import RunFolder, explained, held_in, refuse_taken
 from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
@@ -57,8 +57,7 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or one in which the same job was compared before with any options.
-        `stack` closes the folder."""
+        """Open a new folder, or one of the same job's comparison. `stack` closes it."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -70,6 +69,7 @@ class ComparisonFolder:
                 )
             known = before.comparison.solutions
             return cls(before._folder, replace(comparison, solutions=known))
+        refuse_taken(path, None)
         name = f"compare-{comparison.job.name}"
         opened = RunFolder.create(path, name, None)
         stack.callback(opened.close)
@@ -77,8 +77,7 @@ class ComparisonFolder:
 
     @classmethod
     def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
-        """Open the folder of an earlier comparison, with its saved job and options. `stack` closes
-        it."""
+        """Open an earlier comparison's folder, with its job and options. `stack` closes it."""
         file = held_in(path, COMPARISON, "a comparison's folder")
         look_where_a_run_looked(path)
         with intact(file):
@@ -90,8 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save the parameters that searches found. Raises an error if the
-        folder of a cell has another job's run."""
+        """Return all cells, and save solved parameters. Raises if a cell has another job's run."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -117,8 +115,7 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Return the result with an attack's finding, if attacks are requested and the run has the
-        first seed.
+        """Return the result with an attack's finding, if asked for and of the first seed.
 
         A run is attacked only once. `step` is called with the attack's progress.
         """

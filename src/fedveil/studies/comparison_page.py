@@ -13,10 +13,7 @@ from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Return the page with the tables and plots of all results.
-
-    `found` has a line per setting. `goal` is the value that the runs should reach.
-    """
+    """Return the page of all results, a line per setting, with the value `goal` to reach."""
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
     clients = "the clients that the data has" if number is None else f"{number:,} clients"
@@ -32,8 +29,8 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
     kept = (("the job", job), ("what was asked", asked))
     again = [Code(write(what.model_dump(mode="json")), name) for name, what in kept]
     sections = (
-        Section("Side by side", [*tables(found, goal)]),
         Section("Plots", [*plots(found)]),
+        Section("Side by side", [*tables(found, goal)]),
         Section("To repeat it", [Fold("The job, and what was asked", again)]),
     )
     return Page(f"{job.name}, compared", lead, [section for section in sections if section.parts])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fedveil.pages.curves import axis_of
@@ -31,6 +31,8 @@ LEDGER = {
 }
 _PARTS = ("training", "protection", "aggregation")
 _NOTHING = "-"
+#: With more curves, the areas from the least to the most hide each other.
+_MOST_SPREADS = 6
 #: A cell of a setting without a finished run. The last table says why.
 _NO_RESULT = "no result"
 
@@ -113,10 +115,7 @@ def _remarks(result: Result) -> Iterator[str]:
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of the runs' quality, their cost and their guarantees.
-
-    With a `goal`, they say in which round each run reaches it.
-    """
+    """Yield tables of quality with the round that reaches any `goal`, of cost, of guarantees."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -186,6 +185,9 @@ def plots(found: Sequence[Line]) -> Iterator[Plot]:
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
         note = "The mean over the seeds, and the least and the most."
+        if len(curves) > _MOST_SPREADS:
+            curves = [replace(curve, low=(), high=()) for curve in curves]
+            note = "The mean over the seeds."
         what, x, y = f"{title(name)} in every round", Axis("round"), _test_axis(name)
         yield Plot(name, what, x, y, curves, note)
     over = [*_over_epsilon(found, name)]
@@ -226,10 +228,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over finite epsilons.
-
-    Each protection has one curve for each set of its other changed keys.
-    """
+    """Yield curves of `key` over finite epsilons, one for each set of other changed keys."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:
@@ -251,10 +250,7 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Return the mean of the figures, and with `bounds` the least and the largest.
-
-    A mean over only some runs would hide that others have diverged.
-    """
+    """Return the mean of all figures, and with `bounds` the least and the largest."""
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

@@ -37,8 +37,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits for this effort, and the searches: by squared distance first, then by angle
-    with total variation."""
+    """Return the limits for this effort, and the searches: by squared distance, then by angle."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -155,7 +154,8 @@ def _what_was_seen(view: View) -> str:
     known = view.known
     steps = known.training.steps(known.count)
     whose = "one client's report" if view.cohort == 1 else f"the aggregate of {view.cohort} clients"
-    return f"{whose}; {known.count} examples and {steps} local steps a client"
+    examples = f"{known.count} example{'s' * (known.count != 1)}"
+    return f"{whose}; {examples} and {steps} local step{'s' * (steps != 1)} a client"
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:

@@ -17,7 +17,7 @@ def check(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="An events.log of another party, which says how this one's stood at the end of "
+            help="Another party's events.log, which records the state of this log at the end of "
             "each session; may be repeated."
         ),
     ] = None,
@@ -41,7 +41,8 @@ def check(
         found += wrong
         if not wrong:
             seen = len(said.get(log.parent.name, ()))
-            say(f"{log}: as it was written, and as other logs say {seen} times")
+            told = f"; {seen} records of it in other logs agree" if seen else ""
+            say(f"{log}: no line was removed or edited{told}")
     for bundle in bundles:
         try:
             Bundle.read(bundle)
