@@ -1,0 +1,68 @@
+"""A tiny language model in a folder, and a folder of texts, made where a test runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+SENTENCES = [
+    "the cat sat on the mat and the dog ran", "a bird sings in the old tree at dawn",
+    "rain falls on the quiet town tonight", "she reads a long book by the fire",
+]  # fmt: skip
+SHAPE = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 0}
+
+
+def model_folder(folder: Path, **changes: Any) -> Path:
+    """Save a GPT-2 of two layers, and a tokeniser whose tokens are bytes and a few pairs."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel
+    import torch
+
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words.train_from_iterator(
+        SENTENCES,
+        trainers.BpeTrainer(vocab_size=270, special_tokens=["<end>"], initial_alphabet=alphabet),
+    )
+    folder.mkdir()
+    words.save(str(folder / "tokenizer.json"))
+    torch.manual_seed(5)
+    shape = SHAPE | {"vocab_size": words.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(**shape | changes)).save_pretrained(folder)
+    return folder
+
+
+def text_folder(folder: Path, train: Iterable[Mapping[str, Any]], test: Any) -> Path:
+    """Write lines of training and of test texts."""
+    folder.mkdir()
+    for name, lines in (("train", train), ("test", test)):
+        text = "\n".join(json.dumps(line) for line in lines)
+        (folder / f"{name}.jsonl").write_text(text, "utf-8")
+    return folder
+
+
+def next_tokens(folder: Path, clients: int = 5) -> Path:
+    """Write a folder for `task: next_token` whose clients have different numbers of lines."""
+    train = [
+        {"text": SENTENCES[(i + j) % 4], "client": f"c{i}"}
+        for i in range(clients)
+        for j in range(1 + i % 3)
+    ]
+    return text_folder(folder, train, [{"text": text} for text in SENTENCES[:3]])
+
+
+def settings(model: Path, texts: Path, **more: Any) -> list[str]:
+    """Return a job's settings, `key=value`, for adapters on these folders."""
+    base = {
+        "name": "tiny", "seed": 3, "rounds": 2, "model": f"hf:{model}", "task": "next_token",
+        "data.name": "text_folder", "data.folder": str(texts), "data.split": "by_client",
+        "clients.fraction": 0.8, "language.length": 11, "adapter.kind": "lora", "adapter.rank": 3,
+        "adapter.alpha": 6.0, "training.epochs": 2, "training.batch_size": 2, "training.lr": 0.3,
+        "simulation.workers": 0, "record.page": False, "language.prompts": ["the cat"],
+        "language.new_tokens": 5,
+    }  # fmt: skip
+    return [f"{key}={json.dumps(value)}" for key, value in (base | more).items()]
