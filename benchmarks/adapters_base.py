@@ -99,7 +99,9 @@ def main() -> None:
         {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, state
     )
     took = time.perf_counter() - began
-    print(f"step {done} of {STEPS}, {took:.0f} s, held-out perplexity {perplexity(model, held):.2f}")
+    print(
+        f"step {done} of {STEPS}, {took:.0f} s, held-out perplexity {perplexity(model, held):.2f}"
+    )
     if done == STEPS:
         model.save_pretrained(given.out)
         state.unlink()

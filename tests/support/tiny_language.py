@@ -16,9 +16,9 @@ SHAPE = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size
 
 def model_folder(folder: Path, **changes: Any) -> Path:
     """Save a GPT-2 of two layers, and a tokeniser whose tokens are bytes and a few pairs."""
+    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel
-    import torch
 
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -66,3 +66,20 @@ def settings(model: Path, texts: Path, **more: Any) -> list[str]:
         "language.new_tokens": 5,
     }  # fmt: skip
     return [f"{key}={json.dumps(value)}" for key, value in (base | more).items()]
+
+
+def built(model: Path) -> Any:
+    """Return the model with the adapters that `settings` describes, before its training."""
+    from fedveil.engine.assembly import ModelShape, make_model
+    from fedveil.federated.job import Job
+
+    job = Job.load(None, settings(model, model))
+    return make_model(job, ModelShape((11,), 270))
+
+
+def rows(model: Path, length: int) -> Any:
+    """Return the model's tokeniser for rows of `length` tokens."""
+    from fedveil.pretrained.model_folder import ModelFolder
+    from fedveil.pretrained.token_rows import TokenRows
+
+    return TokenRows(ModelFolder.of(f"hf:{model}"), length)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from fedveil.base.own_code import FUNCTION
+from fedveil.federated.protection_switch import OwnValue
 from fedveil.pretrained import PREFIX
 from fedveil.settings.settings import Block, Under, text
 
 LANGUAGE_TASKS = ("next_token", "sequence_classification", "instruction")
 #: A user's folder of texts, in place of a data set's name.
 TEXT_FOLDER = "text_folder"
-ConfigValue: TypeAlias = str | int | float | bool | None
 
 
 def is_language_model(model: str) -> bool:
@@ -27,7 +27,7 @@ def model_text(*words: str) -> AfterValidator:
 
 
 class AdapterSettings(Block):
-    """Adapters of a language model (docs/language-models.md)."""
+    """Adapters of a language model (docs/adapters.md)."""
 
     kind: Literal["none", "lora"] = Field(
         "none",
@@ -56,7 +56,7 @@ class LanguageSettings(Block):
         64, ge=2, description="tokens of an example under `data.name: text_folder`. Longer texts "
         "are cut, shorter ones are filled"
     )  # fmt: skip
-    config: dict[str, ConfigValue] = Field(
+    config: dict[str, OwnValue] = Field(
         default_factory=dict,
         description="configuration of a new model with random weights, with its `model_type`, in "
         "place of the folder's own. The folder then gives only the tokeniser",
