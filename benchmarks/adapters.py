@@ -4,6 +4,7 @@
     FEDVEIL_DATA=FOLDER python benchmarks/adapters_base.py OUT/base
     FEDVEIL_DATA=FOLDER python benchmarks/adapters.py table OUT [--seconds 240]
     FEDVEIL_DATA=FOLDER python benchmarks/adapters.py products OUT
+    FEDVEIL_DATA=FOLDER python benchmarks/adapters.py phrases OUT
     python benchmarks/adapters.py shown OUT
 
 `sizes` trains adapters of rank 8 on a GPT-2 of 355 million parameters with random weights, in a
@@ -12,7 +13,8 @@ adapts the small pretrained model of `adapters_base.py` to Shakespeare's plays. 
 least six examples is a client with three of them. The settings are chosen on the fourth; the last
 two measure the perplexity. Clients make one step of SGD in a round, the server uses Adam. Finished
 runs are in OUT/rows.jsonl, so that the part resumes.
-`products` compares the mean of the factors with the mean of their products.
+`products` compares the mean of the factors with the mean of their products. `phrases` plants
+phrases at sixteen of twenty clients, and looks for them in the trained model.
 """
 
 from __future__ import annotations
@@ -308,9 +310,49 @@ def products(out: Path) -> None:
         weights = mean
 
 
+# --- phrases ---
+
+
+def phrases(out: Path) -> None:
+    """Attack jobs of twenty clients with planted phrases. Finished ones are not run again."""
+    from fedveil.attacks.effort import Watch
+    from fedveil.attacks.extraction import attack
+    from fedveil.attacks.target import Target
+
+    torch.set_num_threads(1)
+    file = out / "phrases.jsonl"
+    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    for part, epsilon in (("adapters", None), ("all", None), ("adapters", 8.0), ("all", 8.0)):
+        if any(row["part"] == part and row["epsilon"] == epsilon for row in done):
+            continue
+        block = "protection.distributed_dp"
+        noised = ["protection.name=distributed_dp", "simulation.masks=false", f"{block}.clip=0.5",
+                  f"{block}.target_epsilon={epsilon}"]  # fmt: skip
+        job = Job.load(None, [
+            f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
+            f"data.folder={out / 'measuring'}", "clients={number: 20, fraction: 1.0}", "rounds=6",
+            f"language.length={LENGTH}",
+            *[s.replace("RANK", "8").replace("ALPHA", "16") for s in PARTS[part]],
+            "training={epochs: 2, batch_size: 4, lr: 0.3}",
+            "server={optimizer: adam, tau: 1.0e-06, lr: 0.003}",
+            *([] if epsilon is None else noised),
+        ])  # fmt: skip
+        began = time.perf_counter()
+        finding = attack(Target.of(job), "quick", Watch())
+        done.append({
+            "part": part, "epsilon": epsilon, "seconds": time.perf_counter() - began,
+            "figures": [(f.name, f.value, f.low, f.high) for f in finding.figures],
+        })  # fmt: skip
+        file.write_text("".join(json.dumps(row) + "\n" for row in done))
+    for row in done:
+        print(row["part"], row["epsilon"], f"{row['seconds']:.0f} s")
+        for name, value, low, high in row["figures"]:
+            print(f"    {name}: {value:.3g} [{low:.3g}, {high:.3g}]")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["sizes", "one", "table", "products", "shown"])
+    parser.add_argument("part", choices=["sizes", "one", "table", "products", "phrases", "shown"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--protection", default="not_encrypt")
     parser.add_argument("--seconds", type=float, default=math.inf)
@@ -321,7 +363,9 @@ def main() -> None:
     elif given.part == "table":
         table(given.out, given.seconds)
     else:
-        {"sizes": sizes, "products": products, "shown": shown}[given.part](given.out)
+        {"sizes": sizes, "products": products, "phrases": phrases, "shown": shown}[given.part](
+            given.out
+        )
 
 
 if __name__ == "__main__":

@@ -17,5 +17,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("tokenizers")
+    return tiny_language.words_folder(tmp_path_factory.mktemp("language") / "words")
+
+
+@pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_language.next_tokens(tmp_path_factory.mktemp("texts") / "texts")

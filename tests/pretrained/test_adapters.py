@@ -133,59 +133,12 @@ def test_a_classifier_trains_its_adapters_and_its_last_layer(model: Path, tmp_pa
         load_data(job(model, texts, **more))
 
 
-def test_an_instructions_prompt_is_not_learnt(model: Path, tmp_path: Path) -> None:
+def test_an_instruction_is_learnt(model: Path, tmp_path: Path) -> None:
     lines = [{"prompt": "the cat", "answer": " sat"}, {"prompt": "rain", "answer": " falls down"}]
     texts = tiny_language.text_folder(tmp_path / "x", lines, lines[:1])
     settings = {"task": "instruction", "data.split": "iid", "clients.number": 2}
-    made = job(model, texts, **settings)
-    data = load_data(made)
-    rows = tiny_language.rows(model, 11)
-    for x, y, line in zip(data.train.x, data.train.y, lines, strict=True):
-        prompt, answer = rows.encode(line["prompt"]), rows.encode(line["answer"])
-        whole = [*prompt, *answer, 0]
-        assert x.tolist() == [*whole[:-1], *[0] * (12 - len(whole))]
-        known = len(prompt) - 1
-        assert y.tolist() == [-100] * known + [*answer, 0] + [-100] * (11 - known - len(answer) - 1)
-    run = fedveil.simulate(made, tmp_path / "run")
+    run = fedveil.simulate(job(model, texts, **settings), tmp_path / "run")
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
-
-
-def test_a_long_text_becomes_several_examples_and_no_example_has_two_texts(
-    model: Path, tmp_path: Path
-) -> None:
-    rows = tiny_language.rows(model, 5)
-    text, more = "quiet town tonight by the fire", "a bird"
-    pieces = rows.pieces(text)
-    ids = [*rows.encode(text), 0]
-    assert [t for _, y in pieces for t in y if t != -100] == ids[1:]
-    assert len(pieces) == -(-(len(ids) - 1) // 5) > 2
-    lines = [{"text": text, "client": "b"}, {"text": more, "client": "a"}]
-    texts = tiny_language.text_folder(tmp_path / "x", lines, lines[:1])
-    data = load_data(job(model, texts, **{"language.length": 5}))
-    assert data.owners is not None
-    assert data.owners.tolist() == [1] * len(pieces) + [0] * len(rows.pieces(more))
-    assert data.classes == rows.size == 270
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("[]", "it is not a JSON object"),
-        ("{", "line 2"),
-        ('{"text": ""}', "it needs text as texts"),
-        ('{"text": "a", "client": 3}', "it needs text as texts"),
-        ('{"text": "a", "client": "c"}', "some lines name a client and others do not"),
-    ],
-)
-def test_a_wrong_line_is_one_sentence(
-    line: str, sentence: str, model: Path, tmp_path: Path
-) -> None:
-    texts = tiny_language.text_folder(tmp_path / "x", [{"text": "a"}], [{"text": "a"}])
-    with (texts / "train.jsonl").open("a") as file:
-        file.write(f"\n{line}")
-    with pytest.raises(DataInvalid, match=sentence) as caught:
-        load_data(job(model, texts))
-    assert "train.jsonl" in str(caught.value)
 
 
 def test_the_page_shows_the_model_before_and_after(

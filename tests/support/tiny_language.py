@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 SENTENCES = [
     "the cat sat on the mat and the dog ran", "a bird sings in the old tree at dawn",
     "rain falls on the quiet town tonight", "she reads a long book by the fire",
@@ -14,11 +17,9 @@ SENTENCES = [
 SHAPE = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 0}
 
 
-def model_folder(folder: Path, **changes: Any) -> Path:
-    """Save a GPT-2 of two layers, and a tokeniser whose tokens are bytes and a few pairs."""
-    import torch
+def words_folder(folder: Path) -> Path:
+    """Save a tokeniser whose tokens are bytes and a few pairs, and weights of nothing."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel
 
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,8 +31,19 @@ def model_folder(folder: Path, **changes: Any) -> Path:
     )
     folder.mkdir()
     words.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "eos_token_id": 0}))
+    save_file({"nothing": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def model_folder(folder: Path, **changes: Any) -> Path:
+    """Save a GPT-2 of two layers with the tokeniser."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    words_folder(folder)
     torch.manual_seed(5)
-    shape = SHAPE | {"vocab_size": words.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 0}
+    shape = SHAPE | {"vocab_size": 270, "bos_token_id": 0, "eos_token_id": 0}
     GPT2LMHeadModel(GPT2Config(**shape | changes)).save_pretrained(folder)
     return folder
 

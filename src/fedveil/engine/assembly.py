@@ -136,7 +136,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     if plan.corrected:
         return LoopTrainer(model, plan, settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
-    if auto and settings.device != "cpu":
+    if auto and settings.device != "cpu" and not job.has_language_model:
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)

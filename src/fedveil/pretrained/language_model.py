@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -64,6 +64,16 @@ class LanguageModel(nn.Module):
         mask = {} if self._pad is None else {"attention_mask": (x != self._pad).long()}
         scores: torch.Tensor = self.net(input_ids=x, **mask).logits
         return scores
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move this model alone to a device, not the others that share its base."""
+        own: dict[int, nn.Parameter] = {}
+        for module in self.modules():
+            for name, shared in module._parameters.items():
+                if shared is not None and not shared.requires_grad:
+                    alone = nn.Parameter(shared.detach(), requires_grad=False)
+                    module._parameters[name] = own.setdefault(id(shared), alone)
+        return super()._apply(fn, recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LanguageModel:
         memo |= {id(p): p for p in self.parameters() if not p.requires_grad}
