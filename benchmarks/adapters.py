@@ -23,7 +23,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -76,21 +75,27 @@ def sizes(out: Path) -> None:
         print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
+def most_memory() -> float:
+    """Return the most memory that this process held, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
 def one(out: Path, name: str) -> None:
     """Run one round of seven clients of one example each, in this process."""
     settings = [
         f"model=hf:{out / 'medium'}", "task=next_token", "data.name=adapters:few_tokens",
         "clients={number: 7, fraction: 1.0}", "rounds=1", "adapter={kind: lora, rank: 8}",
-        "training={epochs: 1, batch_size: 1}", "simulation.workers=0", "record.page=false",
-        f"protection.name={name}", *PROTECTIONS[name],
+        "training={epochs: 1, batch_size: 1}", "language.recompute=true",
+        "simulation.workers=0", "record.page=false", f"protection.name={name}", *PROTECTIONS[name],
     ]  # fmt: skip
     import peft  # noqa: F401 - counted as a library, not as the model
 
     torch.set_num_threads(1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = most_memory()
     with tempfile.TemporaryDirectory() as folder:
         run = fedveil.simulate(Job.load(None, settings), f"{folder}/run")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = most_memory()
     layout, base = Layout(run.model), sum(p.numel() for p in run.model.parameters()) * 4 / 2**20
     report = run.metrics[-1]["bytes_up_per_client"] / 1e6
     print(

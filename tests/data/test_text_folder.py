@@ -125,5 +125,5 @@ def test_a_damaged_tokeniser_is_one_sentence(words: Path, tmp_path: Path) -> Non
         (copied / file.name).write_bytes(file.read_bytes())
     found = json.loads((copied / "tokenizer.json").read_text())
     (copied / "tokenizer.json").write_text(json.dumps({**found, "model": {"type": "none"}}))
-    with pytest.raises(ModelInvalid, match=r"tokenizer\.json"):
+    with pytest.raises(ModelInvalid, match="cannot be loaded"):
         tiny_language.rows(copied, 5)

@@ -243,6 +243,7 @@ ELSEWHERE: dict[str, str] = {
     "adapter.targets": "tests/pretrained/test_language_keys.py",
     "language.length": "tests/pretrained/test_language_keys.py",
     "language.config": "tests/pretrained/test_language_keys.py",
+    "language.recompute": "tests/pretrained/test_language_keys.py",
     "language.prompts": "tests/pretrained/test_language_keys.py",
     "language.new_tokens": "tests/pretrained/test_language_keys.py",
     "privacy.account": "tests/engine/test_shared_account.py",

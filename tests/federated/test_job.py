@@ -236,7 +236,7 @@ def test_every_key_refuses_what_it_cannot_be():
     for path in allowed.keys(Job):
         values: list[Any] = [[], [1], math.nan, math.inf, -math.inf, {"a": 1}, "\x00", b"x"]
         switches = ("tensorboard", "page", "active_security", "regrow", "rotation", "masks")
-        switches = (*switches, "nesterov")
+        switches = (*switches, "nesterov", "recompute")
         if path[-1] not in switches:
             values += [True] if path[-1] != "adaptive" else []
         if path in lists:

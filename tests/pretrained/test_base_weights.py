@@ -16,7 +16,7 @@ from fedveil.errors import ModelInvalid
 from fedveil.learning.weight_layout import Layout
 from fedveil.pretrained.base_weights import base_names, mark_base
 from fedveil.pretrained.continuation import continued
-from fedveil.pretrained.language_model import LanguageModel, padding
+from fedveil.pretrained.language_model import LanguageModel
 from fedveil.pretrained.model_folder import ModelFolder
 from fedveil.record.model_file import read_model, write_model
 from fedveil.record.run_folder import RunFolder
@@ -102,7 +102,7 @@ def test_a_model_file_holds_only_what_is_trained(tmp_path: Path) -> None:
 def test_short_examples_are_filled_by_the_models_own_token(
     config: dict[str, object], token: int
 ) -> None:
-    assert padding(ModelFolder(Path(), {"model_type": "x", **config})) == token
+    assert ModelFolder(Path(), {"model_type": "x", **config}).padding == token
 
 
 class Next(nn.Module):

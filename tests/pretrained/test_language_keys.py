@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedveil
 import tiny_language
@@ -50,6 +51,34 @@ def test_a_repeated_run_changes_nothing(
     base: Any, model: Path, texts: Path, tmp_path: Path
 ) -> None:
     assert observed(tmp_path / "run", model, texts) == base
+
+
+def test_recomputed_activations_take_less_memory_and_change_nothing(
+    base: Any, model: Path, texts: Path, tmp_path: Path
+) -> None:
+    made = [
+        tiny_language.built(model, **{"language.recompute": recompute})
+        for recompute in (False, True)
+    ]
+    kept = [saved_bytes(each) for each in made]
+    assert kept[1] < 0.7 * kept[0]
+    loss, *rest = observed(tmp_path / "run", model, texts, **{"language.recompute": True})
+    assert rest == [*base[1:]]
+    assert loss == pytest.approx(base[0], rel=1e-5)
+
+
+def saved_bytes(model: Any) -> int:
+    """Return the bytes that a forward pass keeps for the backward pass, without the weights."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    weights = {p.data_ptr() for p in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.train()(torch.zeros(5, 11, dtype=torch.int64))
+    return sum(size for place, size in kept.items() if place not in weights)
 
 
 def test_a_rank_decides_the_size(base: Any) -> None:

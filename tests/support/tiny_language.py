@@ -80,12 +80,12 @@ def settings(model: Path, texts: Path, **more: Any) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in (base | more).items()]
 
 
-def built(model: Path) -> Any:
+def built(model: Path, **more: Any) -> Any:
     """Return the model with the adapters that `settings` describes, before its training."""
     from fedveil.engine.assembly import ModelShape, make_model
     from fedveil.federated.job import Job
 
-    job = Job.load(None, settings(model, model))
+    job = Job.load(None, settings(model, model, **more))
     return make_model(job, ModelShape((11,), 270))
 
 

@@ -137,6 +137,7 @@ def _checked(text: bytes, keys: Sequence[str]) -> dict[str, str]:
         if not known or (key in keys and value == ""):
             raise ValueError(f"it needs {' and '.join(keys)} as texts")
         line[key] = str(value)
+        line[key].encode()  # raises ValueError for half a character
     return line
 
 

@@ -115,6 +115,7 @@ def _language_model(job: Job, shape: ModelShape, entropy: Seeded) -> nn.Module:
         else None,
         head=job.training.train == "head",
         classes=shape.classes if classifies else None,
+        recompute=job.language.recompute,
     )
     tokens = 0 if classifies else shape.classes
     (length,) = shape.example_shape

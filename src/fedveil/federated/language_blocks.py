@@ -61,6 +61,11 @@ class LanguageSettings(Block):
         description="configuration of a new model with random weights, with its `model_type`, in "
         "place of the folder's own. The folder then gives only the tokeniser",
     )
+    recompute: bool = Field(
+        False,
+        description="if true, the backward pass computes each layer's activations again: less "
+        "memory, more time",
+    )
     prompts: list[str] = Field(
         default_factory=list,
         description="texts that the model continues when the run ends, with its first and its "

@@ -12,6 +12,7 @@ def add_language_rules(rules: Rules[JobFields]) -> None:
     rules.rule("model", "task")(_task_fits)
     rules.rule("model", "adapter", "language", "training.train")(_keys_of_language_models)
     rules.rule("data.name", "data.folder", "model", "task")(_texts_read)
+    rules.rule("language.recompute", "privacy.unit", "training.engine")(_recomputed)
 
 
 def _task_fits(job: JobFields) -> str | None:
@@ -63,3 +64,15 @@ def _texts_read(job: JobFields) -> str | None:
             f"a task of {', '.join(LANGUAGE_TASKS)}"
         )
     return None
+
+
+def _recomputed(job: JobFields) -> str | None:
+    """`language.recompute: true` is refused under `privacy.unit: example` and `training.engine:
+    vmap`, which compute the gradients of several examples or clients at once."""
+    batched = job.privacy.unit == "example" or job.training.engine == "vmap"
+    if not (job.language.recompute and batched):
+        return None
+    return (
+        "language.recompute = true is refused under privacy.unit = example and training.engine = "
+        "vmap, which compute several gradients at once. Remove the key"
+    )

@@ -1,4 +1,4 @@
-"""Where a job's clients run beyond the simulator, and what a run writes down."""
+"""The keys of a deployment, of records and of checkpoints."""
 
 from __future__ import annotations
 

@@ -40,11 +40,13 @@ class Trained:
     """The trained part of a model: its `adapter`, only its last layer (`head`), or all of it.
 
     `classes` is the number of classes of a classifier, or None for a model that predicts tokens.
+    With `recompute`, the backward pass computes the activations of each layer again.
     """
 
     adapter: Adapter | None = None
     head: bool = False
     classes: int | None = None
+    recompute: bool = False
 
 
 class LanguageModel(nn.Module):
@@ -112,22 +114,15 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             net = _adapted(net, part.adapter)
+    if part.recompute:
+        with quiet():
+            net.gradient_checkpointing_enable({"use_reentrant": False})
     outputs = part.classes or length * config.vocab_size
-    pad = None if part.classes is None else padding(folder)
+    pad = None if part.classes is None else folder.padding
     model = LanguageModel(net, pad, max(1, _MOST_SCORES // outputs))
     if not whole:
         mark_base(model)
     return model
-
-
-def padding(folder: ModelFolder) -> int:
-    """Return the token that fills short examples: the folder's own, or its end of text, or 0."""
-    for name in ("pad_token_id", "eos_token_id"):
-        found = folder.config.get(name)
-        found = found[0] if isinstance(found, list) and found else found
-        if isinstance(found, int):
-            return found
-    return 0
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +137,7 @@ def _base(path: Path, stamp: object, own_config: str, classes: int | None, seed:
     maker = getattr(library, f"AutoModelFor{kind}")
     changes: dict[str, Any] = {"use_cache": False}
     if classes is not None:
-        changes |= {"num_labels": classes, "pad_token_id": padding(folder)}
+        changes |= {"num_labels": classes, "pad_token_id": folder.padding}
     with folder.explained(), quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         settings = _config(library, folder, changes)

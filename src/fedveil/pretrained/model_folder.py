@@ -16,10 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from fedveil.base.untrusted import (
-    MALFORMED,
     MOST_JOB_BYTES,
     MOST_KEY_BYTES,
     MOST_STREAMED_BYTES,
@@ -27,7 +24,7 @@ from fedveil.base.untrusted import (
     escaped,
     read_text,
 )
-from fedveil.errors import MissingExtra, ModelInvalid
+from fedveil.errors import FedveilError, MissingExtra, ModelInvalid
 from fedveil.pretrained import PREFIX
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -75,6 +72,16 @@ class ModelFolder:
             return found
 
     @property
+    def padding(self) -> int:
+        """The token that fills short examples: the folder's own, or its end of text, or 0."""
+        for name in ("pad_token_id", "eos_token_id"):
+            found = self.config.get(name)
+            found = found[0] if isinstance(found, list) and found else found
+            if isinstance(found, int):
+                return found
+        return 0
+
+    @property
     def stamp(self) -> tuple[tuple[str, int, int], ...]:
         """The name, size and time of each of the folder's files."""
         with self.explained():
@@ -91,9 +98,9 @@ class ModelFolder:
         """Turn an error about the folder's files into `ModelInvalid`, in one sentence."""
         try:
             yield
-        except ImportError as error:
-            raise ModelInvalid(f"model = '{PREFIX}{self.path}': {_first_line(error)}") from None
-        except (OSError, *MALFORMED, RuntimeError, SafetensorError) as error:
+        except FedveilError:
+            raise
+        except Exception as error:  # of a library that reads the files, which raises anything
             raise ModelInvalid(
                 f"model = '{PREFIX}{self.path}' cannot be loaded: {_first_line(error)}"
             ) from None

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedveil.base.array_types import Int64s
 from fedveil.errors import MissingExtra
-from fedveil.pretrained.language_model import padding
 from fedveil.pretrained.model_folder import ModelFolder
 
 #: The target of a token from which nothing is learnt.
@@ -28,14 +27,11 @@ class TokenRows:
         except ImportError:
             raise MissingExtra("tokenizers", "language", "a model's tokeniser") from None
         text = folder.read_tokenizer()
-        try:
+        with folder.explained():
             self._tokenizer: Any = Tokenizer.from_str(text)
-        except Exception as error:  # the package raises nothing more specific
-            with folder.explained():
-                raise ValueError(f"its tokenizer.json: {error}") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.length, self.pad = length, padding(folder)
+        self.length, self.pad = length, folder.padding
         #: The number of tokens.
         self.size: int = self._tokenizer.get_vocab_size()
 
