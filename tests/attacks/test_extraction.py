@@ -25,7 +25,7 @@ ENTROPY = Seeded(9, "test")
 def target(*more: str) -> Target:
     return Target.of(Job.load(None, [
         "data.name=phrase_parts:data", "data.split=by_client", "model=phrase_parts:pairs",
-        "task=next_token", "clients.fraction=1.0", "rounds=30", "seed=3",
+        "task=next_token", "clients.fraction=1.0", "rounds=8", "seed=3",
         "training={epochs: 6, batch_size: 4, lr: 3.0}", *more,
     ]))  # fmt: skip
 
@@ -95,16 +95,15 @@ def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> No
         return {figure.name: figure for figure in finding.figures}
 
     plain = found()
-    assert plain["exposure after 4 copies"].value > 5
-    assert plain["exposure after 4 copies"].value >= plain["exposure after 1 copy"].value
-    assert plain["phrases after 4 copies AUC"].value > 0.9
-    assert plain["exposure of phrases that nobody had"].value < 3
     strong = found(
         "protection=distributed_dp", "protection.distributed_dp.target_epsilon=1",
         "protection.distributed_dp.clip=0.5", "simulation.masks=false",
     )  # fmt: skip
-    assert strong["exposure after 4 copies"].low < 2.5
-    assert strong["exposure after 4 copies"].value < plain["exposure after 4 copies"].value - 3
+    for of in ("1 copy", "4 copies"):
+        assert plain[f"exposure after {of}"].value > 2.5
+        assert plain[f"phrases after {of} AUC"].value > 0.9
+        assert strong[f"exposure after {of}"].value < 1.9
+    assert plain["exposure of phrases that nobody had"].value < 1.9
 
 
 def test_what_cannot_be_attacked_is_told() -> None:
