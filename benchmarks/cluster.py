@@ -1,12 +1,16 @@
 """A simulation on a Ray cluster against the same simulation in threads, and against its peers.
 
     python benchmarks/cluster.py [--peers peers/bin/python] [--nodes 1 2] [--only threads]
+    python benchmarks/cluster.py --only projection
 
 Starts a cluster of nodes with one core each on this machine, and times rounds of LeNet with as many
 cores in threads. Counts the bytes that cross the loopback interface in a round, of which Ray's own
 messages between its processes are a part. `--peers` is the Python of an environment made from
 requirements-peers.txt: pfl with two processes, and Flower on Ray with two workers, do the same
 work. The contenders take turns.
+
+The projection is a model of a larger cluster than this machine can be, from two measured costs: a
+client's time on one core of a machine, and a client's time at the head.
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ from typing import Any
 OVERHEAD, SMALL_S = 1.05, 0.060
 FLOORS = {"pfl": 5.0, "flwr": 16.0}
 LARGE, SMALL = 1000, 10
+#: Clients of a tiny model, whose round is mostly the machines' and the head's own work.
+TINY = 50_000
+#: The cluster of the projection: clients in a round, machines, and cores of a machine.
+PROJECTED = (1_000_000, 16, 32)
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests/support"))
 
@@ -48,9 +56,9 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
 
     sys.path.insert(0, str(HERE))
     os.environ |= {
-        "BENCHMARK_MODEL": "lenet",
-        "BENCHMARK_CLIENTS": str(LARGE),
-        "BENCHMARK_EXAMPLES": "60",
+        "BENCHMARK_MODEL": options.model,
+        "BENCHMARK_CLIENTS": str(options.population),
+        "BENCHMARK_EXAMPLES": "60" if options.model == "lenet" else "1",
         "BENCHMARK_SEED": "0",
         "BENCHMARK_BYTES": "False",
     }
@@ -61,8 +69,9 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
         [
             f"rounds={rounds + 1}",
             "data={name: 'federation:data', split: by_client}",
-            f"clients={{number: {LARGE}, fraction: {options.clients / LARGE}}}",
-            "model=lenet",
+            f"clients={{number: {options.population}, "
+            f"fraction: {options.clients / options.population}}}",
+            f"model={options.model}",
             "training={epochs: 1, batch_size: 20, lr: 0.1}",
             f"evaluation.every={rounds + 1}",
             "record.page=false",
@@ -81,15 +90,19 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "best": min(seconds),
         "median": statistics.median(seconds),
+        "last": seconds[-1],
         "bytes": statistics.median(traffic),
         "machines": run.metrics[-2].get("machines", {}),
     }
 
 
-def measured(options: argparse.Namespace, on: str, workers: int, clients: int) -> dict[str, Any]:
+def measured(
+    options: argparse.Namespace, on: str, workers: int, clients: int, model: str = "lenet"
+) -> dict[str, Any]:
     """Run `ours` in a process of its own, and print and return its result."""
-    command = [sys.executable, __file__, "--on", on, "--workers", str(workers)]
-    command += ["--clients", str(clients), "--rounds", str(options.rounds)]
+    command = [sys.executable, __file__, "--on", on, "--workers", str(workers), "--model", model]
+    command += ["--clients", str(clients), "--population", str(max(clients, LARGE))]
+    command += ["--rounds", str(options.rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
@@ -164,6 +177,34 @@ def against_peers(options: argparse.Namespace) -> bool:
     return met
 
 
+def projection(options: argparse.Namespace) -> bool:
+    """Measure what a client costs a machine and the head, and print a larger cluster's round."""
+    from ray.cluster_utils import Cluster
+
+    from ray_nodes import node
+
+    cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
+    cluster.add_node(**node(1))
+    try:
+        trained = measured(options, cluster.address, 1, LARGE)
+        counted = measured(options, cluster.address, 1, TINY, "logistic")
+    finally:
+        cluster.shutdown()
+    on_a_core = sum(busy for _, busy, _ in trained["machines"].values()) / LARGE
+    slowest = max(busy for _, busy, _ in counted["machines"].values())
+    at_the_head = (counted["last"] - slowest) / TINY
+    clients, machines, cores = PROJECTED
+    training, head = clients * on_a_core / (machines * cores), clients * at_the_head
+    print(
+        f"a client takes {1e3 * on_a_core:.2f} ms of a core and {1e6 * at_the_head:.1f} us of the "
+        f"head. A model, not a measurement: {clients:,} LeNet clients on {machines} machines of "
+        f"{cores} cores take {training:.1f} s of training and {head:.1f} s of the head's work, "
+        f"{training + head:.1f} s a round",
+        flush=True,
+    )
+    return True
+
+
 def main() -> None:
     """Measure and print. Exits with status 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -172,11 +213,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--peer-rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
-    parts = {"threads": against_threads, "peers": against_peers}
+    parts = {"threads": against_threads, "peers": against_peers, "projection": projection}
     parser.add_argument("--only", choices=parts)
     parser.add_argument("--on", help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--population", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.on:
         print(json.dumps(ours(options)))

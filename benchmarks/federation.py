@@ -13,7 +13,12 @@ from torch import nn
 
 #: The vocabulary size, and the tokens of a window, each with a next token to predict.
 TOKENS, WINDOW = 2340, 20
-SHAPES = {"lenet": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "dense": ((600,), 100)}
+SHAPES = {
+    "lenet": ((1, 28, 28), 10),
+    "cnn": ((3, 32, 32), 10),
+    "dense": ((600,), 100),
+    "logistic": ((4,), 2),
+}
 
 
 def data() -> dict[str, Any]:

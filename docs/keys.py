@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 from fedveil import __version__
 from fedveil.federated import job_reference, mindspore_keys
 from fedveil.statistics import question_reference
-from fedveil.studies.catalog import module
+from fedveil.studies.checkout import module
 from fedveil.vertical import job_reference as vertical_reference
 
 #: What stands in for the table of a page in its file, with the command that prints it.

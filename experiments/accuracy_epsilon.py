@@ -18,6 +18,9 @@ from typing import Any, get_args
 import numpy as np
 
 from experiments.accuracy_picture import Mark, draw
+from experiments.evidence import idle, learnt, with_interval
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.saved_results import kept
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.report_scores import ReportScores
 from fedveil.attacks.membership.shadow_runs import Pool, play_round
@@ -39,9 +42,6 @@ from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.starter import DEFAULT_JOB
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
-from fedveil.studies.evidence import idle, learnt, with_interval
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.saved_results import kept
 from fedveil.studies.several_runs import ended_run
 
 #: A thousand clients of MNIST (examples/private_mnist).

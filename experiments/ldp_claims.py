@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from experiments.arms import Runs, accuracy, falls, listed, mean_accuracy
+from experiments.evidence import Lost, idle
+from experiments.experiment import Scale, Verdict
 from experiments.ldp_jobs import (
     BASELINES,
     CELLS,
@@ -15,9 +18,6 @@ from experiments.ldp_jobs import (
     source_task,
 )
 from fedveil.privacy.finding import Measured
-from fedveil.studies.evidence import Lost, idle
-from fedveil.studies.experiment import Scale, Verdict
-from fedveil.studies.several_runs import Runs, accuracy, falls, listed, mean_accuracy
 
 #: Loss rates by task and mechanism.
 Rates = Mapping[tuple[Task, str], Lost]

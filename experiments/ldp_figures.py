@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from experiments.arms import Arm, Runs, accuracy, curve, listed, mean_accuracy, trained
+from experiments.evidence import Lost
+from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
     adapting_helps,
     baselines_reached,
@@ -36,18 +39,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
 from fedveil.record.run_folder import RunFolder
-from fedveil.studies.evidence import Lost
-from fedveil.studies.experiment import Outcome, Scale, Tell
-from fedveil.studies.several_runs import (
-    Arm,
-    Runs,
-    accuracy,
-    curve,
-    first_round,
-    listed,
-    mean_accuracy,
-    trained,
-)
+from fedveil.studies.several_runs import first_round
 
 More = Mapping[str, Mapping[str, Any]]
 

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from experiments import small_stand_ins
+from experiments.arms import Arm, Runs, trained
+from experiments.experiment import Experiment, Outcome, Scale, Tell
 from fedveil.data import location30, purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell
-from fedveil.studies.several_runs import Arm, Runs, trained
 
 Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from experiments import EXPERIMENTS, ldp_jobs
+from experiments.arms import settings
+from experiments.catalog import find, takes_about
 from fedveil.pages.table import Table
-from fedveil.studies.catalog import find, takes_about
-from fedveil.studies.several_runs import settings
 
 _TALLY = re.compile(r"^\*\*(.*)\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _HEAD = """# The sources' experiments again

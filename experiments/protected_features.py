@@ -14,13 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from experiments.evidence import idle, learnt
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.errors import DataUnavailable
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
-from fedveil.studies.evidence import idle, learnt
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.saved_results import kept
 from fedveil.vertical.job import VerticalJob
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
 from fedveil.data.data_folders import find
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import METRICS, MODEL
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.saved_results import kept
 from fedveil.vertical.job import VerticalJob
 
 EPS = 5.0

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from experiments.counted_rounds import Cost, Setup, message_bytes, played
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.saved_results import kept
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.secagg import masking_graph
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.saved_results import kept
 
 #: Bonawitz et al. 2017: a client's bytes over 2 per entry, by clients and entries (its abstract).
 EXPANSION = {(1 << 10, 1 << 20): 1.73, (1 << 14, 1 << 24): 1.98}

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from experiments import writers
+from experiments.arms import LAST, Arm, Runs, accuracy, curve, settings, trained
+from experiments.evidence import idle
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
-from fedveil.studies.evidence import idle
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.several_runs import LAST, Arm, Runs, accuracy, curve, settings, trained
 
 #: The source's settings, as keys of a job. `signds.` stands for `protection.signds.`.
 SOURCE: Mapping[str, object] = MappingProxyType(

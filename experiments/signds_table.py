@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.signds.dimension_selection import SignDS
@@ -17,7 +18,6 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.signds import SignDSProtection, SignDSSettings
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
 
 UPDATES = np.array(
     [

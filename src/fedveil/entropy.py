@@ -119,7 +119,6 @@ class Entropy(ABC):
             done += take
 
     def token(self, size: int) -> bytes:
-        """Return `size` bytes of keystream."""
         out = bytearray(size)
         self.fill(out)
         return bytes(out)
@@ -133,8 +132,8 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Lemire's multiplication would need 128-bit products. Instead, the top of the range is
-        rejected, which is just as exact and discards less than one word in two.
+        The top of the range is rejected, which is exact and discards less than one word in two.
+        (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high

@@ -230,6 +230,22 @@ class DeploymentError(FedveilError):
     """A deployment's folder, client or server is not set up as it must be."""
 
 
+class SiteError(FedveilError):
+    """A site's folder is not set up as it must be."""
+
+
+class SiteRefused(ClientWithheld):
+    """A site's policy does not permit an app, a job or a message. Nothing of it leaves the site."""
+
+
+class AccountInvalid(FedveilError):
+    """A site's account of a data set was edited, set back or deleted, or has another key."""
+
+
+class OverSpent(FedveilError):
+    """A release would cost more than the owner of the data allows. Nothing was charged or read."""
+
+
 class AttackImpossible(FedveilError, ValueError):
     """An attack is impossible on this job or model. The message says why."""
 

@@ -92,11 +92,9 @@ class RunDisplay:
         self._bar.update(self._task, description=escaped(what))
 
     def warn(self, text: str) -> None:
-        """Print a warning about a run that starts."""
         self._say(f"warning: {text}")
 
     def show(self, record: Record) -> None:
-        """Show a finished round."""
         line = escaped(describe(record))
         room = self._console.width - self._before
         self._bar.update(self._task, completed=record["round"], description=fitted(line, room))
@@ -109,7 +107,6 @@ class RunDisplay:
             self._say(f"round {record['round']} has no report: {reason}")
 
     def summary(self, run: ReadRun) -> None:
-        """Print the summary of the finished run."""
         summary(self._console, run)
 
     def _still(self, seconds: float) -> str:
@@ -153,12 +150,11 @@ def _of_parties(run: ReadRun) -> dict[str, object]:
 
 
 def of_lines(lines: Iterable[Line]) -> list[dict[str, object]]:
-    """Return an account's lines for `--json`."""
     return [{"for": line.what, "epsilon": line.epsilon, "delta": line.delta} for line in lines]
 
 
 def fitted(line: str, room: int) -> str:
-    """Shorten a round's line to `room` characters. Metrics that the record also has go first."""
+    """Shorten a round's line to `room` characters, first by metrics that the record also has."""
     parts = line.split(_BETWEEN)
     for kind in _SPARED:
         if len(_BETWEEN.join(parts)) > room:
@@ -208,7 +204,6 @@ def _table(rows: Mapping[str, object]) -> Table:
 
 
 def _took(run: ReadRun) -> dict[str, str]:
-    """Return the summary's rows: protection, time, traffic, ledger figures."""
     last, best = run.last, best_round(run)
     rows = {
         "protection": str(run.job["protection"]["name"]),
@@ -232,7 +227,6 @@ def _took(run: ReadRun) -> dict[str, str]:
 
 
 def _took_of_parties(run: ReadRun) -> dict[str, str]:
-    """Return the rows of a vertical run: task, time, the parties' accounts."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     epochs = f"{run.job['epochs']}, {duration(_seconds_of(leader))}"
@@ -253,13 +247,11 @@ def _seconds_of(party: ReadRun) -> float:
 
 
 def _best_look(leader: ReadRun) -> Record | None:
-    """Return the evaluation with the lowest loss, or None if there was none."""
     looks = [record for record in leader.records if _LOOKED in record]
     return min(looks, key=lambda record: float(record[_LOOKED]), default=None)
 
 
 def _where(run: ReadRun) -> Iterator[tuple[str, str]]:
-    """Yield the run's files, and how to load its model."""
     yield "run folder", str(run.folder)
     yield "model", _loading(run)
     yield "page", where(run.folder, run)
@@ -286,7 +278,6 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 
 def _audited(audit: Finding) -> str:
-    """Return the canaries' bounds, the verdict, and what the audit could not have seen."""
     bound, alone, most = (figure.value for figure in audit.figures[:3])
     noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
     of_noise = (

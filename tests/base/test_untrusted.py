@@ -276,12 +276,11 @@ ELSEWHERE = {
     "starter/__init__.py": (1, "a template of this package"),
     "starter/vertical_tables.py": (1, "a script that a user runs in a folder of his own"),
     "engine/known_accuracy.py": (1, "a table of this package"),
-    "engine/executors/machine.py": (1, "a proof that this run wrote itself, on a shared folder"),
-    "engine/executors/machine_check.py": (2, "this package's own sources, and a round's opening"),
+    "engine/cluster/machine.py": (1, "a proof that this run wrote itself, on a shared folder"),
+    "engine/cluster/machine_check.py": (2, "this package's own sources, and a round's opening"),
     "pages/dossier/dossier_folder.py": (1, "a script of this package"),
     "pages/dossier/recompute.py": (1, "a script that a reviewer runs on a record, without fedveil"),
     "pages/page.py": (1, "the script and the style of this package"),
-    "studies/outcome_page.py": (1, "/proc/cpuinfo"),
     "vertical/part_memory.py": (1, "/proc/meminfo"),
 }
 _READING = {"read_bytes", "read_text", "load_file", "load_cert_chain", "loadtxt", "genfromtxt"}

@@ -128,12 +128,23 @@ def test_show_says_why_a_model_of_ones_own_is_trained_in_the_loop(
         "nn.Linear(9, 10))\n"
         "def dilated(): return nn.Sequential(nn.Conv2d(1, 3, 2, dilation=2), nn.Flatten(), "
         "nn.Linear(2028, 10))\n"
+        "import fedveil, torch\n"
+        "class Focal(fedveil.Task):\n"
+        "    targets = 'class'\n"
+        "    def loss(self, outputs, targets):\n"
+        "        right = torch.softmax(outputs, 1).gather(1, targets[:, None])\n"
+        "        return (1 - right).square().mean()\n"
+        "class Slow(Focal):\n"
+        "    def optimizer(self, parameters, plan): return torch.optim.Rprop(parameters)\n"
     )
     said = {
         ("model=curved:net",): "native code does not know Softplus",
         ("model=curved:dilated",): "nn.Conv2d has a dilation",
         ("model=curved:known", "training.precision=bfloat16"): "training.precision is bfloat16",
         ("model=curved:known",): None,
+        ("model=curved:known", "task=curved:Focal"): None,
+        ("model=curved:net", "task=curved:Focal"): "native code does not know Softplus",
+        ("model=curved:known", "task=curved:Slow"): "task = curved:Slow has its own optimizer",
         ("model=curved:net", "training.engine=loop"): None,
         ("model=curved:net", "data.name=elsewhere:data"): None,
     }

@@ -59,7 +59,7 @@ RUNS = {
     ),
     "uneven": (job("uneven_counting", "tokens", "next_token"), "perplexity", "task"),
     "inputs": (job("inputs", "words", "classification"), "accuracy", "task"),
-    "own": (job("slope", "linear", "task_parts:Pinball"), "kept", "task"),
+    "own": (job("slope", "linear", "task_parts:Pinball"), "kept", "own loss"),
     "step": (
         job("slope", "linear", "task_parts:OwnStep", training={"lr": 0.1}), "kept", "task"
     ),

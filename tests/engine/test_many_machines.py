@@ -16,11 +16,11 @@ from test_simulation import job, timeless
 
 import fedveil
 from fedveil.base.message import encode
-from fedveil.engine.executors import membership, on_a_cluster
+from fedveil.engine.cluster import membership, start
+from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
+from fedveil.engine.cluster.placement import groups, placed
+from fedveil.engine.cluster.shards import Shards, pieces
 from fedveil.engine.executors.client_side import ClientsData
-from fedveil.engine.executors.own_sources import packed_sources, unpack_sources
-from fedveil.engine.executors.placement import groups, placed
-from fedveil.engine.executors.shards import Shards, pieces
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.entropy import Seeded
 from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
@@ -51,7 +51,7 @@ def run(
 ) -> Left:
     """Run a job on `cluster`, or here without one."""
     place = {"on": "here" if cluster is None else "ray"}
-    monkeypatch.setattr(on_a_cluster, "_ray_cluster", lambda job: cluster)
+    monkeypatch.setattr(start, "_ray_cluster", lambda job: cluster)
     settings["simulation"] = {"workers": 0} | settings.get("simulation", {}) | place
     made = fedveil.simulate(job(**settings), folder)
     records = [dict(record) for record in made.metrics]
@@ -102,7 +102,7 @@ def test_a_run_is_resumed_on_a_cluster_and_back_here(
     settings = {"model": "parts:plain", "rounds": 4}
     alone = run(tmp_path / "alone", monkeypatch, **settings)
     run(tmp_path / "moved", monkeypatch, **{**settings, "rounds": 1})
-    monkeypatch.setattr(on_a_cluster, "_ray_cluster", lambda job: ThreadCluster(1, 2))
+    monkeypatch.setattr(start, "_ray_cluster", lambda job: ThreadCluster(1, 2))
     there = fedveil.resume(tmp_path / "moved", rounds=3, on="10.0.0.1:6379")
     assert there.job.simulation.on == "10.0.0.1:6379"
     assert MACHINES in there.metrics[-1]
@@ -165,8 +165,8 @@ def test_a_machine_that_cannot_read_the_states_is_refused(
         (folder / "clients/machines").write_text("of another folder")
         return made
 
-    leave = on_a_cluster._leave_proof
-    monkeypatch.setattr(on_a_cluster, "_leave_proof", other_folder)
+    leave = start._leave_proof
+    monkeypatch.setattr(start, "_leave_proof", other_folder)
     settings = {"model": "parts:plain", "training": {"algorithm": "feddyn", "dynamic": 0.1}}
     with pytest.raises(
         StatesUnreachable, match=r"^machine m0 cannot read .* machines share"

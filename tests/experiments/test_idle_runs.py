@@ -17,11 +17,11 @@ from experiments import (
     protected_language,
     signds_lenet,
 )
+from experiments.evidence import Lost
+from experiments.experiment import Verdict
 from experiments.ldp_jobs import LARGE, TASKS
 from fedveil.pages.read_run import ReadRun
 from fedveil.privacy.intervals import share
-from fedveil.studies.evidence import Lost
-from fedveil.studies.experiment import Verdict
 
 #: Verdicts about a formula, a count or a format: no training can change them.
 UNTRAINED = {

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from experiments import ldp_claims, ldp_figures, ldp_jobs
+from experiments.arms import Arm
+from experiments.catalog import find
+from experiments.evidence import Lost
+from experiments.reproduction import reproduce
 from fedveil.data import purchase100
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
-from fedveil.studies.catalog import find
-from fedveil.studies.evidence import Lost
-from fedveil.studies.reproduction import reproduce
-from fedveil.studies.several_runs import Arm
 
 LDP = ("convergence", "cells", "epsilon", "clients", "noniid", "adaptive")
 

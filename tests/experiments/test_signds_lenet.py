@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from experiments import signds_lenet, writers
+from experiments.reproduction import reproduce
 from experiments.signds_lenet import SOURCE, SignDSLeNet
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.pages.read_run import ReadRun
-from fedveil.studies.reproduction import reproduce
 
 
 def at(job: Any, key: str) -> Any:

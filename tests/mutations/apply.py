@@ -25,7 +25,13 @@ from queue import SimpleQueue
 from mutation import ROOT, Mutation, read, spread
 
 LIMIT_S = 60
-LEFT_OUT = shutil.ignore_patterns(".venv*", ".git", "runs", "site", "dist", ".*_cache")
+ANYWHERE = shutil.ignore_patterns(".venv*", ".git", ".*_cache")
+BUILT = {"runs", "site", "dist"}  # folders of the root
+
+
+def left_out(folder: str, names: list[str]) -> set[str]:
+    built = BUILT if Path(folder) == ROOT else set()
+    return built.intersection(names) | ANYWHERE(folder, names)
 
 
 def tested(tree: Path, tests: Sequence[str], limit_s: float | None, **variables: str) -> str:
@@ -99,7 +105,7 @@ def main() -> int:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(arguments.jobs):
             tree = Path(folder) / str(job)
-            shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+            shutil.copytree(ROOT, tree, ignore=left_out)
             trees.put(tree)
 
         tests = sorted({test for mutation in mutations for test in mutation.tests})

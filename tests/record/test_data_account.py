@@ -10,6 +10,7 @@ from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.compose import compose
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.renyi_filter import filtered_epsilon
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.record.data_account import DataAccount
 
@@ -37,13 +38,15 @@ def test_different_pure_losses_add_up(tmp_path: Path) -> None:
     assert account.figure(DELTA).epsilon == pytest.approx(2.0)
 
 
-def test_two_kinds_of_loss_that_would_compose_to_less_still_add_up(tmp_path: Path) -> None:
-    """The second may have been chosen after the first was seen."""
+def test_two_kinds_of_loss_cost_what_the_renyi_filter_says(tmp_path: Path) -> None:
+    """The second may have been chosen after the first was seen, so they are not composed."""
     account = DataAccount(tmp_path / "account", "client")
-    account.charge([(PrivacyLoss(0.02), 130)], None, DELTA, "a")
-    assert account.figure(DELTA).epsilon < 2.0
-    account.charge([(PrivacyLoss(0.03), 90)], None, DELTA, "b")
-    assert account.figure(DELTA).epsilon == pytest.approx(0.02 * 130 + 0.03 * 90)
+    charges = [(PrivacyLoss(0.02), 130), (PrivacyLoss(0.03), 90)]
+    account.charge(charges[:1], None, DELTA, "a")
+    assert account.figure(DELTA).epsilon == pytest.approx(compose(charges[:1], DELTA))
+    account.charge(charges[1:], None, DELTA, "b")
+    assert account.figure(DELTA).epsilon == pytest.approx(filtered_epsilon(charges, DELTA))
+    assert account.figure(DELTA).epsilon > 1.2 * compose(charges, DELTA)
 
 
 def test_a_charge_beyond_the_limit_is_refused_and_leaves_the_account_unchanged(

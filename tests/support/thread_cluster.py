@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import Machine
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import Machine
 
 #: Real machines share no generator of torch's, which makes a model's initial weights.
 _ONE = threading.Lock()

@@ -1,9 +1,10 @@
-"""Inference of a client's classes from its report: how many of each, and whether one prevails.
+"""Inference of a client's classes from its report: the number of examples of each, and a
+prevailing class.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
 (`gradient.label_counts`). Property inference asks whether more than half of the examples are of one
-class. The attacker makes clients of its own examples, some with that property, trains them from the
-round's weights, and compares the report with the difference that the property makes on average.
+class. The attacker makes clients of its own examples, some with that property, and trains them from
+the round's weights. It compares the report with the average difference that the property makes.
 
 Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". There
 a classifier is trained on the updates; here it is the linear one along the difference of means.
@@ -67,7 +68,7 @@ class Observer:
 
 
 def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Return the rows of `count` examples, of which three quarters have the label `wanted`."""
+    """Return the rows of `count` examples, three quarters of them with the label `wanted`."""
     mine, rest = np.flatnonzero(labels == wanted), np.flatnonzero(labels != wanted)
     many = math.ceil(_PREVAILS * count)
     return np.concatenate([
@@ -77,7 +78,7 @@ def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64
 
 
 def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Return the rows of `count` random examples, of which at most half have the label `wanted`."""
+    """Return the rows of `count` random examples, at most half of them with the label `wanted`."""
     rows = entropy.permutation(len(labels))
     mine = labels[rows] == wanted
     kept: Int64s = rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
@@ -113,7 +114,7 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` clients that have the property for class `wanted`, or do not have it."""
+        """Train `number` clients, which have the property for class `wanted` if `has` is True."""
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []
         for i in range(number):
@@ -129,7 +130,7 @@ class Classes:
     def scores(
         self, wanted: int, shadows: int, cases: int
     ) -> tuple[list[Float64s], list[Float64s]]:
-        """Return scores of shadow clients, and of real ones: with the property, and without."""
+        """Return scores of shadow clients, and of real ones, each with and without the property."""
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
         direction = np.mean(taught[0], axis=0, dtype=np.float64) - np.mean(taught[1], axis=0)
@@ -144,7 +145,6 @@ class Classes:
 
 
 def _along(reading: Reading, direction: Float64s) -> float:
-    """Return the component of a reading along a direction, weighted as in the reading."""
     weight = reading.weight / (reading.weight.mean() or 1.0)
     length = math.sqrt(float(weight @ direction**2)) or 1.0
     return float((weight * reading.estimate) @ direction / length)

@@ -1,13 +1,14 @@
 """Distinguishing two updates by a client's reports: an empirical check of the claimed epsilon.
 
-The attacker knows everything but which of two updates the client has: the model, the protection,
-both updates. It sees the client's report of one round, or of every round of a run. If reports
-reveal nothing, it sees the sums that they are in, with all others' updates known. It guesses by the
-likelihood ratio, which no other rule beats (Neyman and Pearson). Counting how often it is right
-gives two lower bounds on epsilon for what it saw. The one of `privacy.audit` holds for every
-mechanism. The one of `privacy.curve_audit` is nearer to the claim, and assumes that the reports
-have the privacy curve of the protection at some value of the parameter that decides its cost. A
-bound above the ledger's epsilon refutes the ledger.
+The attacker knows the model, the protection and two updates, but not which of them the client has.
+It sees the client's report of one round, or of every round of a run. If reports reveal nothing, it
+sees the sums that contain them, with all others' updates known. It guesses by the likelihood ratio,
+which no other rule beats (Neyman and Pearson).
+
+Counting its right guesses gives two lower bounds on epsilon for its view. The bound of
+`privacy.audit` holds for every mechanism. The bound of `privacy.curve_audit` is nearer to the
+claim. It assumes that the reports have the protection's privacy curve for some value of the
+parameter that decides its cost. A bound above the ledger's epsilon refutes the ledger.
 """
 
 from __future__ import annotations
@@ -69,11 +70,6 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen) -> Reading:
-    """Return the reading of the first client's report, or of the sum if reports reveal nothing.
-
-    All other clients' updates are known to be zero, so the sum is the first client's update plus
-    any noise.
-    """
     reading = view.readings[0]
     if not reading.empty:
         return reading
@@ -91,10 +87,10 @@ def evidence(
     entropy: Entropy,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Return evidence for update a against b: two arrays [trials, rounds].
+    """Return evidence for update a against b: [trials, rounds] of clients with a, and of clients
+    with b.
 
-    The first is of clients with a, the second of clients with b. `step` is called after every
-    trial.
+    `step` is called after every trial.
     """
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):
@@ -110,8 +106,8 @@ def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair
     """Return a pair of very different updates that few reports distinguish.
 
     It is the best of several candidates: two opposite updates that every protection clips, and one
-    of these against one of almost no size. Both kinds count, since a protection may hide an
-    update's size better or worse than its direction.
+    of these against one of almost no size. Both kinds are candidates, since a protection may hide
+    an update's size better or worse than its direction.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -160,7 +156,8 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return what `rounds` reports cost under the protection, at multiples of its cost parameter.
+    """Return the cost of `rounds` reports under the protection, at multiples of its cost
+    parameter.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """
@@ -281,7 +278,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def real_pair(target: Target) -> Pair:
-    """Return the updates of the job's first two clients, to be told apart as one client's."""
+    """Return the updates of the job's first two clients."""
     target.needs_client_unit("tells whole updates of clients apart")
     if target.partition.clients < 2:
         raise AttackImpossible("the job has one client: there is no other to take it for")

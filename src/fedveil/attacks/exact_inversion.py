@@ -1,19 +1,21 @@
 """Exact recovery of a batch from one gradient of a dense layer followed by a ReLU.
 
-SPEAR (Dimitrov et al., NeurIPS 2024). The weight gradient of the layer is D X, with X [b, features]
-the batch and D [neurons, b] the loss's derivatives before the ReLU: its rank is at most b. Any
-factors L R of that rank are D and X up to an unknown b x b matrix, D = L Q and X = Q^-1 R. A column
-of D is zero at each neuron that its example leaves silent, about every second one, which no other
-direction in the span of L is. So b - 1 neurons that happen to be silent for an example determine
-its column: the one direction that is zero on all of them. The attack searches for directions with
-many zeros, and chooses b of them whose examples explain which neurons are silent. The bias gradient
-gives the scales.
+SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b, features] is the
+batch, and D [neurons, b] are the loss's derivatives before the ReLU, so the rank is at most b.
+Factors L R of that rank give D and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R.
+
+A column of D is zero at each neuron that its example leaves silent, about every second one. No
+other direction in the span of L has as many zeros. So b - 1 neurons that happen to be silent for an
+example determine its column: the one direction that is zero on all of them. The attack searches for
+directions with many zeros, and chooses b of them whose examples explain which neurons are silent.
+The bias gradient gives the scales.
 
 The paper draws such neurons at random, in about 2^(b - 1) draws. Here an iteration makes directions
-sparse (iteratively reweighted least squares): from a random one, each step takes the direction that
-is least on all neurons, each weighted inversely to its previous response, ever more sharply. Starts
-differ in the neurons on which they are zero at first, in how sharp they begin, in the weight of the
-neurons that few examples move, and in which of the columns found so far they are orthogonal to.
+sparse (iteratively reweighted least squares). It starts from a random direction. Each step takes
+the direction that is least on all neurons, each weighted inversely to its previous response, ever
+more sharply. Starts differ in four ways: the neurons on which they are zero at first, the initial
+sharpness, the weight of neurons that few examples move, and the found columns to which they are
+orthogonal.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions], and the number of neurons on which each is zero."""
+    """Candidate directions [rank, directions], and each one's number of neurons on which it is
+    zero."""
 
     directions: Float64s
     scores: Float64s
@@ -136,7 +139,6 @@ def invert(
 
 
 def _zeros(factors: _Factors, directions: Float64s) -> _Found:
-    """Return the directions with the number of neurons on which each is zero."""
     zeros = np.sum(np.abs(factors.left @ directions) < factors.zero, axis=0)
     return _Found(directions, zeros.astype(np.float64))
 
@@ -162,7 +164,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
     """Return directions [rank, number] that are zero on many neurons, each from its own start.
 
-    `known`, [rank, directions], are found already. Many of the random starts avoid some of them.
+    Many of the random starts avoid some of the directions `known`, [rank, directions].
     """
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
@@ -211,8 +213,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if the direction is no longer determined without one of these neurons. Such
-    a direction exists for every neuron.
+    The count is halved if the direction is not determined without one of these neurons, as a
+    direction of this kind exists for every neuron.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -229,7 +231,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Return the best of all given directions, the best first and without repetitions."""
+    """Merge the directions without repetitions, the best first."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -246,8 +248,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose `rank` of the directions: begin with the first independent ones, then exchange some.
 
-    If most activations are explained already, every other direction is tried in place of one of the
-    two whose examples explain their own activations worst. It is kept if it explains more.
+    If most activations are explained, every other direction is tried in place of one of the two
+    whose examples explain their own activations worst, and kept if it explains more.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -270,7 +272,6 @@ def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) ->
 
 
 def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Return the examples of these directions, and how well each predicts the neurons' activity."""
     columns = factors.left @ directions
     scales = np.linalg.lstsq(columns, gradient.of_biases, rcond=None)[0]
     try:
@@ -296,7 +297,6 @@ def first_layer(model: nn.Module) -> nn.Linear:
 
 
 def of_report(target: Target, reading: Reading) -> DenseGradient:
-    """Return the gradient of the target's first layer, as estimated from a client's report."""
     layer = first_layer(target.model)
     size, rows = layer.weight.numel(), layer.out_features
     estimate = -reading.estimate.astype(np.float64)
@@ -328,7 +328,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """Return how many of the originals are exactly among the examples found."""
+    """Return how many of the originals equal one of the examples found."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)
@@ -391,7 +391,6 @@ def recovered_of_batches(
 
 
 def _picture(originals: Array, examples: Float64s) -> bytes:
-    """Draw the originals, each above the nearest of the examples found."""
     flat = originals.reshape(len(originals), -1).astype(np.float64)
     nearest = np.argmin(np.mean((flat[:, None] - examples[None]) ** 2, axis=2), axis=1)
     low, high = float(flat.min()), float(flat.max())

@@ -33,10 +33,10 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 
 
 class Averaged:
-    """Running average of estimates of one update. Each `Reading` weights the entries of its own.
+    """Running average of estimates of one update, weighted entry by entry as each `Reading` says.
 
-    If a reading gives only a direction, the estimates are summed instead. An entry that more
-    reports name is larger.
+    Readings that give only a direction are summed instead, so that an entry named by more reports
+    is larger.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -44,7 +44,6 @@ class Averaged:
         self.scaled = True
 
     def add(self, reading: Reading) -> None:
-        """Add the estimate that one report's reading gives."""
         self._sum += reading.weight * reading.estimate
         self._weight += reading.weight
         self.scaled &= reading.scaled
@@ -79,7 +78,8 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 
 @dataclass
 class After:
-    """Results after `count` reports of each client: every client's metrics, and right guesses."""
+    """The results after `count` reports of each client: every client's metrics, and right
+    guesses."""
 
     count: int
     scaled: bool = True
@@ -89,7 +89,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """Record one client: its averaged estimate, its update, and if the guess was right."""
+        """Record a client's averaged estimate and its update, and if the guess was `right`."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)
@@ -121,8 +121,7 @@ def averaged(
 ) -> list[After]:
     """Attack `trials` clients that have the pair's first update, and as many with its second.
 
-    Each client reports its update again and again. Returns the results after each of `counts`
-    reports.
+    Each client reports its update repeatedly. Returns the results after each of `counts` reports.
     """
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()
@@ -147,7 +146,7 @@ def _follow(
     """Record one client's results in `found`, after each number of reports.
 
     `update` is the client's, and `other` the pair's other update. `first` says that the client has
-    the pair's first one. If its reports are empty, the guess is the second.
+    the pair's first one. The guess is the second if the reports are empty.
     """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)

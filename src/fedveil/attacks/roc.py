@@ -35,8 +35,8 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
 def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
     """Return the mean of two shares: members above the threshold, and others not above it.
 
-    Each share's interval holds with probability sqrt(0.95). Both, and so the mean's interval, hold
-    with probability 0.95, since members and others are drawn independently.
+    Each share's interval holds with probability sqrt(0.95). Members and others are drawn
+    independently, so both intervals, and the mean's, hold together with probability 0.95.
     """
     each = math.sqrt(CONFIDENCE)
     caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
@@ -48,10 +48,10 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 
 
 def best_threshold(members: Float64s, others: Float64s) -> float:
-    """Return the threshold with the largest balanced accuracy. A higher score means a member.
+    """Return the threshold with the largest balanced accuracy.
 
-    It lies midway between the two scores that it separates. It is infinite if no threshold does
-    better than to call nobody a member.
+    It lies midway between the two scores that it separates. It is infinite if no threshold beats
+    calling nobody a member.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]

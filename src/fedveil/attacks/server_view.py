@@ -27,7 +27,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no report says anything: then only their mean can be read."""
+        """Return True if no report says anything, so that only their mean can be read."""
         return all(reading.empty for reading in self.readings)
 
     @property
@@ -49,9 +49,9 @@ def seen(
 ) -> Seen:
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
-    The round is real: both halves, every phase. The attacker follows the protocol and reads. An
-    attack by a server that lies is different (docs/secure-aggregation.md). Reports are drawn from
-    `entropy`. The updates must be finite.
+    The round is real: both halves, every phase. The attacker follows the protocol and only reads
+    (docs/secure-aggregation.md describes a server that lies). Reports are drawn from `entropy`. The
+    updates must be finite.
     """
     clients = range(len(updates))
     state = protection.initial_state() if state is None else state
@@ -82,10 +82,11 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the server's view of each of `times` rounds in which one client has a fixed update.
+    """Yield the server's view of each of `times` rounds in which the first client has a fixed
+    update.
 
-    That client is the first. Each round starts from `model` and the first round's state, and draws
-    anew. If a round needs several clients, others take part with updates of zero.
+    Each round starts from `model` and the first round's state, and draws anew. If a round needs
+    several clients, others take part with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

@@ -1,4 +1,4 @@
-"""Roughness of images, which a search for images keeps low."""
+"""Roughness of images, which a search for images minimises."""
 
 from __future__ import annotations
 

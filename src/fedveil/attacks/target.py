@@ -43,13 +43,12 @@ from fedveil.record.saved_job import look_where_a_run_looked
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
-    """Convert examples to the type of input that the model takes."""
     parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Restrict a job's data to the examples that clients train on, without those they hold out."""
+    """Return a job's data without the examples that clients hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -113,7 +112,7 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error if the ledger is about one example. `what` says what the attack does."""
+        """Raise an error if the ledger is about one example. `what` describes the attack."""
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -140,24 +139,20 @@ class Target:
 
     @cached_property
     def weights(self) -> Float32s:
-        """Return the model's weights as one vector."""
         return Layout(self.model).vector()
 
     @cached_property
     def protection(self) -> Protection:
-        """Return the job's protection, made as in the simulator."""
         return make_protection(self.job, len(self.weights))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return the protection's parameters, for a finding."""
         return self.job.protection.settings.model_dump(mode="json")
 
     def promised(self, rounds: int = 1) -> Figure:
         """Return the ledger's epsilon for a client that reports in `rounds` rounds.
 
-        It is infinite if the server reads the reports and the protection promises nothing against
-        it.
+        It is infinite if the protection promises nothing against a server that reads the reports.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
         # A protection of one phase has no masks between the server and a report. One of several
@@ -175,10 +170,8 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's finding, with the protection and what it promises for `rounds` rounds.
-
-        `more` are further fields of the finding.
-        """
+        """Return an attack's finding, with the protection and its promise for `rounds` rounds.
+        `more` are further fields."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,
@@ -189,7 +182,6 @@ class Target:
         return Finding(attack=attack, effort=effort, figures=figures, **{**fields, **more})
 
     def rows(self, client: int) -> Int64s:
-        """Return the indices of the client's training examples."""
         return self.partition.of(client)
 
     @cached_property

@@ -26,7 +26,7 @@ _PART = 1 << 16
 
 
 def into_floats(numbers: Int64s) -> Float64s:
-    """Convert integers to floats in the same memory. `numbers` must not be used afterwards."""
+    """Convert integers to floats in the same memory, which `numbers` loses."""
     if numbers.dtype != np.int64:
         return numbers.astype(np.float64)
     floats = numbers.view(np.float64)

@@ -62,10 +62,10 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Return the parts in one common form.
+    """Return the parts in one common form. Raises ValueError if they have different inputs.
 
-    If the examples of any part differ in length, every part is converted to the form for examples
-    of different lengths. Raises ValueError if the parts have different inputs.
+    If the examples of any part differ in length, this is the form for examples of different
+    lengths.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
@@ -81,7 +81,6 @@ def alike(parts: Sequence[Array]) -> list[Array]:
 
 
 def is_plain(array: Array) -> bool:
-    """Return True if the array is not structured: one input, and examples of one shape."""
     return array.dtype.names is None
 
 
@@ -118,10 +117,7 @@ def items(rows: Array) -> list[Array]:
 
 
 def values(rows: Array) -> Array:
-    """Return all numbers in examples that have only one input.
-
-    Examples of different lengths are concatenated.
-    """
+    """Return all numbers in examples with only one input, concatenated if lengths differ."""
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column
 
@@ -134,16 +130,14 @@ def _column(rows: Array) -> Array | list[Array]:
 
 
 def as_finite(array: Array) -> tuple[Array, Bools]:
-    """Convert to float32, and return a mask of the records that are finite after that."""
+    """Convert to float32, and return a mask of the records that are still finite."""
     with np.errstate(all="ignore"):
         rows = np.ascontiguousarray(array, np.float32)
     return rows, all_of(np.isfinite(rows))
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Convert to int64, and return a mask of the records that contain only integers of that
-    range.
-    """
+    """Convert to int64, and return a mask of the records of only integers in its range."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

@@ -36,17 +36,14 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename the finished file `partial` to `path`.
-
-    After a power cut, `path` is whole or missing.
-    """
-    _sync(partial)
+    """Rename the finished file `partial` to `path`, which is whole or missing after a power cut."""
+    sync_to_disk(partial)
     partial.replace(path)
-    _sync(path.parent)
+    sync_to_disk(path.parent)
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file to append to it, or create it. Raises OSError in the cases of `open_in_place`."""
+    """Open a file to append to it, or create it. Raises OSError as `open_in_place` does."""
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
@@ -72,10 +69,7 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_inner_folder(path: Path) -> None:
-    """Make a folder inside one of fedveil's own folders, unless it exists.
-
-    Raises OSError for a link.
-    """
+    """Make a folder inside one of fedveil's own, unless it exists. Raises OSError for a link."""
     if path.is_symlink():
         raise _link(path)
     path.mkdir(exist_ok=True)
@@ -85,7 +79,8 @@ def _link(path: Path) -> OSError:
     return OSError(errno.ELOOP, "it is a link, and fedveil writes nothing through links", str(path))
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,10 +90,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`.
-
-    The lock of a dead process is released.
-    """
+    """Lock `path` against other processes that call `alone`. A dead process loses its lock."""
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -22,9 +22,9 @@ def compiled(
     """Compile the decorated loop with numba. Without numba, use `fallback`, which computes equal
     bytes.
 
-    If `fallback` is None, the loop then runs uncompiled: check `HAVE_NUMBA` before a long one. With
-    `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the kind
-    of machine. With `numbers`, the loop must not meet NaN, for which the result is undefined.
+    Without numba and `fallback`, the loop is not compiled: check `HAVE_NUMBA` before a long one.
+    With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the
+    kind of machine. With `numbers`, the loop must not meet NaN, for which the result is undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -62,7 +62,7 @@ class _Kernel:
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if a `compiled` loop need not be compiled again: there is code of it on disk."""
+    """Return True if there is code of a `compiled` loop on disk."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -72,9 +72,9 @@ def is_cached(loop: Callable[..., object]) -> bool:
 def with_jitted_names(loop: Any) -> Any:
     """Return the loop after replacing the loops in its module by compiled ones.
 
-    The loop gets a new name that depends on all files in its folder, and numba caches it under that
-    name. numba itself only checks if the loop's own file has changed, not the loops that it calls
-    or the numbers that it reads.
+    numba caches the loop under a new name, which depends on all files in its folder. numba itself
+    only checks if the loop's own file has changed, not the loops that it calls or the numbers that
+    it reads.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

@@ -176,6 +176,18 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
+    """Return the fields with `prefix` before their names, so that one message can hold several
+    groups."""
+    return {f"{prefix}.{name}": value for name, value in fields.items()}
+
+
+def within(prefix: str, state: Message) -> Message:
+    """Return the fields whose names begin with `prefix`, under their names without it."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
+
+
 class _Reader:
     """A cursor over untrusted bytes. Every read first checks how many bytes are left."""
 

@@ -27,7 +27,6 @@ _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")]
 
 
 def is_function(name: str) -> bool:
-    """Return True if `name` has the form package.module:function."""
     return re.fullmatch(FUNCTION, name) is not None
 
 
@@ -95,7 +94,7 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Restore what another process `packed`, in the place where `load` finds it."""
+    """Restore the objects that another process `packed`, where `load` finds them."""
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this
@@ -142,7 +141,6 @@ def defined_at(function: Callable[..., Any]) -> str:
 
 
 def _is_own(file: str) -> bool:
-    """Return True if a file belongs neither to fedveil nor to an installed package."""
     path = Path(file)
     installed = (*map(Path, _INSTALLED), Path(__file__).parents[1])
     outside = not any(path.is_relative_to(folder) for folder in installed)

@@ -17,10 +17,9 @@ to_stderr = False
 
 
 class _EscapingConsole(Console):
-    """A console on which no text acts as a terminal command. rich's own styles still work.
+    """A console on which no text acts as a terminal command, while rich's own styles still work.
 
-    Strings are escaped before they are measured. Other renderables are escaped when they are
-    printed.
+    Strings are escaped before they are measured, other renderables when they are printed.
     """
 
     def render_str(self, text: str, **how: Any) -> Text:
@@ -35,8 +34,7 @@ class _EscapingConsole(Console):
 
 def console(**settings: Any) -> Console:
     """Return a console that prints `[red]` and `:train:` literally, and escapes terminal
-    commands.
-    """
+    commands."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
@@ -48,7 +46,7 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a text that is a command's whole answer. On a terminal, it is escaped.
+    """Print a text that is a command's whole answer, escaped on a terminal.
 
     Prints nothing under `--json`, where a JSON value is the answer.
     """
@@ -58,7 +56,7 @@ def document(text: str) -> None:
 
 
 def remark(text: str, kind: str = "") -> None:
-    """Print a line on standard error. It begins with its coloured `kind`, such as `warning`."""
+    """Print a line on standard error after its coloured `kind`, such as `warning`."""
     shown = console(stderr=True, soft_wrap=True)
     if kind:
         shown.print(f"{kind}:", style=_COLOURS[kind], end=" ")

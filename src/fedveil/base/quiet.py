@@ -1,4 +1,4 @@
-"""Progress lines for slow steps, so that nobody thinks that the program hangs."""
+"""Progress lines for slow steps, so that a user sees that the program still runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ QUIET_S = 30.0
 
 class Quiet:
     """Calls `say`, to report that a step is still running, after `every_s` seconds without
-    output.
-    """
+    output."""
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say
@@ -33,7 +32,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Note that a line was printed, which restarts the waiting time."""
+        """Restart the waiting time, because a line was printed."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

@@ -102,7 +102,7 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    It is for libraries that open files themselves. All other code uses `opened`, which leaves no
+    Only for libraries that open files themselves. All other code uses `opened`, which leaves no
     time between check and reading.
     """
     try:
@@ -115,7 +115,7 @@ def check_regular(path: str | Path, most: int) -> None:
 def lines(file: TextIO, most: int) -> Iterator[str]:
     """Yield the lines of a text file, with their ends. Raises ValueError above `most` characters.
 
-    Otherwise, a file of gigabytes without a line end would be one line in memory.
+    A limit is needed because a file of gigabytes may be a single line.
     """
     for number in count(1):
         line = file.readline(most + 1)

@@ -43,10 +43,8 @@ def within(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return `value` as a float from `low` to `high`.
-
-    `open_low` and `open_high` exclude the ends.
-    """
+    """Return `value` as a float from `low` to `high`. `open_low` and `open_high` exclude the
+    ends."""
     result = number(name, value)
     below = result <= low if open_low else result < low
     above = result >= high if open_high else result > high
@@ -71,7 +69,6 @@ def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) 
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """Return `value`, which must be one of the words in `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         raise InvalidValue(f"{name} = {value!r} is not one of {', '.join(allowed)}")
     return value

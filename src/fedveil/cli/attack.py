@@ -73,7 +73,6 @@ class Attack:
 
     @property
     def job(self) -> Path | None:
-        """The file that it attacks by default. None means a job with default settings."""
         return ATTACKED_JOBS.get(self.name)
 
     def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
@@ -215,7 +214,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
 def _refuse_other(
     run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
 ) -> None:
-    """Raise JobError if the run's job is of the `other` kind, which `attack` takes."""
+    """Raise JobError if the run's job is of the `other` kind, for which the command is `attack`."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -261,8 +260,8 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    Writes the page of the folder again, with the findings. The last lines say what each attack
-    found. Raises `ClaimRefuted` at the end if a finding refutes the guarantee of its protection.
+    Rewrites the page of the folder with the findings, and prints a conclusion of each attack last.
+    Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
     """
     from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page
@@ -323,7 +322,6 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def show(found: Finding) -> None:
-    """Show a finding as a table: the attack's figures beside those of guessing."""
     from fedveil.pages.finding_text import figures
     from fedveil.privacy.guarantee_strength import told
 

@@ -127,7 +127,6 @@ def compare(
 
 
 def _told(line: Line) -> dict[str, object]:
-    """Return the runs of a setting, for JSON."""
     runs = [{"folder": run.folder, "last": run.last} for run in line.runs]
     return {"setting": str(line.setting), "runs": runs, "failures": list(line.failures)}
 
@@ -199,10 +198,10 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons at which protections are compared, or none if they keep their settings.
+    """Return the epsilons at which protections are compared, none if they keep their settings.
 
-    `fixed` are the keys that the user sets. By default, a protection's own cost among them counts
-    as a request for unequal promises.
+    `fixed` are the keys that the user sets. A protection's own cost among them requests unequal
+    promises, unless `text` says otherwise.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

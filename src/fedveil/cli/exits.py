@@ -93,9 +93,11 @@ def ended(app: typer.Typer) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt) -> int:
-    """Print that the command was interrupted and how to resume it. If Ctrl-C interrupts executed
-    text (such as the creation of a dataclass), CPython ends by the signal although the exception is
-    caught. Executing another text clears that state."""
+    """Print that the command was interrupted and how to resume it.
+
+    If Ctrl-C interrupts executed text (such as the creation of a dataclass), CPython ends by the
+    signal although the exception is caught. Executing another text clears that state.
+    """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
     return Exit.INTERRUPTED
@@ -136,7 +138,7 @@ def _refuse_parted(words: Sequence[str]) -> None:
 
 
 def _alike(option: str, near: Iterable[str]) -> list[str]:
-    """Return the options that resemble an unknown one without their dashes too."""
+    """Return the options that resemble an unknown one if its dashes are ignored."""
     names = {name.lstrip("-"): name for name in near}
     return [names[name] for name in get_close_matches(option.lstrip("-"), names)]
 

@@ -45,9 +45,9 @@ def load(
 ) -> Job:
     """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
 
-    `other` says which command takes a vertical job. Without a `path`, the job is `default`, or the
-    job with default keys. `runs`: the job is trained, so the first line says if it protects
-    nothing, unless `overrides` ask for that.
+    `other` is the command that takes a vertical job. Without a `path`, the job is `default`, or the
+    job with default keys. `runs` says that the job is trained: the first line then tells if it
+    protects nothing, unless `overrides` ask for that.
     """
     from fedveil.federated.job import Job
 
@@ -116,6 +116,5 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
 
 
 def remarks(kind: str, texts: Iterable[str]) -> None:
-    """Print each text on a line of standard error, labelled with `kind`, such as "warning"."""
     for text in texts:
         remark(text, kind)

@@ -23,6 +23,7 @@ from fedveil.cli import data as data_cli
 from fedveil.cli import dossier as dossier_cli
 from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
+from fedveil.cli import site as site_cli
 from fedveil.cli.exits import Commands, ended
 from fedveil.cli.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
@@ -47,6 +48,7 @@ app.add_typer(data_cli.app, name="data", cls=Commands)
 app.add_typer(job_app, name="job", cls=Commands)
 app.add_typer(vertical_cli.app, name="vertical", cls=Commands)
 app.add_typer(attack_cli.app, name="attack", cls=Commands)
+app.add_typer(site_cli.app, name="site", cls=Commands)
 app.command()(compare_cli.compare)
 app.command("reproduce")(answering(reproduce_cli.reproduce))
 

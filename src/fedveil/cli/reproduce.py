@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import console, remark, say
-from fedveil.studies.experiment import Scale
+from fedveil.studies.checkout import Scale, module
 
 
 def reproduce(
@@ -34,16 +34,13 @@ def reproduce(
 ) -> object:
     """Repeat a published experiment and compare the results. Needs a checkout."""
     if name is None or everything:
-        from fedveil.studies.catalog import table
-
-        console().print(table().terminal())
-        return table().records()
-    from fedveil.studies.outcome_page import tally, verdicts
-    from fedveil.studies.reproduction import reproduce as repeat
-
-    page, outcome = repeat(name, scale, out, remark)
-    console().print(verdicts(outcome).terminal())
-    say(tally(outcome))
+        table = module("catalog").table()
+        console().print(table.terminal())
+        return table.records()
+    page, outcome = module("reproduction").reproduce(name, scale, out, remark)
+    shown = module("outcome_page")
+    console().print(shown.verdicts(outcome).terminal())
+    say(shown.tally(outcome))
     say(f"written to {page}")
     found = [{**asdict(verdict), "agrees": verdict.agrees} for verdict in outcome.verdicts]
     return {"page": page, "verdicts": found}

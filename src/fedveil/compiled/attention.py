@@ -28,7 +28,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens and heads, a head's size, and the length of a row of weights."""
+    """Return the number of tokens, that of heads, a head's size, and a row's length."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

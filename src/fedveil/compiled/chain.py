@@ -66,7 +66,7 @@ def follow(
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the layers that change something. A convolution is merged with its max-pooling.
+    """Return the layers that change something, each max-pooling merged with its convolution.
 
     The max-pooling may also follow a monotone activation. The activation then runs after the
     pooling, on fewer values and with the same result.

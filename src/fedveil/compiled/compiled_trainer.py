@@ -12,7 +12,7 @@ import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from fedveil.compiled.operation import ROW, TOKENS, NotServedError, need
 from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import IGNORED, WEIGHTED
-from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, TrainingPlan
+from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, Trainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round. Drops the packed copy of the last round's weights."""
+        """Set the weights of a new round, and drop the packed copy of the last ones."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
@@ -69,7 +69,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class _Room:
+class Room:
     """A program and its memory, for batches of at most `batch` examples."""
 
     model: Model
@@ -82,26 +82,32 @@ class _Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers in native code.
-
-    Clients with unusual data are trained by torch.
-    """
+    """Trains a chain of known layers in native code, and clients with unusual data by torch."""
 
     chunk = least = 1
     native, own_step = True, False
+    #: The losses of the plans that it can train.
+    losses: tuple[str, ...] = _LOSSES
     #: The float type of all computations. The tests also use float64.
     kind: type[np.floating[Any]] = np.float32
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        layers: Sequence[nn.Module],
+        loop: Trainer | None = None,
+    ) -> None:
+        """`loop` trains the clients with unusual data (default: torch's loop)."""
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
         self._row = _on_a_line(layout.dimension, self.kind)[None]
-        self._loop = LoopTrainer(model, plan)
+        self._loop = loop or LoopTrainer(model, plan)
         self._begun = Start()
         #: The model for examples of each shape, or the reason why there is none.
         self._models: dict[tuple[int, ...], Model | str] = {}
-        self._room: _Room | None = None
+        self._room: Room | None = None
         #: The weights that `_room` holds now.
         self._held: Float32s | None = None
         norm = -1.0 if plan.gradient_norm is None else plan.gradient_norm
@@ -110,25 +116,25 @@ class CompiledTrainer:
 
     @classmethod
     def of(
-        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
-    ) -> CompiledTrainer | None:
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
+    ) -> Self | None:
         """Return a trainer for `model`, or None if a layer or a setting of `plan` is not supported.
 
-        `shape` is the shape of an example, if it is known.
+        `shape` is the shape of an example, if it is known. `more` are arguments of a subclass.
         """
         try:
-            return cls.made(model, plan, shape)
+            return cls.made(model, plan, shape, *more)
         except NotServedError:
             return None
 
     @classmethod
     def made(
-        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = ()
-    ) -> CompiledTrainer:
+        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
+    ) -> Self:
         """Return a trainer, as `of` does. Raises `NotServedError` with the reason if it cannot."""
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
-        need(plan.loss in _LOSSES, f"the loss is {plan.loss}")
+        need(plan.loss in cls.losses, f"the loss is {plan.loss}")
         need(plan.precision == "float32", f"training.precision is {plan.precision}")
         need(not plan.corrected, "training.algorithm corrects each step")
         need(not plan.nesterov, "training.nesterov is set")
@@ -142,21 +148,18 @@ class CompiledTrainer:
             raise NotServedError(
                 f"native code does not know {names}" if odd else "the model is no plain chain"
             )
-        trainer = cls(model, plan, layers)
+        trainer = cls(model, plan, layers, *more)
         if shape:
             trainer._model(tuple(shape))
         return trainer
 
     def beside(self) -> CompiledTrainer:
-        """Return a trainer for another thread, which shares the round's weights and the compiled
-        code.
-        """
+        """Return a trainer for another thread, with the same weights and compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
 
     def serves(self, shape: Sequence[int]) -> bool:
-        """Return True if examples of this shape are trained in native code."""
         return self._compiled_for(tuple(shape)) is not None
 
     def compile(self, shape: Sequence[int]) -> bool:
@@ -189,7 +192,7 @@ class CompiledTrainer:
                 self._train(room, client)
                 yield self._row, [None]
 
-    def _room_for(self, client: ClientData) -> _Room | None:
+    def _room_for(self, client: ClientData) -> Room | None:
         """Return memory that is large enough for this client, or None if torch must train it."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
         if model is None or not _readable(client.x, model.tokens):
@@ -205,11 +208,10 @@ class CompiledTrainer:
             m = _on_a_line(program.floats, self.kind)
             w, weights = np.zeros(program.ints, np.int32), plan.class_weights
             each = np.array(weights or (1.0,) * model.scores, self.kind)
-            self._room, self._held = _Room(model, batch, program, m, w, each), None
+            self._room, self._held = Room(model, batch, program, m, w, each), None
         return self._room
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
-        """Return True if `y` holds valid targets for the examples `x` under the plan's loss."""
         examples, classes = len(x), min(scores, len(self._plan.class_weights or range(scores)))
         if self._plan.loss in _OF_NUMBERS:
             return (
@@ -228,12 +230,9 @@ class CompiledTrainer:
             return None
 
     def _model(self, shape: tuple[int, ...]) -> Model:
-        from fedveil.compiled.program import Model
-
         if shape not in self._models:
             try:
-                scores_of = TOKENS if self._plan.loss in _OF_TOKENS else ROW
-                self._models[shape] = Model(self._layers, shape, self._flat, scores_of)
+                self._models[shape] = self._laid_out(shape)
             except NotServedError as error:
                 self._models[shape] = str(error)
         found = self._models[shape]
@@ -241,7 +240,18 @@ class CompiledTrainer:
             raise NotServedError(found)
         return found
 
-    def _train(self, room: _Room, client: ClientData) -> None:
+    def _laid_out(self, shape: tuple[int, ...]) -> Model:
+        return self._laid_out_for(shape, TOKENS if self._plan.loss in _OF_TOKENS else ROW)
+
+    def _laid_out_for(self, shape: tuple[int, ...], scores_of: str) -> Model:
+        from fedveil.compiled.program import Model
+
+        return Model(self._layers, shape, self._flat, scores_of)
+
+    def _begin(self, client: ClientData) -> None:
+        """Prepare the client's training, which may be repeated."""
+
+    def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train
 
         plan, model, program = self._plan, room.model, room.program
@@ -256,6 +266,7 @@ class CompiledTrainer:
         start = self._begun.packed(model, self.kind)
         x = client.x.numpy().reshape(-1).astype(self.kind, copy=False)
         for hold in (True, False):  # if deferred steps overflow, repeat step by step, as torch does
+            self._begin(client)
             begun, self._held = start is self._held, None
             sound = train(
                 program.ops, program.settings, program.ends, model.first, room.m, room.w,
@@ -272,7 +283,7 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
     """Return an array of `count` zeros that begins at a cache line, or at a huge page if it fills
     one.
 
-    The operating system uses huge pages of 2 MiB for a large array only if it is aligned to them.
+    The operating system uses huge pages of 2 MiB only for large arrays that are aligned to them.
     """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)

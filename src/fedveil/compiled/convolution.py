@@ -234,8 +234,6 @@ class Convolution(Operation):
 
 
 class PooledConvolution(Convolution):
-    """The operation of a convolution merged with the max-pooling behind it."""
-
     layers = (Pooled,)
 
     def __init__(self, layer: Pooled, x: Value) -> None:

@@ -1,8 +1,7 @@
 """The gradients of the losses with respect to the scores, multiplied by `scale`.
 
 Each function reads the scores of `count` examples at position Y, SCORES per example, and writes
-their gradient at position DY. `rows` lists the positions of the examples among the client's targets
-`y`.
+their gradient at position DY. `rows` lists the examples' positions among the client's targets `y`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale:
     """Write `scale` times the gradient of -log softmax(scores)[label] for `many` scores.
 
     The scores begin at `z`, the gradient at `g`. It is the softmax, minus 1 at the label. `scale`
-    is rounded to the memory's type first, as in torch: if the softmax at the label is 1, the
-    gradient there is exactly 0. An adaptive optimiser would make a whole step of a tiny rest.
+    is first rounded to the memory's type, as in torch. So the gradient at the label is exactly 0 if
+    the softmax there is 1. An adaptive optimiser would turn a tiny rest into a whole step.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale

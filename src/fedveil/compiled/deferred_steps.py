@@ -34,8 +34,8 @@ _ZERO = np.float32(0)
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
     """Reserve memory for a dense layer's deferred steps, and return their fields of its operation.
 
-    The fields hold addresses and sizes. A deferred step adds D' X to the weight. All rows of D and
-    X take at most half as much memory as the weight. Returns no fields if steps are never deferred.
+    A deferred step adds D' X to the weight. All rows of D and X take at most half as much memory as
+    the weight. Returns no fields if steps are never deferred.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -54,7 +54,8 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 def _apart(length: int) -> int:
     """Return the distance between two stored rows of `length` entries.
 
-    It includes an extra cache line, because rows exactly 2 or 4 kB apart compete for cache lines.
+    An extra cache line separates them, because rows exactly 2 or 4 kB apart compete for cache
+    lines.
     """
     return length + LINE
 
@@ -64,8 +65,8 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
     """Mark the operations whose steps are deferred for a client with `examples` examples.
 
     `examples` counts an example once per epoch. The field HELD becomes -1 for all other operations.
-    A weight with deferred steps stays unchanged, so it is read from the memory that all threads
-    share, `shared` entries away from the client's own copy. `hold` permits deferred steps.
+    A weight with deferred steps is unchanged, so it is read from the memory that all threads share,
+    `shared` entries away from the client's own copy. `hold` permits deferred steps.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]

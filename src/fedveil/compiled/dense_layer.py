@@ -44,9 +44,7 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of products, the rows of each, and the distances between rows of x and of
-    y.
-    """
+    """Return the number of products, the rows of each, and the row distances of x and of y."""
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
@@ -76,7 +74,6 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @compiled()
 def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int, ys: int) -> None:
-    """Compute dx = dy W."""
     if op[ACROSS]:
         call(
             op[f.MEET_ROWS], m, dx, xs, op[NOTHING], dy, ys, op[f.WEIGHT], op[f.ROW],

@@ -1,7 +1,7 @@
 """Functions that are compiled once each and call each other by address.
 
 numba compiles a callee again for each of its callers. The products are large and called everywhere,
-so they are native functions. So is every operation, so that only the operations of a model are
+so they are native functions. Every operation is one too, so that only a model's own operations are
 compiled. Compiled code is cached beside the source.
 """
 
@@ -25,8 +25,6 @@ _cgutils: Any = cgutils
 
 @intrinsic
 def _call(typing: Any, address: Any, *arguments: Any) -> Any:
-    """Call the native function at `address`, which returns nothing."""
-
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         values = _cgutils.unpack_tuple(builder, given[1])
         function = ir.FunctionType(ir.VoidType(), [value.type for value in values])

@@ -105,7 +105,6 @@ def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: 
 
 @compiled(reorder=True)
 def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
-    """Return the sum of (entry - mean) ** 2 over `count` entries."""
     found = np.float32(0)
     for i in range(begin, begin + count):
         found += (m[i] - mean) ** 2
@@ -114,10 +113,8 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each token's row, which is contiguous.
-
-    Saves the values that `norm_groups` saves.
-    """
+    """Normalise each token's row, which is contiguous. Saves the values that `norm_groups`
+    saves."""
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -196,8 +193,6 @@ class NormOfGroups(Operation):
 
 
 class NormOfRows(NormOfGroups):
-    """LayerNorm over each token's row."""
-
     layers = ()
     forward, backward = norm_rows, norm_rows_back
 

@@ -32,7 +32,6 @@ class NotServedError(Exception):
 
 
 def need(fits: bool, otherwise: str) -> None:
-    """Raise `NotServedError` with the reason `otherwise` unless `fits` is True."""
     if not fits:
         raise NotServedError(otherwise)
 
@@ -77,7 +76,6 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Return the number of entries that one example occupies, padding included."""
         if self.form == TOKENS:
             return up(prod(self.shape))
         return filled(
@@ -130,8 +128,7 @@ class Operation:
 
     def written(self) -> Value:
         """Return the value that the operation writes: a new one, or its input if it works in
-        place.
-        """
+        place."""
         return self.x
 
     @property
@@ -172,10 +169,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the packed layout of a matrix with padded rows of `row` entries.
-
-    With `across` the matrix is stored transposed.
-    """
+    """Return the packed layout of a matrix with padded rows, transposed if `across`."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

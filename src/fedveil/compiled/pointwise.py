@@ -28,11 +28,8 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply an activation function.
-
-    Saves the output if a later operation overwrites it. For GELU it saves the input, which the
-    backward pass needs.
-    """
+    """Apply an activation function. Saves the output if a later operation overwrites it, and for
+    GELU the input, which the backward pass needs."""
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
@@ -63,7 +60,6 @@ def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradient of the input from the gradient of the output."""
     if op[f.DX] < 0:
         return
     for n in range(op[f.COUNT]):
@@ -111,10 +107,7 @@ def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) ->
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Drop the gradient of each value that the forward pass dropped.
-
-    `draws` has the same numbers.
-    """
+    """Drop the gradients of the values that the forward pass dropped, by the same `draws`."""
     _drop(m, op, setting, draws, op[f.DX])
 
 

@@ -43,8 +43,6 @@ class Program:
 
 
 class Model:
-    """A chain of layers for examples of one shape."""
-
     def __init__(
         self,
         layers: Sequence[nn.Module],
@@ -58,6 +56,7 @@ class Model:
         is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
         """
         self._operations, *self._ends = follow(layers, shape, scores_of)
+        self.scores_of = scores_of
         #: Scores of an example, or of each of its tokens.
         self.scores = prod(self._ends[1].shape) if scores_of == ROW else self._ends[1].shape[2]
         first = self._operations[0].layer
@@ -81,7 +80,7 @@ class Model:
     def program(self, batch: int, loss: str, kind: npt.DTypeLike, *, states: bool) -> Program:
         """Return the operations for batches of up to `batch` examples, trained with `loss`.
 
-        `kind` is the float type. With `states`, memory for an optimiser's state is reserved. Raises
+        `kind` is the float type. `states` reserves memory for an optimiser's state. Raises
         `NotServedError` if the batch needs more memory than int32 positions can address.
         """
         memory = Memory(self.size * (_STATES if states else 1) + _SLACK)
@@ -104,7 +103,8 @@ class Model:
         ends = [_geometry(value, value) for value in self._ends]
         ends[1][SCORES] = prod(self._ends[1].shape)
         ends[0][f.FORWARD] = steps.read_in.address(kind)
-        ends[1][f.FORWARD] = COSTS[loss].address(kind)
+        if loss in COSTS:  # the trainer calls any other loss itself
+            ends[1][f.FORWARD] = COSTS[loss].address(kind)
         if states:
             ends[1][f.TAKE_STEPS] = take_step.address(kind)
         used = max(memory.float_end, memory.int_end)
@@ -120,17 +120,14 @@ class Model:
 
 
 def _table(rows: Iterable[Row]) -> Int64s:
-    """Return the rows as one array. Fields that a row does not set are 0."""
     rows = list(rows)
     columns = range(1 + max(max(row) for row in rows))
     return np.array([[row.get(column, 0) for column in columns] for row in rows])
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the fields that every operation has.
-
-    A weight's gradient is `behind` entries after it.
-    """
+    """Return the fields that every operation has. A weight's gradient follows it after `behind`
+    entries."""
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

@@ -10,17 +10,13 @@ from fedveil.base.kernels import compiled
 
 @compiled()
 def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
-    """Set `count` entries of m, from `begin` on, to `value`."""
     for i in range(begin, begin + count):
         m[i] = value
 
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows of `length` entries to the row that begins at `total`.
-
-    The first of them begins at `a`, and `row` is the distance between two.
-    """
+    """Add `count` rows of `length` entries, `row` apart from `a` on, to the row at `total`."""
     for i in range(count):
         for j in range(length):
             m[total + j] += m[a + i * row + j]
@@ -28,7 +24,6 @@ def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int)
 
 @compiled(reorder=True)
 def total(m: Float32s, begin: int, count: int) -> float:
-    """Return the sum of `count` entries of m, from `begin` on."""
     found = np.float32(0)
     for i in range(begin, begin + count):
         found += m[i]
@@ -37,7 +32,6 @@ def total(m: Float32s, begin: int, count: int) -> float:
 
 @compiled(reorder=True)
 def are_finite(m: Float32s, begin: int, count: int) -> bool:
-    """Return True if none of the `count` entries from `begin` on is NaN or infinite."""
     odd = np.float32(0)
     for i in range(begin, begin + count):
         odd += m[i] * np.float32(0)

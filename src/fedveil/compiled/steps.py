@@ -74,8 +74,7 @@ def train(
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
     """Copy the examples `rows` of x to the input of the first operation, whose fields are
-    `entry`.
-    """
+    `entry`."""
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -104,7 +103,6 @@ def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
 
 
 def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Float32s:
-    """Return a view of `vector` with these sizes and strides, in entries."""
     return as_strided(vector, sizes, [step * vector.itemsize for step in steps])
 
 

@@ -73,7 +73,6 @@ class Code:
         return builder.select(some, value, ir.Constant(self.vector, None))
 
     def all_lanes(self, number: Any, kind: Any) -> Any:
-        """Return a vector with `number` in every lane."""
         many = self.vector.count
         nowhere = ir.Constant(ir.VectorType(kind, many), ir.Undefined)
         one = self.builder.insert_element(nowhere, number, SMALL(0))
@@ -88,7 +87,6 @@ class Code:
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
-            """Return the lanes `low` of a followed by b, plus the lanes `step` further on."""
             first, second = (
                 builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(SMALL, len(low)), which))
                 for which in (list(low), [lane + step for lane in low])
@@ -114,7 +112,7 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Run `body` `count` times. It maps the values of one turn, at first `start`, to the next
+        """Run `body` `count` times. It maps the values of one turn, initially `start`, to the next
         ones.
 
         Returns the values after the last turn.
@@ -141,9 +139,7 @@ class Code:
         return ends
 
     def _as_it_is(self) -> Any:
-        """Return metadata that stops LLVM from unrolling a loop whose body is already large
-        enough.
-        """
+        """Return metadata that stops LLVM from unrolling a loop with a large body."""
         module = self.builder.module
         told = module.add_metadata(["llvm.loop.unroll.disable"])
         loop = module.add_metadata([told, told])

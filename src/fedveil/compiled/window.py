@@ -128,11 +128,8 @@ def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the number of rows and columns of windows over an image of this shape.
-
-    `kernel` is the size of a window, `stride` the distance between windows, and `border` the
-    padding.
-    """
+    """Return the rows and columns of windows over an image of this shape, with the padding
+    `border`."""
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
@@ -145,7 +142,6 @@ _Pool = nn.MaxPool2d | nn.AvgPool2d
 
 
 def pooled(shape: Shape, pool: _Pool) -> Shape:
-    """Return the shape of an image after pooling."""
     kernel, stride, border = pair(pool.kernel_size), pair(pool.stride), pair(pool.padding)
     need(not pool.ceil_mode, "a pooling has ceil_mode")
     fits = 2 * border[0] <= kernel[0] and 2 * border[1] <= kernel[1]
@@ -188,7 +184,7 @@ class Largest(Operation):
 
 
 class Average(Largest):
-    """An average-pooling. It needs no scratch memory."""
+    """An average-pooling, without scratch memory."""
 
     layers = (nn.AvgPool2d,)
     forward, backward = average, average_back

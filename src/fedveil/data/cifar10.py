@@ -32,17 +32,14 @@ IMAGES = 10_000
 
 
 def path_of(name: str) -> Path | None:
-    """Return the path of a file on this machine, or None."""
     return find(FOLDER, f"{_INSIDE}/{name}", name)
 
 
 def here() -> bool:
-    """Return True if all files are on this machine."""
     return all(path_of(name) is not None for name in (*TRAIN, *TEST))
 
 
 def read() -> Dataset:
-    """Return the data set. Raises `DataUnavailable` or `DataInvalid`."""
     return make_dataset("cifar10", _joined(TRAIN), _joined(TEST), classes=CLASSES)
 
 
@@ -53,7 +50,6 @@ def _joined(names: tuple[str, ...]) -> tuple[Array, Array]:
 
 
 def _batch(name: str) -> tuple[Array, Array]:
-    """Return the pixels and labels of a file."""
     path = path_of(name)
     if path is None:
         raise DataUnavailable(f"data cifar10: {name} is not on this machine: {HOW}")

@@ -42,10 +42,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path, or None.
-
-    Folders are tried in order, and in each all `names`.
-    """
+    """Return the first existing path, or None. It tries all `names` in one folder after another."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -55,10 +52,8 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn an error of the file system about `path` into `DataUnavailable`, in one sentence.
-
-    `done` is the word for what could not be done.
-    """
+    """Turn an error of the file system about `path` into `DataUnavailable`. The sentence uses
+    `done`, such as "read"."""
     try:
         yield
     except OSError as error:

@@ -35,7 +35,7 @@ class Available:
     """A data set in the list of `fedveil data list`.
 
     `how` says how to get its files, `read` loads it, and `here` returns True if the files are on
-    this machine (without verifying them).
+    this machine, without verifying them.
     """
 
     name: str

@@ -31,8 +31,8 @@ def read() -> Dataset:
 def _rows() -> Float64s:
     """Return the table of scikit-learn's `load_digits`: 64 pixels and the digit in each row.
 
-    Reads the file from its usual place in the package, because importing scikit-learn takes two
-    seconds. Imports the package only if the file is not there.
+    Importing scikit-learn takes two seconds, so the file is read from its usual place in the
+    package. The package is imported only if the file is not there.
     """
     found = find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():

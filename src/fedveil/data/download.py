@@ -61,7 +61,6 @@ def fetch_files(
 
 
 def target(folder: Path, file: IdxFile) -> Path:
-    """Return the path in `folder` to which `file` is downloaded."""
     return folder / f"{file.name}.gz"
 
 
@@ -74,10 +73,8 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file.
-
-    Each reports the sum over all files to `progress`.
-    """
+    """Return a progress function for each file, which reports the sum over all files to
+    `progress`."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 
@@ -113,10 +110,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Download the rest of `part` from `url` and verify it.
-
-    Raises `_MirrorFailed` if that fails.
-    """
+    """Download the rest of `part` from `url` and verify it. Raises `_MirrorFailed`."""
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename
@@ -139,7 +133,6 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
 
 
 def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
-    """Append the mirror's bytes to `part`. Returns True if the mirror sent all of them."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedveil"})  # noqa: S310
     if have:
@@ -163,13 +156,13 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
 
 
 def _grown(part: Path, *, anew: bool) -> IO[bytes]:
-    """Open the file `part` for appending. With `anew` it is emptied first."""
+    """Open the file `part` for appending, emptied first if `anew`."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
     return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """Return the next bytes. They are empty at the end, and None if the connection was cut."""
+    """Return the next bytes: none at the end, and None if the connection was cut."""
     try:
         return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):
@@ -185,7 +178,6 @@ class _OnlyHttps(urllib.request.HTTPRedirectHandler):
 
 
 def _require_https(url: str) -> None:
-    """Raise `_MirrorFailed` unless `url` is https, or http to this machine itself."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
         raise _MirrorFailed(f"leads to {parts.scheme}://{parts.hostname}, which is not https")

@@ -41,7 +41,6 @@ class Examples:
         return len(self.y)
 
     def of(self, rows: Array | slice) -> Examples:
-        """Return the examples at `rows`, in that order."""
         usable = None if self.usable is None else self.usable[rows]
         return Examples(self.x[rows], self.y[rows], usable)
 
@@ -79,10 +78,7 @@ class Dataset:
 
 
 def centred(pixels: Any) -> Float32s:
-    """Map pixels from [0, 1] to [-1, 1].
-
-    A network learns in fewer rounds from values around zero.
-    """
+    """Map pixels from [0, 1] to [-1, 1]. Values around zero let a network learn in fewer rounds."""
     return 2 * np.asarray(pixels, np.float32) - 1
 
 
@@ -123,7 +119,7 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check the test examples, and return a data set that has them as its training part too."""
+    """Return a data set whose training part is also the checked test examples."""
     test = _examples(name, "test", x, y, targets)
     return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
@@ -142,10 +138,8 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Return both parts.
-
-    If one has examples of different lengths, the other is stored in that form.
-    """
+    """Return both parts in one form: that for examples of different lengths if one part has
+    them."""
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
@@ -169,7 +163,7 @@ def owner_codes(owners: Any) -> Labels:
     """Number the owners 0..k-1 in sorted order, and return each example's number.
 
     Owners are integers or strings, but not both. Strings are sorted by code point. Raises
-    ValueError for anything else; its message is the end of a sentence.
+    ValueError for anything else, with the end of a sentence as its message.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:

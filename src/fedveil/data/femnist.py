@@ -29,7 +29,7 @@ _PIXELS = 28 * 28
 
 
 def read() -> Dataset:
-    """Return the data set. Training examples are ordered by writer, and each writer is an owner."""
+    """Return the data set. Training examples are ordered by their owner, the writer."""
     train_folder = find(FOLDER, "train")
     if train_folder is None:
         raise DataUnavailable(f"data femnist: train/ is not on this machine: {HOW}")
@@ -45,7 +45,6 @@ def _joined(part: dict[str, tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _read_part(folder: Path) -> dict[str, tuple[Array, Array]]:
-    """Return each writer's pixels and classes from all files in a folder, ordered by writer."""
     part: dict[str, tuple[Array, Array]] = {}
     for path in sorted(folder.glob("*.json")):
         for writer, examples in _read_file(path).items():

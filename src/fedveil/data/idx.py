@@ -29,8 +29,7 @@ _TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 @dataclass(frozen=True)
 class IdxFile:
     """A published file: its name, the shape and MD5 of its content, and the size of the
-    download.
-    """
+    download."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +39,6 @@ class IdxFile:
 
     @property
     def content_bytes(self) -> int:
-        """The length in bytes of the decompressed content."""
         return 4 + 4 * len(self.shape) + self.number_bytes * math.prod(self.shape)
 
 
@@ -53,21 +51,16 @@ class IdxSet:
     mirrors: tuple[str, ...]
 
     def path(self, file: IdxFile) -> Path | None:
-        """Return the path of `file`, compressed or not, on this machine, or None if it is
-        missing.
-        """
+        """Return the path of `file` on this machine, compressed or not, or None."""
         return find(self.name, file.name, f"{file.name}.gz")
 
     def missing(self) -> list[IdxFile]:
-        """Return the files that are not on this machine."""
         return [file for file in self.files if self.path(file) is None]
 
 
 def read_idx(path: Path, file: IdxFile) -> Array:
-    """Return the array in the file at `path`.
-
-    Raises `DataInvalid` unless it is the published `file`.
-    """
+    """Return the array in the file at `path`. Raises `DataInvalid` unless it is the published
+    `file`."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:
@@ -81,8 +74,8 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 def _content(path: Path, longest: int) -> bytes:
     """Return the decompressed content, at most `longest` + 1 bytes of it.
 
-    Its first bytes, not the file's name, decide whether the file is compressed: a server may
-    already have decompressed a file called .gz.
+    The content's first bytes, not the file's name, show if it is compressed: a server may already
+    have decompressed a file called .gz.
     """
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:

@@ -52,7 +52,6 @@ def read(folder: str, *, apart: bool = False) -> Dataset:
 
 
 def _folders(part: Path) -> list[Path]:
-    """Return the class folders of a part, by name."""
     with reading(part):
         found = sorted(path for path in part.iterdir() if path.is_dir())
     if not found:
@@ -61,7 +60,6 @@ def _folders(part: Path) -> list[Path]:
 
 
 def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
-    """Yield the image files of a part, class by class. Raises `DataInvalid` if there are none."""
     count = 0
     for folder in _folders(part):
         label = names.index(folder.name) if folder.name in names else -1
@@ -76,10 +74,8 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return the pixels, classes and validity of a part's files.
-
-    The memory is bounded by the size that the test part states.
-    """
+    """Return the pixels, classes and validity of a part's files. The test part's size bounds the
+    memory."""
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(
@@ -106,7 +102,6 @@ def _part(
 
 
 def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
-    """Return an image as [channels, height, width], and check that it has `shape`."""
     try:
         from PIL import Image
     except ImportError:

@@ -16,8 +16,8 @@ from fedveil.errors import DataInvalid
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """Return `value` as an array. A mapping of several inputs becomes a structured array.
 
-    With `uneven`, so does a list of arrays of different lengths. A torch tensor is recognised by
-    its methods.
+    With `uneven`, a list of arrays of different lengths becomes one too. A torch tensor is
+    recognised by its methods.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
@@ -33,9 +33,8 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's arrays if they differ only in the length of their first dimension, else
-    None.
-    """
+    """Return a list's arrays if they differ at most in the length of their first dimension, else
+    None."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:

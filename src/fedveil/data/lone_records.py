@@ -53,8 +53,7 @@ class Form:
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
         """Return the form of a data set's test examples, or None if they are not one plain
-        array.
-        """
+        array."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -75,12 +74,11 @@ def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
 
 
 def without_a_fault(examples: Examples) -> Examples:
-    """Return the examples with all of them marked as usable."""
     return Examples(examples.x, examples.y, np.ones(len(examples), np.bool_))
 
 
 def described(usable: Bools) -> str | None:
-    """Return a sentence with the number of records that are not usable, or None if all are."""
+    """Return a sentence with the number of unusable records, or None without any."""
     unusable = np.flatnonzero(~usable)
     if not len(unusable):
         return None
@@ -128,7 +126,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Return the examples as integers or as float32, as the form says, and a mask of valid ones.
 
-    Integers of at most 16 bits stay as they are, because int64 and float32 hold them exactly.
+    Integers of at most 16 bits are not converted, because int64 and float32 hold them exactly.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -148,10 +146,8 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, and True if arrays of other shapes are allowed too.
-
-    Targets are stored in the first of these shapes.
-    """
+    """Return the shapes that a target may have, the stored one first, and True if arrays may have
+    any other shape."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):
@@ -164,8 +160,8 @@ def _numbers(
 ) -> tuple[Array, Bools]:
     """Return the records as one array of the first of `shapes`, and a mask of the valid ones.
 
-    An array of numbers keeps its type. In any other case, each record is read separately, without
-    rounding: an odd record must not change the digits of the others.
+    An array of numbers keeps its type. Otherwise each record is read separately, without rounding,
+    so that an odd record does not change the digits of the others.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(
@@ -217,7 +213,6 @@ def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
 
 
 def _targets(array: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the targets in the dtype that their kind needs, and a mask of the valid ones."""
     if form.targets == "own":
         return as_whole(array) if form.whole_targets else as_finite(array)
     if form.targets in ("numbers", "bits"):

@@ -26,10 +26,8 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Return a published set.
-
-    MD5s are those of decompressed content, since compressed copies differ.
-    """
+    """Return a published set. The MD5s are of decompressed content, since compressed copies
+    differ."""
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)
@@ -86,10 +84,8 @@ _WRITER = 2
 
 
 def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
-    """Return the set from this machine's files. Each file is verified.
-
-    With `writers`, each training image is owned by its writer.
-    """
+    """Return the set from this machine's files, each verified. With `writers`, these own the
+    training images."""
     train_images, train_labels, test_images, test_labels = _arrays(source)
     owners = None if writers is None else _arrays(writers)[0][: len(train_labels), _WRITER]
     return make_dataset(
@@ -102,7 +98,6 @@ def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
 
 
 def _arrays(source: IdxSet) -> list[Array]:
-    """Return the arrays of all files of `source`."""
     arrays = []
     for file in source.files:
         path = source.path(file)
@@ -120,7 +115,6 @@ def writers_are_here() -> bool:
 
 
 def how(source: IdxSet) -> str:
-    """Return a sentence on how to get the files of the set."""
     return (
         f"`fedveil data fetch {source.name}`, or place its IDX files in $FEDVEIL_DATA/{source.name}"
     )

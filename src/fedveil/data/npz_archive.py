@@ -27,10 +27,8 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """Return the arrays called `names`.
-
-    Raises `DataInvalid` if one of them is missing or unreadable.
-    """
+    """Return the arrays called `names`. Raises `DataInvalid` if one of them is missing or
+    unreadable."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):
@@ -53,10 +51,6 @@ def read_npz(path: Path, *names: str) -> list[Array]:
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> Array:
-    """Read an array.
-
-    Raises one of `MALFORMED` if its header and the archive state different sizes.
-    """
     entry = archive.getinfo(member)
     with archive.open(entry) as stream:
         start = stream.read(_MOST_HEADER_BYTES)

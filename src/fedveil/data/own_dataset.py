@@ -70,10 +70,8 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def read_records(name: str, form: Form) -> Examples:
-    """Read the training records that the function `name` returns, in the form that the job states.
-
-    Everything else that the function returns is ignored.
-    """
+    """Read the training records that the function `name` returns, in the form that the job states,
+    and nothing else."""
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), form.targets, tested=False)
         return lone_records.read(name, groups, form)
@@ -145,10 +143,7 @@ def _apart(
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
-    """Return what the user's function returned, by name.
-
-    Only client_ids and classes may be missing.
-    """
+    """Return the user's data by name. Only client_ids and classes may be missing."""
     if isinstance(result, Mapping):
         if "clients" in result:
             return _of_clients(name, result, targets)
@@ -186,7 +181,6 @@ def _check_keys(
 
 
 def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
-    """Return the parts of all clients, concatenated, and the other values, by name."""
     owners, x, y = list[Any](), [], []
     for client, part in _clients(name, result).items():
         own_x, own_y = _pair(name, f"client {client}", part, targets)
@@ -204,7 +198,6 @@ def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[
 
 
 def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """Check the clients' parts and return them by client."""
     _check_keys(name, result, _BY_CLIENT, (*_BY_CLIENT, "classes"), ("classes",))
     clients = result["clients"]
     if isinstance(clients, tuple | list):
@@ -219,10 +212,8 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a part.
-
-    With `alone`, a Dataset's items are read one by one and not checked.
-    """
+    """Return x and y of a part. With `alone`, a Dataset's items are read one by one and not
+    checked."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
@@ -240,7 +231,6 @@ def _described(result: Any) -> str:
 
 
 def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any, Any]:
-    """Read all items of a map-style Dataset, and return their x and their y stacked."""
     _check_map_style(name, part, dataset)
     x, y = [], []
     for index in range(len(dataset)):
@@ -266,7 +256,6 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
 
 
 def _check_map_style(name: str, part: str, dataset: Any) -> None:
-    """Raise `DataInvalid` unless the dataset has a length and can be indexed by integers."""
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not is_map_style or isinstance(dataset, tuple | list | Mapping | np.ndarray):
         raise DataInvalid(
@@ -276,12 +265,12 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return an item's several inputs as those of a set of one example. Others are unchanged."""
+    """Return an item's several inputs as those of a set of one example. Other items are
+    unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _together(items: list[Any]) -> Any:
-    """Return the items as one array, or as a list of arrays if their lengths differ."""
     if items and items[0].dtype.names is not None:
         return stacked(items)
     return items if len({item.shape for item in items}) > 1 else np.array(items)

@@ -38,19 +38,15 @@ class Partition:
 
     @property
     def sizes(self) -> Int64s:
-        """The number of examples of each client."""
         return np.diff(self.offsets)
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return a partition of only the examples for which the mask `chosen` is True.
-
-        A client may end up without any.
-        """
+        """Return the partition of the examples where the mask `chosen` is True. A client may lose
+        all of its examples."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
@@ -135,10 +131,10 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
 def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
     """Return a partition into clients of equal size with random class mixtures.
 
-    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p), where C is the
-    number of classes and p has the share of each class in the data. Then it draws its examples one
-    by one without replacement: a class by q among the classes that are not used up, and an example
-    of that class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
+    In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p). C is the number of
+    classes, and p has each class's share of the data. Then the client draws its examples one by one
+    without replacement: a class by q among the classes that are not used up, and an example of that
+    class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
     alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.
@@ -181,9 +177,9 @@ def _draw(
 ) -> Int64s:
     """Return how many examples of each class are drawn in `size` draws without replacement.
 
-    `stock` has the remaining examples of each class. Draws beyond a class's stock are replaced by
-    further draws. The result has the distribution of drawing one by one among the classes that are
-    not used up: both accept the same draws of one sequence.
+    `stock` has the remaining examples of each class. A draw of a used-up class is repeated. The
+    result has the distribution of drawing one by one among the classes that remain: both accept the
+    same draws of one sequence.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:
@@ -195,10 +191,8 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is a client.
-
-    Clients are numbered by sorted owner.
-    """
+    """Return the partition in which each owner is a client. Clients are numbered by sorted
+    owner."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:
@@ -250,12 +244,10 @@ def _check_clients(clients: int, examples: int) -> None:
 
 
 def _even_sizes(n: int, parts: int) -> Int64s:
-    """Return `parts` sizes that add up to n and differ by at most one, the larger ones first."""
     return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
 
 
 def _grouped(holder: Int64s, clients: int) -> Partition:
-    """Return the partition in which client holder[i] owns example i."""
     indices = np.argsort(holder, kind="stable").astype(np.int64)
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(holder, minlength=clients), out=offsets[1:])

@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 8192
 
 
 def read() -> Dataset:
-    """Return the real set, from one of its two public formats."""
+    """Return the real set, in either of its two public formats."""
     path = find(FOLDER, ARCHIVE, TEXT_FILE)
     if path is None:
         raise DataUnavailable(
@@ -55,7 +55,6 @@ def read() -> Dataset:
 
 
 def _read_text(path: Path) -> tuple[Array, Labels]:
-    """Read the original format: one line per example, with a label in 1..100 and the features."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # no lines: the caller raises
@@ -72,10 +71,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the usual archive.
-
-    Its `labels` are one-hot, or 0..99, or 1..100 if the label 100 occurs.
-    """
+    """Read the usual archive. Its `labels` are one-hot, 0..99 or, if 100 occurs, 1..100."""
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):

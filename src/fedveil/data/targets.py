@@ -54,9 +54,8 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return each example's tokens without the last one, and for each of them the token that
-    follows.
-    """
+    """Return each example's tokens without the last one, and for each of them the following
+    token."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

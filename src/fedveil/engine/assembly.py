@@ -13,6 +13,7 @@ from torch import nn
 
 from fedveil.base.example_arrays import Shape
 from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.compiled.own_loss import OwnLossTrainer
 from fedveil.data.datasets import Dataset, load
 from fedveil.data.partition import Partition, held_out, partition
 from fedveil.engine.client_learning_rate import ScheduledTrainer, own_rate
@@ -55,7 +56,6 @@ _LEAST_FOR_THREADS = 20_000
 
 
 def make_task(job: Job) -> Task:
-    """Return the task that the job trains for."""
     return learning_task.find(job.task, job.evaluation.metrics)
 
 
@@ -73,7 +73,6 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
 
 
 def training_plan(job: Job, round: int = 1) -> TrainingPlan:
-    """Return the settings of every client's local training in `round`."""
     settings, weights = job.training, job.training.class_weights
     return TrainingPlan(
         epochs=settings.epochs,
@@ -93,13 +92,13 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
-    """Return the trainer that `training.engine` selects for `round`. `auto` selects the fastest one
-    that can train the model.
+    """Return the trainer that `training.engine` selects for `round`.
 
-    `shape` is the shape of an example. The trainer trains only the trained part of the model, on
-    the outputs of the fixed layers. Under `privacy.unit: example` the trainer clips each example's
-    gradient to the protection's norm. The task's own training loop is used if the task has its own
-    loss, or if examples consist of several arrays or have different shapes.
+    `auto` selects the fastest one that can train the model. `shape` is the shape of an example. The
+    trainer trains only the trained part of the model, on the outputs of the fixed layers. Under
+    `privacy.unit: example` it clips each example's gradient to the protection's norm. The task's
+    own training loop is used if the task has its own loss, or if examples consist of several arrays
+    or have different shapes.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -132,6 +131,13 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 f"training.algorithm = {settings.algorithm} must control each training step, but "
                 f"task = {job.task} has its own {own_parts[0]}. Use fedavg"
             )
+        own_step = uneven or OwnLossTrainer.own_parts(task)
+        if settings.engine == "auto" and settings.device == "cpu" and not own_step:
+            assert not isinstance(shape, dict)
+            known = shape if seen is model else ()
+            native = OwnLossTrainer.of(model, plan, known, task)
+            if native is not None:
+                return native
         return TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:
         return LoopTrainer(model, plan, settings.device)
@@ -173,7 +179,6 @@ def _has_own(task: Task, name: str) -> bool:
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:
-    """Return the clients' partition of the training examples, by seed and `data.split`."""
     return make_shares(job, dataset)[0]
 
 
@@ -203,9 +208,8 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return the server's initial vector: the weights and, under SCAFFOLD and FedCM, as many zeros,
-    the first mean control variate or direction.
-    """
+    """Return the weights and, under SCAFFOLD and FedCM, as many zeros: the first mean control
+    variate or direction."""
     weights = layout.vector()
     return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
 
@@ -225,11 +229,8 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return training without client state.
-
-    Under FedNova it rescales each client's update. Under FedCM it adds the last round's direction
-    to each step.
-    """
+    """Return training without client state. FedNova rescales each client's update, FedCM adds the
+    last round's direction to each step."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -248,10 +249,8 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the clients' training that the job describes.
-
-    `states` opens the clients' saved states. It is called only if the job's clients keep state.
-    """
+    """Return the clients' training that the job describes. `states` opens the clients' saved
+    states, if the job needs them."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)

@@ -26,7 +26,7 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
 
     If the unit of privacy is an example, yields only the costs of a round and of the run: an
     example affects every part of a report, so a bit or a parameter costs as much as the round.
-    `parameters` is the number of the model's parameters. If it is None, the model is built, which
+    `parameters` is the model's number of parameters. None builds the model to count them, which
     needs torch.
     """
     return _lines(job, _protection_of(job, parameters))
@@ -108,7 +108,6 @@ def prepared(job: Job) -> tuple[Layout, Protection]:
 
 
 def _protection_of(job: Job, parameters: int | None) -> Protection:
-    """Return the protection of a run, for the job's model or for one of `parameters` weights."""
     if parameters is None:
         return prepared(job)[1]
     if job.clients.number is None:

@@ -2,15 +2,15 @@
 
 A canary has no data. Its updates are fixed before the run: a direction of its own, longer than the
 clip, forwards or backwards depending on its coin. This is the game of `privacy.one_run_audit`. The
-coin decides between two replace-one neighbours, as far apart as the whole data of two clients can
-be. A bound from the canaries is therefore comparable to the ledger's figure for a client in every
-round. The directions are orthogonal, and all canaries reverse theirs after every round. So they
-undo in one round what they did to the model in the last, and noise that is used twice cancels in
-the scores.
+coin decides between two replace-one neighbours that are as far apart as the whole data of two
+clients can be. A bound from the canaries is therefore comparable to the ledger's figure for a
+client in every round. The directions are orthogonal, and all canaries reverse theirs after every
+round. So they undo their effect on the model in the next round, and noise that is used twice
+cancels in the scores.
 
 The observer sees what the guarantee covers: each canary's own reports, through the protection's
-`reading`. If the reports say nothing, or if the guarantee trusts the server and only the server
-sees them, the observer sees the aggregates in the domain in which they are released.
+`reading`. It sees the aggregates instead, in the domain in which they are released, if the reports
+say nothing, or if the guarantee trusts the server and only the server sees them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Bools, Float64s
-from fedveil.base.message import Message, only_fields, take
+from fedveil.base.message import Message, only_fields, prefixed, take, within
 from fedveil.base.validate import integer
 from fedveil.engine.canary_bounds import Canvass
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_evidence import ReportEvidence, prefixed, within
+from fedveil.engine.canary_evidence import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
 from fedveil.engine.executors.client_side import ClientSide, Made, Trained, Training
 from fedveil.engine.executors.executor import Executor
@@ -72,18 +72,16 @@ class CanaryTraining(Training):
         self._round = round
 
     def examples(self, client: ClientId) -> int:
-        """Return 1: a canary counts as a client with one example."""
+        """Return 1, so that a canary counts as a client with one example."""
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the direction, a unit vector, of this client's update if its coin shows 1."""
+        """Return the client's direction, a unit vector."""
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return this round's update of a client whose coin shows 1.
-
-        If the coin shows 0, the client sends the negative of this update.
-        """
+        """Return the client's update of this round if its coin shows 1. For 0 it sends the
+        negative."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)
@@ -174,19 +172,16 @@ class Canaries(Executor):
             self._reports.close(self._training.turn)
 
     def saw(self, aggregate: Aggregate) -> None:
-        """Record evidence from a round's aggregate."""
         if not self._reports.told:
             self._sums.see(aggregate, self._context.round, self._training.turn)
 
     def state(self) -> State:
-        """Return the evidence for a checkpoint. It is empty if there are no canaries."""
         if not self.clients:
             return {}
         own, summed = self._reports.state(), self._sums.state()
         return {**prefixed("own", own), **prefixed("sum", summed), "rounds": self._rounds}
 
     def restore(self, state: State) -> None:
-        """Restore the evidence from a checkpoint's `state`, which is validated."""
         only_fields(state, *self.state())
         if self.clients:
             self._rounds = integer("rounds", take(state, "rounds", int), 0)
@@ -199,8 +194,7 @@ class Canaries(Executor):
 
     def finding(self, claim: Figure) -> Finding | None:
         """Return the audit's result about `claim`, the run's epsilon for a client in every
-        round.
-        """
+        round."""
         if not self.clients or not self._rounds:
             return None
         state, told = self._protection.initial_state(), self._reports.told
@@ -225,10 +219,6 @@ class Canaries(Executor):
 
 
 def _lengths(job: Job, protection: Protection) -> Sequence[float]:
-    """Return the norms of the canaries' updates.
-
-    Canary i takes the i-th, starting over at the end.
-    """
     if job.audit.norm is not None:
         return (job.audit.norm,)
     if math.isfinite(protection.norm_clip):

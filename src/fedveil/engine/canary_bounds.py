@@ -52,9 +52,7 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return every lower bound that applies to this protection, and the share of coins guessed
-        right.
-        """
+        """Return every lower bound for this protection, and the share of coins guessed right."""
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
@@ -71,10 +69,8 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield a bound from the coins guessed by differences between rounds.
-
-        Yields nothing if the rounds have the same domain.
-        """
+        """Yield a bound from guessing the coins by differences between rounds, unless all rounds
+        have the same domain."""
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -86,7 +82,6 @@ class Canvass:
         yield bound
 
     def _by_noise(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the bounds from the measured noise, and from how far canaries moved the release."""
         if not self.measured:
             return
         told, reports, sums = self.reports.told, self.reports, self.sums
@@ -136,9 +131,9 @@ class Canvass:
     ) -> Measured:
         """Return the bound on epsilon for a `distance` between neighbours, in standard deviations.
 
-        Its `unseen` is the largest true epsilon that would probably not have refuted `claim`. With
-        c the distance of the claimed epsilon, it is the epsilon of the distance c² / distance, or
-        of c + uncertain if `uncertain` is above 0.
+        `unseen` is the largest true epsilon that would probably not have refuted `claim`. With c
+        the distance of the claimed epsilon, `unseen` is the epsilon of the distance c² / distance,
+        or of c + uncertain if `uncertain` is above 0.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -151,7 +146,7 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield the bounds from counted random choices, which reveal too many truthful answers."""
+        """Yield the bounds from counted random choices, of which too many are truthful."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

@@ -25,7 +25,6 @@ class Directions:
         self._rows = draw.permutation(dimension)[:count]
 
     def vector(self, number: int) -> Float64s:
-        """Return the direction with this number, a unit vector."""
         n, row = len(self._signs), int(self._rows[number])
         turns = (2 * np.arange(n, dtype=np.int64) + 1) * row % (4 * n)
         length = math.sqrt((2 if row else 1) / n)

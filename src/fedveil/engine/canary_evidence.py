@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedveil.base.array_types import Array, Bools, Float64s, Int8s
-from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.message import Message, prefixed, take, take_array, within
 from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
 from fedveil.privacy.choice_audit import Choice, Counted
@@ -41,18 +41,16 @@ WAYS = (
 class _EarlierRounds:
     """The canaries' reports of the last `lag` rounds, for pairs of rounds that are `lag` apart.
 
-    A round that was paired with an earlier one is not saved: no round is in two pairs.
+    A paired round is not saved, so that no round is in two pairs.
     """
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
 
     def report(self, number: int) -> list[Int8s] | None:
-        """Return the report of canary `number` to pair with the one of this round."""
         return self.rounds[0].get(number)
 
     def close(self, now: dict[int, list[Int8s]]) -> None:
-        """End a round, in which the canaries' reports were `now`."""
         self.rounds.append({} if self.rounds[0] else now)
 
 
@@ -60,7 +58,7 @@ class ChoiceTally:
     """Counts truthful answers, for each `Choice` of a protection and each way of counting in
     `WAYS`.
 
-    No choice is in two pairs, so if choices are independent, pairs are independent too.
+    No choice is in two pairs. So pairs are independent if choices are.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -96,21 +94,16 @@ class ChoiceTally:
             counts[way].add(int(((a == 1) & (b == 1)).sum()), int(((a >= 0) & (b >= 0)).sum()))
 
     def state(self) -> Message:
-        """Return the state for a checkpoint between rounds."""
         counts = [[n.hits, n.tries] for ways in self.counts for n in ways]
         saved = {f"last.{n}": self._rows(kept) for n, (_, kept) in enumerate(self._waiting)}
         return {"counts": np.array(counts, np.int64).reshape(-1, 2), **saved}
 
     def _rows(self, kept: dict[int, list[Int8s]]) -> Array:
-        """Return a round's reports, a row for each canary, or no row if there are none."""
         rows = [np.concatenate(report) for _, report in sorted(kept.items())]
         return np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Restore the state of a checkpoint for this number of canaries.
-
-        The fields are validated.
-        """
+        """Restore and validate the state of a checkpoint for this number of canaries."""
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:
@@ -127,7 +120,6 @@ class ChoiceTally:
 
     @property
     def _waiting(self) -> list[tuple[_EarlierRounds, dict[int, list[Int8s]]]]:
-        """The saved rounds, oldest first, each with the object that holds it."""
         return [(earlier, kept) for earlier in self._earlier for kept in earlier.rounds]
 
     @property
@@ -139,10 +131,12 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     A score is larger if the coin is likelier 1. `moved` is the length of a canary's update if the
-    clip holds. `told` is True if reports reveal anything about an update. `noise` measures the
-    noise of single reports, `lag` the difference between a canary's reports in two rounds, `echo`
-    that between a round and the first, and `pairs` the difference between two canaries' reports in
-    one round.
+    clip holds. `told` is True if reports reveal anything about an update.
+
+    - `noise` measures the noise of single reports.
+    - `lag` measures the difference between a canary's reports in two successive rounds.
+    - `echo` measures the difference between its reports in a round and in the first.
+    - `pairs` measures the difference between two canaries' reports in one round.
     """
 
     def __init__(
@@ -199,9 +193,8 @@ class ReportEvidence:
     def close(self, turn: int) -> None:
         """End the round, in which all directions were multiplied by `turn`, 1 or -1.
 
-        In a canary's direction, the other canaries' reports contain nothing but noise. If that
-        noise is shared, it is in the canary's report too, so the mean of the others is subtracted
-        from its score.
+        In a canary's direction, the other canaries' reports contain nothing but noise. Shared noise
+        is in the canary's report too, so the mean of the others is subtracted from its score.
         """
         others = len(self.scores) - 1
         if len(self._shared) and others:
@@ -213,7 +206,6 @@ class ReportEvidence:
         self.tally.close()
 
     def _compare(self, turn: int) -> None:
-        """Measure the difference between the noise of this round and that of the previous round."""
         rests = [rest for _, rest in sorted(self._rests.items())]
         self._rests = {}
         if rests and not len(self._first):
@@ -236,7 +228,6 @@ class ReportEvidence:
         return update if self._signs[number] > 0 else -update
 
     def state(self) -> Message:
-        """Return the state for a checkpoint."""
         return {
             "scores": self.scores,
             "told": self.told,
@@ -251,7 +242,6 @@ class ReportEvidence:
         }
 
     def restore(self, state: Message) -> None:
-        """Restore the state from a checkpoint's fields, which are validated."""
         count = len(self.scores)
         self.scores = finite(state, "scores", (count,))
         self.told = take(state, "told", bool)
@@ -278,20 +268,6 @@ def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s
     return array.copy()
 
 
-def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Return the fields with `prefix` added to their names, so that a message can hold several
-    groups.
-    """
-    return {f"{prefix}.{name}": value for name, value in fields.items()}
-
-
-def within(prefix: str, state: Message) -> Message:
-    """Return the fields whose names begin with `prefix`, under their names without it."""
-    start = f"{prefix}."
-    return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
-
-
 def _spread(count: int, most: int) -> Array:
-    """Return at most `most` positions in 0..count - 1, evenly spread."""
     kept = max(1, min(count, most))
     return np.arange(kept) * count // kept

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.base.array_types import Bools, Float64s
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Message, Value, prefixed, take, within
 from fedveil.base.validate import integer
 from fedveil.engine.canary_directions import Directions
-from fedveil.engine.canary_evidence import LEAST_STEP, finite, prefixed, within
+from fedveil.engine.canary_evidence import LEAST_STEP, finite
 from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain
@@ -50,10 +50,8 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record a round's aggregate.
-
-        All canaries' directions were multiplied by `turn`, 1 or -1, in this round.
-        """
+        """Record a round's aggregate. The canaries' directions were multiplied by `turn`, 1 or
+        -1."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -70,7 +68,6 @@ class SumEvidence:
             self._last, self._round, self._turn = released, round, turn
 
     def _compare_with_first(self, released: Float64s, domain: Domain, turn: int) -> None:
-        """Measure the difference between this round and the first, as released."""
         sent = self._directions.combined(self._moved * self._signs)
         rest = released - turn * domain.encode(sent)
         if len(self._first):
@@ -79,10 +76,6 @@ class SumEvidence:
             self._first = rest
 
     def _compare(self, released: Float64s, domain: Domain, turn: int) -> None:
-        """Measure the difference between this round's released sum and the previous round's.
-
-        All canaries' directions were multiplied by `turn`, 1 or -1, in this round.
-        """
         before, d = self._protection.domain(self._round), self._dimension
         if domain.moves:
             difference = released - self._last
@@ -100,16 +93,13 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the distance by which one client can move it.
-
-        That distance is `step` times twice the length of the client's update.
-        """
+        """Add `difference` to `noise`, in units of the distance by which one client can move it:
+        `step` times twice the length of the client's update."""
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)
             noise.add(float(scaled @ scaled))
 
     def state(self) -> Message:
-        """Return the state for a checkpoint."""
         own: dict[str, Value] = {"scores": self.scores, "turned": self.turned, "last": self._last}
         own["first"] = self._first
         for name in _NOISES:
@@ -117,7 +107,6 @@ class SumEvidence:
         return {**own, "round": self._round, "turn": self._turn}
 
     def restore(self, state: Message) -> None:
-        """Restore the state from a checkpoint's fields, which are validated."""
         shape = (len(self.scores),)
         self.scores, self.turned = finite(state, "scores", shape), finite(state, "turned", shape)
         self._last = finite(state, "last", (None,))

@@ -43,12 +43,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The protection's name."""
         return self.job.protection.name
 
     @property
     def figure(self) -> Figure:
-        """The cost of the whole run, for a client in every round."""
         return whole_run(self.protection, self.job.rounds, self.job.privacy.delta)
 
     @property
@@ -62,21 +60,18 @@ class Candidate:
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection.
-
-        `start` is its beginning, such as `fedveil run job.yaml`.
-        """
+        """Return the command that runs the job under this protection, after the words `start`."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
         """Return the length of the noise in a round's mean, over the longest mean update.
 
         Each of the d entries of a sum gets noise of standard deviation r * 2 * clip, where r is the
-        release's ratio. A sum of n updates is at most n * clip long, so the quotient of both
-        lengths is 2 * r * sqrt(d) / n, and sqrt(n) times that if every report has its own noise.
-        An update is rarely as long as the clip, so the true quotient is larger. Under
-        `privacy.unit: example`, n is the number of sampled examples, and all clients together have
-        `examples` examples. Returns None if the noise is not Gaussian.
+        release's ratio. A sum of n updates is at most n * clip long. The quotient of both lengths
+        is 2 * r * sqrt(d) / n, times sqrt(n) if every report has its own noise. An update is rarely
+        as long as the clip, so the true quotient is larger. Under `privacy.unit: example`, n is the
+        number of sampled examples, of the `examples` that all clients have together. Returns None
+        if the noise is not Gaussian.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release
@@ -103,8 +98,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield the job under each protection of `names` that can reach epsilon `target`.
 
-    `dimension` is an update's number of entries. `changes` are further settings. A protection that
-    the job's other keys rule out is left out.
+    `dimension` is an update's number of entries. `changes` are further settings. Protections that
+    the job's other keys rule out are omitted.
     """
     for name in names:
         try:

@@ -27,7 +27,7 @@ CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Examples, and each client's share of them: the positions of those that it holds out."""
+    """Examples, and each client's held-out share of them as positions."""
 
     examples: Examples
     shares: Partition
@@ -74,7 +74,7 @@ class ClientTest:
 def summary(each: Float64s, better: Better) -> dict[str, float]:
     """Return the mean of the clients' figures, the mean of the worst tenth, and their spread.
 
-    `better` says whether higher or lower figures are better. NaN is ignored.
+    `better` is the direction of better figures. NaN is ignored.
     """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):

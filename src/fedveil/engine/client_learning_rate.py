@@ -50,10 +50,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate changes between rounds.
-
-    `make` returns the trainer for a round's number.
-    """
+    """A trainer whose learning rate changes between rounds. `make` returns that of a round."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

@@ -12,16 +12,15 @@ class Cohorts:
 
     `clients.sampling: fixed` draws the same number of clients in every round from the job's seed,
     so anyone with the job can repeat the draw. `poisson` draws each client independently with
-    probability `clients.fraction`, in secret. It draws from the seed if reports are seeded too.
-    Otherwise it draws from the system's randomness, so a restarted round has another cohort. If
-    clients draw their own turns, every cohort consists of all clients.
+    probability `clients.fraction`, in secret: from the system's randomness, so that a restarted
+    round has another cohort, or from the seed if reports are seeded too. If clients draw their own
+    turns, every cohort consists of all clients.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def draw(self, round: int) -> list[ClientId]:
-        """Return the cohort of a round, sorted."""
         job, number = self._job, self._number
         if job.secret_turns:
             return list(range(number))

@@ -1,6 +1,6 @@
 """Tries one batch on a user's model before the first round, to report errors at once.
 
-This leaves the run unchanged: it uses a copy of the model and restores torch's generators.
+It uses a copy of the model and restores torch's generators, so the run itself is unchanged.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def try_out(
 def _defined_at(name: str) -> str:
     """Return the file and line of the function `name`, which makes the model.
 
-    A traceback through a plain chain of layers names only torch's own files.
+    A traceback through a chain of torch's layers names only torch's files.
     """
     if is_language_model(name):
         return name
@@ -98,7 +98,6 @@ def _defined_at(name: str) -> str:
 def _training(
     job: Job, model: nn.Module, dataset: Dataset, batches: Iterable[Batch]
 ) -> Exception | None:
-    """Train on each batch until one succeeds. Returns the first batch's exception if all fail."""
     first: Exception | None = None
     for x, y in batches:
         try:
@@ -151,7 +150,7 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
     """Raise an error unless `outputs` has the shape that `targets` and all classes require.
 
-    Otherwise a class that is in no tried batch would fail much later.
+    Without this check, a class that is in no tried batch would fail much later.
     """
     if dataset.targets == "own":
         return

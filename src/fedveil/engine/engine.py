@@ -28,11 +28,12 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients. Raises if the job cannot run on `dataset`."""
+        """Return the job with its number of clients. Raises an error if it cannot run on
+        `dataset`."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the trainer's name, or None if unknown. Raises if no trainer fits the model."""
+        """Return the trainer's name, or None if unknown. Raises an error if no trainer fits."""
         return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above

@@ -48,7 +48,6 @@ class ModelTest:
         return self.part.seen(self._test.x, self._device)
 
     def quality(self, weights: Float32s) -> dict[str, Any]:
-        """Return a record's figures for the model with these weights."""
         self.layout.write(torch.from_numpy(weights))
         try:
             scores = score(self.part.module, self._task, self._seen, self._test.y)
@@ -62,8 +61,8 @@ class ModelTest:
 def told(scores: Scores) -> dict[str, Any]:
     """Return a record's figures from `scores`.
 
-    They include the task's measures unless they are the usual ones. The first measure decides, so
-    another order is another choice.
+    The task's measures are included unless they are the default ones. Their order matters, because
+    the first one decides.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}

@@ -1,9 +1,9 @@
 """Simulated failures: clients that drop out, and clients that answer too late.
 
 No process really waits. The job's fault plan decides which clients drop out and in which phase. A
-client's answer time is drawn from the seed. If it exceeds the window of a phase, the client counts
-as dropped out, as on a real network. Its message then arrives after the phase has closed: a late
-report has left its client nevertheless.
+client's answer time is drawn from the seed. A client whose time exceeds a phase's window counts as
+dropped out, as on a real network. Its message arrives after the phase has closed, so a late report
+has left its client nevertheless.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Faulty(Executor):
         self._late: Mapping[ClientId, str] = {}
 
     def open(self, context: RoundContext) -> None:
-        """Draw the clients that will be missing, then start the round."""
         faults, times = (
             Seeded(self._job.seed, name, context.round) for name in ("dropouts", "answer times")
         )
@@ -49,7 +48,6 @@ class Faulty(Executor):
         self._executor.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers of the clients that are present and in time."""
         yield from self._unreached(phase, messages)
         yield from self._executor.ask(phase, self._heard(phase, messages))
 
@@ -106,9 +104,9 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the fault plan: for each name, the share of the cohort that drops out there.
-    `phases` maps each name that a plan may use, in order, to a phase of this protection, or to None
-    if clients have sent everything by then.
+    `shares` is the fault plan: the share of the cohort that drops out at each name. `phases` maps
+    each possible name, in order, to a phase of this protection, or to None if clients have sent
+    everything by then.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -127,10 +125,11 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that miss the window of a phase, each with the first phase that it misses.
+    """Return the clients that miss the window of a phase, each with the first phase that it
+    misses.
 
     A client's time for a phase is median_ms * e^(spread * z), in milliseconds, with z standard
-    normal. So one client in two is faster than `median_ms`. With a spread of 1, one in fifty takes
+    normal. So one client in two is slower than `median_ms`. With a spread of 1, one in fifty takes
     eight times as long.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))

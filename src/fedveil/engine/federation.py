@@ -58,7 +58,6 @@ class Federation:
 
     @property
     def job(self) -> Job:
-        """The run's job, with its number of clients."""
         return self.parts.job
 
     def run(self, progress: Progress | None = None) -> Run:
@@ -186,7 +185,6 @@ class Federation:
         return record
 
     def _settle(self, number: int, summed: Collection[ClientId]) -> None:
-        """Make the states final that the clients in the sum of round `number` have saved."""
         clients = set(summed).difference(self.parts.canaries.clients)
         self.state.summed.note(number, clients)
         if self.parts.test.clients is not None:
@@ -195,7 +193,8 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the cost of reports just before their request, so that an ended run has paid."""
+        """Record the cost of reports just before their request, so that an interrupted run has
+        paid."""
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 

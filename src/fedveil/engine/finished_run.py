@@ -61,7 +61,6 @@ class Run:
     presentation: Presentation | None = field(default=None, repr=False)
 
     def _repr_html_(self) -> str | None:
-        """Return the run as HTML for a notebook, or None if it has no presentation."""
         return None if self.presentation is None else self.presentation.html(self.folder)
 
     def frame(self) -> Any:

@@ -27,8 +27,8 @@ class ModelShape:
     """The properties of the data that the model depends on, and the model's fingerprint.
 
     `classes` is the number of outputs that the model needs, whatever the task. `target_shape` is
-    the shape of one target of a user's own task (`data.lone_records`), and `whole_targets` is True
-    if those targets are integers. `whole_examples` is True if each example is one array of
+    the shape of one target of a user's own task (`data.lone_records`), and `whole_targets` says
+    that those targets are integers. `whole_examples` says that each example is one array of
     integers.
     """
 

@@ -75,7 +75,7 @@ def whose(job: Job, client: str) -> str:
 
 
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
-    """Return descriptions of what is sent without noise and so has no finite epsilon.
+    """Describe everything that is sent without noise and so has no finite epsilon.
 
     `leaves` is True if reports leave the machine on which they are made.
     """
@@ -97,9 +97,8 @@ def report_entropy(job: Job) -> Entropy:
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training: from the job's seed, or as for reports if batches are
-    secret.
-    """
+    """Return the randomness of training: from the job's seed or, if batches are secret, that of
+    reports."""
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")

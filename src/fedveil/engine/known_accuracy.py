@@ -1,4 +1,4 @@
-"""A bundled table of measured accuracies: what some jobs reached, and at which epsilon."""
+"""A bundled table of measured accuracies of some jobs, each at its epsilon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Measured(NamedTuple):
 
 
 def table() -> Iterator[Measured]:
-    """Yield every row of the table."""
     text = (files("fedveil.engine") / "measured.toml").read_text("utf-8")
     for one in tomllib.loads(text)["table"]:
         for row in one["rows"]:
@@ -50,7 +49,6 @@ def measured(job: Job) -> list[Measured]:
 
 
 def _deciding(job: Job) -> dict[str, Any]:
-    """Return the job's settings that decide its accuracy, without the amount of noise."""
     whole, switch = job.model_dump(mode="json"), job.protection
     settings = switch.settings.model_dump(mode="json")
     key = switch.position.cost_key(switch.settings)

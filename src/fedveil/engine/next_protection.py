@@ -1,4 +1,5 @@
-"""The advice of a finished run without a meaningful promise: the best that its job can have."""
+"""The advice for a finished run without a meaningful promise: the best one that its job can
+have."""
 
 from __future__ import annotations
 
@@ -23,10 +24,6 @@ MOST_NOISE = 10.0
 def advise(
     event: Callable[[str], None], job: Job, layout: Layout, promised: Figure, examples: int
 ) -> None:
-    """Log the advice of a finished run with `event`, if there is any.
-
-    The arguments are those of `next_protection`.
-    """
     advice = next_protection(job, layout, promised, examples)
     if advice is not None:
         event(f"{ADVICE}{advice}")
@@ -36,9 +33,9 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
     """Return the advice as `SHORT: SENTENCE`, or None if `promised` is enough or nothing can help.
 
     The sentence calls the job's file `job.yaml`. `examples` is the number of all clients' training
-    examples. The candidates are the protections with Gaussian noise. The best holds against the
-    server and adds the least noise. If even this noise is longer than `MOST_NOISE` mean updates,
-    the advice says what would help.
+    examples. The candidates are the protections with Gaussian noise. The best one holds against the
+    server and adds the least noise. If even its noise is longer than `MOST_NOISE` mean updates, the
+    advice says what would help.
     """
     if promised.promise in ("strong", "meaningful"):
         return None
@@ -74,7 +71,6 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
 
 
 def _new_rate(job: Job) -> str:
-    """Return the reminder that another optimiser needs another learning rate, or ""."""
     used = job.training.optimizer
     if used == "sgd":
         return ""
@@ -92,7 +88,7 @@ def _noise(candidate: Candidate, examples: int) -> float:
 
 
 def _times(candidate: Candidate, examples: int) -> str:
-    """Return the norm of the noise divided by that of the mean update, with two digits or more."""
+    """Return the norm of the noise over that of the mean update, with at least two digits."""
     noise = _noise(candidate, examples)
     return f"{noise:.1f}" if noise < 10 else f"{noise:,.0f}"
 
@@ -102,7 +98,6 @@ def _clients(candidate: Candidate) -> str:
 
 
 def _costs(candidate: Candidate, examples: int) -> str:
-    """Return the command, what its run costs, and against whom the promise holds."""
     command = candidate.command(f"fedveil run {JOB}")
     return (
         f"`{command}` costs {candidate.figure}, against {candidate.against}; its noise is "
@@ -111,17 +106,13 @@ def _costs(candidate: Candidate, examples: int) -> str:
 
 
 def _known(candidate: Candidate) -> str:
-    """Return the accuracy that was measured with this job near the target, or ""."""
     rows = [row for row in measured(candidate.job) if row.epsilon <= TARGET]
     return f"; {rows[-1]}" if rows else ""
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the smallest number of clients per round at which the noise is small enough.
-
-    The norm of the noise is then at most `MOST_NOISE` times that of the mean update. `examples` is
-    the number of all clients' training examples.
-    """
+    """Return the smallest number of clients per round at which the norm of the noise is at most
+    `MOST_NOISE` times that of the mean update."""
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

@@ -1,9 +1,9 @@
 """The cost of a run by other accounts than the ledger's, each with a label.
 
-The ledger's lines hold for the replacement of a client's whole data, against an attacker who knows
-who took part, as the server does, and for the rounds that were run. If the run ended because of its
-rounds' results, its number of rounds was not fixed in advance. The cost of all planned rounds holds
-even then. For Gaussian noise there are two more lines:
+The ledger's lines are for replacing a client's whole data, and for the rounds that were run. Their
+attacker knows who took part, as the server does. If the run ended because of its rounds' results,
+its number of rounds was not fixed in advance. The cost of all planned rounds holds even then. For
+Gaussian noise there are two more lines:
 
 - The cost for a client added or removed instead of replaced, to compare with papers.
 - The cost against an attacker who only gets the models, amplified by sampling. This line applies if
@@ -28,11 +28,7 @@ from fedveil.protections.base import Protection
 
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """Yield report lines on a run's privacy cost by accounts that differ from the ledger's.
-
-    One line, for example, is for a client that is added or removed instead of replaced. `rounds` is
-    the run's number of rounds. Yields nothing if no other account applies.
-    """
+    """Yield report lines on a run's privacy cost by accounts that differ from the ledger's."""
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
@@ -59,10 +55,8 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return the noise ratio of all Gaussian releases of one report together.
-
-    The ratio is that of standard deviation to sensitivity. Returns None for other noise.
-    """
+    """Return the ratio of standard deviation to sensitivity of all Gaussian releases of one report
+    together. None for other noise."""
     square = 0.0
     for spent in protection.spending(protection.initial_state()):
         if not isinstance(spent.loss.release, Gaussian):

@@ -24,10 +24,6 @@ from fedveil.learning.weight_layout import Layout
 def make_test(
     job: Job, model: nn.Module, task: Task, test: Examples, held: HeldOut | None
 ) -> ModelTest:
-    """Return the object that tests the model in each round of the job.
-
-    `held` are the clients' held-out examples, if any.
-    """
     if not job.clients.own_layers:
         return ModelTest(model, task, test, job.training.device, held)
     return OwnLayersTest(job, model, task, test, held)
@@ -73,10 +69,7 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Return the mean of `values`: of numbers, or entry by entry of lists.
-
-    Equal dicts stay as is.
-    """
+    """Return the mean of numbers, or of lists entry by entry. Equal dicts stay as they are."""
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)
@@ -84,7 +77,6 @@ def _mean(values: list[Any]) -> Any:
 
 
 def newest(states: ClientStates, client: int, size: int) -> Float32s | None:
-    """Return a client's newest state, of `size` entries, or None if it has none."""
     return states.load(client, 1 << 62, size)
 
 

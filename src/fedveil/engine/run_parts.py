@@ -107,9 +107,8 @@ def run_fingerprint(
 ) -> str:
     """Return a digest of job, model and data.
 
-    It excludes the number of rounds, which may grow, and the place where clients are trained.
-
-    `more` are the engine's own arrays. `model` is the model's fingerprint.
+    It omits the number of rounds, which may grow, and the place where clients are trained. `more`
+    are the engine's own arrays. `model` is the model's fingerprint.
     """
     settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

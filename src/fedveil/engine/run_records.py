@@ -55,10 +55,8 @@ def without_report(record: Record) -> str | None:
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return why a run has no result, or None if some round had a usable report.
-
-    `stopped` is the reason for the run's early end, if it ended early.
-    """
+    """Return why a run has no result, or None if some round had a usable report. `stopped` is the
+    reason for an early end, if any."""
     if any(_usable(record) for record in records):
         return None
     if not records:
@@ -98,7 +96,6 @@ def _usable(record: Record) -> bool:
 
 
 def _fits(name: str, value: object) -> bool:
-    """Return True if `value` has the type that the key `name` of a record needs."""
     if name == "in_clear":
         return isinstance(value, list) and all(isinstance(text, str) for text in value)
     if name in (*LOST, UNUSABLE):
@@ -126,12 +123,10 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _is_one(name: str) -> bool:
-    """Return True if the record key `name` always holds a single number."""
     return (name in NEEDED and name != "in_clear") or name.startswith("seconds_")
 
 
 def _reasons(records: Sequence[Record]) -> str:
-    """Return the most frequent reasons for missing reports in these rounds."""
     times: Counter[str] = Counter()
     for record in records:
         for kind in (*LOST, UNUSABLE):

@@ -19,12 +19,6 @@ from fedveil.record.sealed_message import intact
 
 
 class RunState:
-    """The number of completed rounds, the weights, the protection's state and the ledger.
-
-    The optimizer, the canaries and the best model so far have states of their own, which are saved
-    with these.
-    """
-
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.done = 0

@@ -44,8 +44,8 @@ class ServerOptimizer:
         """Return the new global weights.
 
         `aggregate` is a sum of reports, divided by `share` of the number of all clients. Raises
-        `RoundVoid`, and changes nothing, if a weight or moment would not be finite: no client could
-        train from such weights.
+        `RoundVoid` and changes nothing if a weight or moment would not be finite, because no client
+        could train from such weights.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             moved, moments = self._direction(aggregate, share)
@@ -58,10 +58,6 @@ class ServerOptimizer:
         return new
 
     def _direction(self, d: Vector, share: float) -> tuple[Vector, dict[str, Vector]]:
-        """Return the change of the weights for the aggregate `d`, and the new moments by name.
-
-        `share` is that of `step`.
-        """
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -85,10 +81,7 @@ class ServerOptimizer:
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Restore the moments of a checkpoint.
-
-        Raises `MessageInvalid` if they do not fit this optimiser.
-        """
+        """Restore the moments of a checkpoint. Raises `MessageInvalid` if they do not fit."""
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape
@@ -104,7 +97,7 @@ class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates the model and the clients' mean control variate, in one vector.
 
     The mean variate c changes by the mean d of the reported changes: c += share / unit * d. `share`
-    is the share of all clients whose reports were summed, and `unit` the factor of reported
+    is the share of all clients whose reports were summed, and `unit` the factor of the reported
     changes. With equal weights c stays the mean of all clients' variates.
     """
 

@@ -21,12 +21,12 @@ from fedveil.engine.assembly import (
     trainer_name,
 )
 from fedveil.engine.client_evaluation import HeldOut
+from fedveil.engine.cluster.start import start_on_a_cluster
 from fedveil.engine.dry_run import batches_of, batches_of_the_test, try_out
 from fedveil.engine.engine import Engine
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.local import start_locally
-from fedveil.engine.executors.on_a_cluster import start_on_a_cluster
 from fedveil.engine.faults import Faulty
 from fedveil.engine.run_records import several_inputs
 from fedveil.federated.blocks import HERE
@@ -56,22 +56,18 @@ class Simulator(Engine):
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Partition the examples, and return the job with its number of clients.
-
-        If the job names no number, it is the number of owners in the data.
-        """
+        """Partition the examples, and return the job with its number of clients, by default the
+        number of owners in the data."""
         self._starting("distributing the examples among the clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
     def check(self, job: Job, shape: ModelShape) -> str:
-        """Return the trainer's name. Raises an error if no trainer fits the model."""
         model = whole(make_model(job, shape))
         return trainer_name(make_trainer(job, model, shape.example_shape))
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """Train the model on a batch of some client's examples."""
         self._starting("trying a batch")
         if self._dataset.train.usable is None:
             batches = batches_of(job, self._dataset, self._partition)
@@ -80,26 +76,20 @@ class Simulator(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Return the protection, with keys derived from the job's seed."""
         return make_protection(job, dimension)
 
     def held_out(self) -> HeldOut | None:
-        """Return the examples that each client holds out, or None if clients hold out none."""
         tested, train = self._tested, self._dataset.train
         if tested is not None and train.usable is not None:
             tested = tested.only(train.usable)
         return None if tested is None else HeldOut(train, tested)
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Yield the arrays of the training examples and of their partition."""
         train, split = self._dataset.train, self._partition
         found = (train.x, train.y, split.indices, split.offsets)
         return found if train.usable is None else (*found, train.usable)
 
     def describe(self) -> Iterable[str]:
-        """Yield the sizes of the clients' parts, and the examples' input names if there are
-        several.
-        """
         yield f"{self._dataset.name}: {self._partition.summary(self._dataset.labels)}"
         yield from several_inputs(self._dataset.example_shape)
 

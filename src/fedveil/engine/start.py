@@ -82,7 +82,6 @@ def start(
 
 
 def _facts(parts: Parts, engine: Engine) -> Iterable[str]:
-    """Yield the lines of the event log that describe a run which starts."""
     job = parts.job
     yield f"rounds: {job.rounds} in all"
     yield f"randomness of reports: {report_entropy(job).description}"

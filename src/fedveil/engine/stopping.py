@@ -1,7 +1,7 @@
 """Stops a run by its metrics, and keeps the best model so far.
 
 Everything but the model is computed from the run's records, so a resumed run decides as if it had
-not been interrupted.
+never been interrupted.
 """
 
 from __future__ import annotations
@@ -54,16 +54,13 @@ class Stopping:
         return None
 
     def saw(self, records: Sequence[Record], weights: Float32s) -> None:
-        """Keep `weights` if the last record is the best so far."""
         best = self._best_round(records)
         if best is not None and best == records[-1]["round"]:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the run's final weights, and a sentence if they are not those of the last round.
-
-        `weights` are those of the last round.
-        """
+        """Return the run's final weights, and a sentence if they are not `weights`, those of the
+        last round."""
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -76,10 +73,8 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Restore the best model from a checkpoint.
-
-        Raises an error unless its round is the best.
-        """
+        """Restore the best model from a checkpoint. Raises an error unless its round is the
+        best."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)
@@ -95,16 +90,12 @@ class Stopping:
         return max(tested, key=itemgetter(1))[0] if tested else None
 
     def _metric(self, record: Record) -> tuple[str, Better]:
-        """Return the name of a tested record's deciding metric, and whether higher or lower is
-        better.
-        """
         name, known = self._settings.metric, {LOSS: "lower", **measures(record)}
         if name is None:
             return deciding(record)
         return name, "lower" if known[name] == "lower" else "higher"
 
     def _tested(self, records: Sequence[Record]) -> Iterator[tuple[int, float]]:
-        """Yield each tested round and its deciding metric, negated if lower is better."""
         for record in records:
             if LOSS in record:
                 name, better = self._metric(record)

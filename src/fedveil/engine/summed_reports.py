@@ -29,11 +29,10 @@ class SummedReports:
             self.last[np.fromiter(clients, np.int64, len(clients))] = round
 
     def state(self) -> Message:
-        """Return the rounds for a checkpoint. It is empty if no client keeps state."""
         return {"last": self.last} if len(self.last) else {}
 
     def restore(self, state: Message, done: int) -> None:
-        """Restore the rounds from a checkpoint after round `done`. They are validated."""
+        """Restore and validate the rounds from a checkpoint after round `done`."""
         only_fields(state, *self.state())
         if not len(self.last):
             return

@@ -32,11 +32,9 @@ class Solved(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Return the value of the solved key."""
         return float(list(self.keys.values())[-1])
 
     def __str__(self) -> str:
-        """Return the keys and values as command-line options."""
         shown = ((key, "null" if value is None else value) for key, value in self.keys.items())
         return " ".join(f"--set {key}={value}" for key, value in shown)
 
@@ -60,9 +58,9 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     """Find the parameter's most costly value with which a run costs at most epsilon `target`.
 
     The value has four significant digits. The cost is the ledger's forecast at the job's delta, for
-    a client in every round. Everything else in the job stays the same, except that clients are
-    weighted equally if the noise requires it. An adaptive run also gets `target` as its total:
-    later rounds may cost more than the first, so the forecast is no bound.
+    a client in every round. Nothing else in the job changes, except that clients are weighted
+    equally if the noise requires it. An adaptive run also gets `target` as its total, because later
+    rounds may cost more than the first, so the forecast is no bound.
     """
     target = positive("target epsilon", target)
     key, place = protection.cost_key(protection.settings), key_of_cost(protection)
@@ -114,10 +112,8 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with its parameter set to `value`.
-
-    Raises an error for a refused value.
-    """
+    """Return the protection with its parameter set to `value`. Raises an error for a refused
+    value."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 
@@ -132,9 +128,9 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
     """Return the most costly value that fits, rounded to a few digits, or None if there is none.
 
-    `fits` returns True if a value fits, and its epsilon over the target. A value outside the
-    parameter's allowed range does not fit. The search starts at `start`. Its variable, `cost`,
-    grows with the cost of a report: it is the parameter, or 1 over it.
+    `fits` returns True if a value fits, and its epsilon over the target. Values outside the
+    parameter's allowed range do not fit. The search starts at `start`. Its variable `cost` grows
+    with the cost of a report: it is the parameter or its inverse.
     """
 
     def at(cost: float) -> float:

@@ -68,7 +68,6 @@ class WandB(Callback):
 
 
 def _figures(record: Record) -> dict[str, float]:
-    """Return a record's numbers, by name."""
     numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "round"}
     return {name: float(value) for name, value in numbers.items()}
 

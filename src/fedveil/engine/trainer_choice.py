@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.compiled.operation import NotServedError
+from fedveil.compiled.own_loss import OwnLossTrainer
 from fedveil.data.datasets import available
-from fedveil.engine.assembly import ModelShape, load_data, make_model, make_trainer, training_plan
+from fedveil.engine.assembly import (
+    ModelShape,
+    load_data,
+    make_model,
+    make_task,
+    make_trainer,
+    training_plan,
+)
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
+from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import LoopTrainer
 
@@ -21,12 +30,20 @@ def loop_reason(job: Job) -> str | None:
         return None
     shape = _shape(job)
     model = whole(make_model(job, shape))
-    if not isinstance(make_trainer(job, model, shape.example_shape), LoopTrainer):
+    chosen = make_trainer(job, model, shape.example_shape)
+    if not isinstance(chosen, LoopTrainer | TaskTrainer):
         return None
-    assert not isinstance(shape.example_shape, dict)  # its trainer is the task's own
-    part = TrainedPart.of(model).module
+    if isinstance(shape.example_shape, dict) or -1 in shape.example_shape:
+        return "examples have several inputs or different lengths"
+    task, part, plan = make_task(job), TrainedPart.of(model).module, training_plan(job)
+    if isinstance(chosen, TaskTrainer) and (own := OwnLossTrainer.own_parts(task)):
+        return f"task = {job.task} has its own {own[0]}"
+    known = shape.example_shape if part is model else ()
     try:
-        CompiledTrainer.made(part, training_plan(job), shape.example_shape if part is model else ())
+        if isinstance(chosen, TaskTrainer):
+            OwnLossTrainer.made(part, plan, known, task)
+        else:
+            CompiledTrainer.made(part, plan, known)
     except NotServedError as error:
         return str(error)
     return None

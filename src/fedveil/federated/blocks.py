@@ -325,8 +325,8 @@ class JobFields(CheckedJob):
     def clients_per_round(self) -> int:
         """The number of clients that a round draws: round(fraction * number), at least 1.
 
-        Under `clients.sampling: poisson` it is the expected number. If each client draws its own
-        turns, it is the number of all clients.
+        It is the expected number under `clients.sampling: poisson`, and the number of all clients
+        if each draws its own turns.
         """
         if self.clients.number is None:
             raise InvalidValue(
@@ -338,9 +338,7 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The number of all clients and that of a round's clients, both with canaries, as far as
-        known.
-        """
+        """The number of all clients and that of a round's clients, both with canaries, if known."""
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)

@@ -36,8 +36,8 @@ class Job(JobFields):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
-        """Load a job from `path`, with `overrides` (`key=value`) on top. Without a path, the
-        default job.
+        """Load a job from `path`, by default the default job, with `overrides` (`key=value`) on
+        top.
 
         A MindSpore Federated file is recognised by its keys.
         """
@@ -68,8 +68,7 @@ class Job(JobFields):
         """Return the job that the MindSpore Federated settings `data` describe, and notes about
         them.
 
-        Raises `JobError` if there are problems, which are reported under MindSpore Federated's
-        names.
+        Raises `JobError` for problems, under MindSpore Federated's names.
         """
         translation = mindspore.Translation(data, cls.model_fields)
         try:
@@ -82,22 +81,18 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, as counted in its data.
-
-        The job is validated again.
-        """
+        """Return this job with `number` clients, as counted in its data, and validate it again."""
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)
 
     def trained_on(self, cluster: str) -> Job:
-        """Return this job with `simulation.on` = `cluster`."""
         data = self.model_dump()
         data["simulation"]["on"] = cluster
         return Job(**data)
 
     def with_rounds(self, number: int) -> Job:
-        """Return this job with `number` rounds. Raises `JobError` if the job has more than that."""
+        """Return this job with `number` rounds. Raises `JobError` if the job already has more."""
         if number < self.rounds:
             raise JobError(
                 [
@@ -115,7 +110,8 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with the parameters that it sets for that one.
+        """Return this job under another protection, with the parameters that the job sets for that
+        one.
 
         Clients get the default weighting of the new protection.
         """

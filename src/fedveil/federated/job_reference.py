@@ -19,5 +19,4 @@ What [a job file](job-files.md) leaves out has the default below.
 
 
 def reference() -> str:
-    """Return the reference page in Markdown."""
     return page(_INTRODUCTION, Job, RULES.texts())

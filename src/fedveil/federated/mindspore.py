@@ -14,10 +14,7 @@ from fedveil.settings.allowed import shown
 
 
 def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
-    """Return True if more of a file's top-level keys are MindSpore Federated's than fedveil's.
-
-    `ours` are the top-level keys of a fedveil job.
-    """
+    """Return True if more of a file's top-level keys are MindSpore Federated's than `ours`."""
     theirs = {key.partition(".")[0] for key in keys.KEYS}
     theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
     return len(theirs & set(data)) > len(set(ours) & set(data))
@@ -65,7 +62,7 @@ class Translation:
         """Return `problems` under the file's own names for the keys with which they begin.
 
         `overridden` are keys that were set beside the file; they keep fedveil's names. Problems
-        with keys that the translation has already reported are left out.
+        with keys that the translation has already reported are omitted.
         """
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
         parted = [problem.partition(" ") for problem in problems]
@@ -118,7 +115,6 @@ class Translation:
         self._names[ours] = self._written.get(theirs, theirs)
 
     def _either(self, key: str, alias: str) -> tuple[str, Any]:
-        """Return the name under which the file has a setting, `key` or `alias`, and its value."""
         given = [name for name in (key, alias) if name in self._theirs]
         values = [_folded(self._theirs[name]) for name in given]
         if values[1:] != values[:-1]:
@@ -246,8 +242,5 @@ def _is_count(value: Any) -> bool:
 
 
 def _folded(value: Any) -> Any:
-    """Return a text in upper case, because case does not matter in MindSpore.
-
-    Others are unchanged.
-    """
+    """Return a text in upper case, because MindSpore ignores case. Other values are unchanged."""
     return value.upper() if isinstance(value, str) else value

@@ -143,7 +143,6 @@ WITHOUT_BLOCK = {
 
 
 def _block_of(key: str, ours: str) -> str:
-    """Return the table's text for a converted key: only its block if the name is unchanged."""
     block, _, name = ours.rpartition(".")
     return f"the same in `{block}`" if key.endswith(f".{name}") else f"`{ours}`"
 

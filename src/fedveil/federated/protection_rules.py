@@ -24,8 +24,6 @@ def add_rules_of_protections(rules: Rules[JobFields]) -> None:
 
 
 def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
-    """Return a protection's rule as a rule of the job, for jobs with that protection."""
-
     def check(job: JobFields) -> str | None:
         if job.protection.position is not position:
             return None

@@ -33,10 +33,6 @@ class Switch(Choice):
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """Return the name of the settings block of the protection `word`.
-
-        It is `own` for a user's own protection.
-        """
         return cls.BLOCKS.get(word, Protection.block)
 
     @property
@@ -75,9 +71,6 @@ class Switch(Choice):
 
 
 def _blocks() -> dict[str, Any]:
-    """Return a settings field for each built-in protection's block, and one for users'
-    protections.
-    """
     fields: dict[str, Any] = {}
     for block in filter(None, (position.block for position in POSITIONS.values())):
         users = [position for position in POSITIONS.values() if position.block == block]

@@ -9,6 +9,10 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedveil.errors import MessageInvalid
+from fedveil.flower.records import encoded_message
+from fedveil.rounds.outcomes import ClientId, Refused, Report
+
 #: Number of replies that may wait in memory while one is folded.
 BATCH = 8
 #: The pause between two polls for replies grows from the first to the second.
@@ -22,7 +26,7 @@ def exchange(
     up.
 
     A client whose message the grid could not accept is yielded first, with the reply None. A client
-    that does not reply in time is not yielded. At most `BATCH` replies are in memory at once, while
+    that does not reply in time is not yielded. Memory holds at most `BATCH` replies at once, while
     Flower's own `send_and_receive` returns a list of all of them.
     """
     pushed = set(grid.push_messages(messages))
@@ -55,3 +59,12 @@ def exchange(
 def reply_was_lost(reply: Message) -> bool:
     """Return True if an error reply says that a reply existed but is no longer available."""
     return reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE
+
+
+def reported(client: ClientId, reply: Message) -> Report | Refused:
+    """Return the report in a reply without an error. It is refused if it is not one message."""
+    try:
+        return Report(client, encoded_message(reply.content))
+    except MessageInvalid as error:
+        size = sum(record.count_bytes() for record in reply.content.values())
+        return Refused(client, size, str(error))

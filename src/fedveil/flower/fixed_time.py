@@ -41,7 +41,7 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        Raises `ClientWithheld` if `train` takes too long. It then runs on, and its result is
+        Raises `ClientWithheld` if `train` takes too long. It then continues, and its result is
         discarded.
         """
         if self._seconds is None:

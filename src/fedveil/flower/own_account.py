@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.files import alone
-from fedveil.base.message import Message, Value, decode, encode
+from fedveil.base.message import Message, Value, decode, encode, prefixed, within
 from fedveil.errors import (
     ClientWithheld,
     DeploymentError,
@@ -25,7 +25,7 @@ from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Protection, Spending, State
 
-_PARTS = ("alike.", "any.")
+_PARTS = ("alike", "any")
 _ME = 0
 #: A server compares exact decimal sums with a total. Sums here may be above by this factor.
 _ROUNDING = 1 + 1e-9
@@ -34,7 +34,7 @@ _ROUNDING = 1 + 1e-9
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     """Count one more requested report of a job. Raises `ClientWithheld` if that exceeds `limit`.
 
-    The account is only a number. A report whose loss is infinite is not counted, since nothing
+    The account is only a number. A report with an infinite loss is not counted, since nothing
     limits it.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
@@ -57,10 +57,10 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 
 
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
-    """Return what the report costs that an untrusted message asks for.
+    """Return the cost of the report for which an untrusted message asks.
 
-    If the cost depends on how many clients survive a round, it is that of all of them, as in the
-    account of a server that follows the protocol. Raises `MessageInvalid`.
+    If it depends on how many clients survive a round, it is the cost if all do, as in the account
+    of a server that follows the protocol. Raises `MessageInvalid`.
     """
     state: State = {**protection.initial_state(), **asked}
     try:
@@ -73,8 +73,8 @@ class OwnLedger:
     """The cost of a client's reports in one run of a Flower app.
 
     The account numbers the reports itself, because the server's rounds may repeat or skip numbers.
-    While all reports cost the same, the server decides only how many there are, and their losses
-    are composed. Once costs differ, the server may have chosen them in view of earlier reports, so
+    While all reports cost the same, the server decides only their number, and their losses are
+    composed. Once costs differ, the server may have chosen them in view of earlier reports, so
     epsilons and deltas are simply added.
     """
 
@@ -101,7 +101,6 @@ class OwnLedger:
             self._write(reports + 1, (alike, any_))
 
     def note(self, in_clear: Sequence[str]) -> None:
-        """Record values that are sent in clear without a report."""
         with alone(self._path):
             reports, ledgers = self._read()
             for ledger in ledgers:
@@ -111,7 +110,7 @@ class OwnLedger:
     def _write(self, reports: int, ledgers: Sequence[Ledger]) -> None:
         state: dict[str, Value] = {"reports": reports}
         for part, ledger in zip(_PARTS, ledgers, strict=True):
-            state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
+            state |= prefixed(part, ledger.to_state())
         OwnFile(self._path).write(encode(state))
 
     def _read(self) -> tuple[int, list[Ledger]]:
@@ -120,13 +119,9 @@ class OwnLedger:
             return 0, [Ledger(), Ledger(adaptive=True)]
         try:
             state: dict[str, Any] = decode(data)
-            return state["reports"], [Ledger.from_state(_part(state, p)) for p in _PARTS]
+            return state["reports"], [Ledger.from_state(within(p, state)) for p in _PARTS]
         except (KeyError, ValueError, FedveilError) as error:
             raise DeploymentError(f"{self._path} is damaged: {error}") from None
-
-
-def _part(state: Message, prefix: str) -> Message:
-    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
 
 
 def _check(alike: Ledger, any_: Ledger, limits: Sequence[tuple[float, float]]) -> None:

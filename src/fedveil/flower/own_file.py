@@ -54,10 +54,8 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content.
-
-        Raises `DeploymentError` if the current content does not match the seal.
-        """
+        """Replace the content. Raises `DeploymentError` if the current one does not match the
+        seal."""
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
@@ -70,9 +68,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of the files in `folder` that the seal in `seals` lists, deleted ones
-    included.
-    """
+    """Return the names that the seal in `seals` lists for `folder`, with those of deleted files."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
@@ -150,7 +146,6 @@ def _content(path: Path, most: int) -> bytes:
 
 
 def number_in(path: Path) -> int | None:
-    """Return the number in a client's own file, or None if there is no such file."""
     data = OwnFile(path).read()
     if data is None:
         return None

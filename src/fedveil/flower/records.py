@@ -29,25 +29,19 @@ def to_records(message: Message) -> RecordDict:
 
 
 def encoded_records(message: bytes) -> RecordDict:
-    """Return the records that contain an encoded message."""
     return RecordDict({MESSAGE: ConfigRecord({_FIELD: message})})
 
 
 def common_record(common: Message) -> ConfigRecord:
-    """Return the record with the engine's fields for all clients.
-
-    One object serves all messages.
-    """
+    """Return the record with the engine's fields for all clients, as one shared object."""
     return ConfigRecord({_FIELD: encode(common)})
 
 
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return the records of a message to `client`: the encoded message, and the common fields.
-
-    `own` holds fields of the engine's that are for this client alone.
-    """
+    """Return a message to `client`: the encoded message, the common fields, and `own`, the engine's
+    fields for this client."""
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -60,9 +54,8 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
-    """Return the client's number, the message, and the engine's fields: the common ones and those
-    for this client alone. Raises `MessageInvalid`.
-    """
+    """Return the client's number, the message, and the engine's fields for all clients and for this
+    one. Raises `MessageInvalid`."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     own = {name: value for name, value in address.items() if name != "client"}
@@ -77,9 +70,8 @@ def encoded_message(records: RecordDict) -> bytes:
 
 
 def check_report(protection: Protection) -> None:
-    """Raise an error if the protection's reports are too long: Flower can send only arrays in
-    parts.
-    """
+    """Raise an error if the protection's reports are too long for Flower, which splits only
+    arrays."""
     what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
     check_carried(what, protection.longest_report())
 

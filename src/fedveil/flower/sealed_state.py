@@ -53,7 +53,6 @@ class StateFolder:
             )
 
     def file(self, job: bytes, client: int, kind: str) -> Path:
-        """Return the path of the file of this kind, for one client in one job."""
         name = hashlib.sha256(b"fedveil client state" + job).hexdigest()[:16]
         return self.path / f"{name}-{client}.{kind}"
 
@@ -71,10 +70,8 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder `named` in the node configuration, by default one on disk.
-
-        Accounts survive restarts there.
-        """
+        """Return the folder `named` in the node configuration, by default one on disk, which
+        survives restarts."""
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -90,10 +87,7 @@ class SealedState:
         self._records = records
 
     def take(self, round: int) -> Message | None:
-        """Return the state that was saved for this round, and delete it.
-
-        Returns None if there is none.
-        """
+        """Return and delete the state saved for this round, or None if there is none."""
         sealed = self._records.pop(_RECORD, None)
         key = self._take_key()
         if key is None or not isinstance(sealed, ConfigRecord):
@@ -127,7 +121,7 @@ class SealedState:
     def _take_key(self) -> bytes | None:
         """Return the key and erase its file, so that no other process can read it.
 
-        Returns None if there is no file, or if its length is not that of a key.
+        Returns None without a file, or if its length is not that of a key.
         """
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:

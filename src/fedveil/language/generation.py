@@ -110,8 +110,7 @@ class Continuation:
 def generate(
     folder: str | Path, request: Request, tell: Tell = lambda piece: None, *, encoded: bool = False
 ) -> tuple[Continuation, SplitModel]:
-    """Continue the request's prompt with the model in a run folder. All parties are in this
-    process.
+    """Continue the request's prompt with the model in a run folder, all parties in this process.
 
     `tell` is called with the bytes of every new token. The result is reproducible if both the
     request and the run are seeded. `encoded` is as in `train`.
@@ -135,8 +134,8 @@ def generate(
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
     """Return the leader's side of a session between machines: `write` with the run's objects.
 
-    The continuation is only reported at the end, because a session may be restarted, and its
-    EmbeddingDP reports are then drawn again.
+    The continuation is reported only at the end: a restarted session draws its EmbeddingDP reports
+    again.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -155,7 +154,6 @@ def _text_task(task: Task) -> TextTask:
 
 
 def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
-    """Return the parties of a run, the leader first, after the last step that all have saved."""
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
     step = last_common(root.path, folders)
@@ -170,7 +168,7 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
 def write(
     party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
 ) -> Exchange[Continuation | None]:
-    """Run the leader's side: continue the prompt. EmbeddingDP reports are drawn from `noise`."""
+    """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`."""
     return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
 
 
@@ -180,10 +178,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a prompt with its continuation.
-
-    Returns nothing without EmbeddingDP.
-    """
+    """Return the epsilons of a prompt with its continuation, none without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -229,7 +224,6 @@ def _write(
 def _scores(
     party: Party, tokens: list[int], start: int, step: int, noise: Entropy
 ) -> Exchange[torch.Tensor]:
-    """Return the score of every possible next token after `tokens`, which begin at `start`."""
     there, back = _crossings(party.split)
     embedding = _module(party, there.part, WordAndPosition)
     head = _module(party, party.split.last.name, TiedHead)
@@ -268,9 +262,10 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Return the start and number of the positions that the leader requests next.
+    """Return the start and number of the positions that the leader requests next, or None at the
+    end.
 
-    Returns None if the leader needs no more. `seen` of the `context` positions are cached so far.
+    `seen` of the `context` positions are cached so far.
     """
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
@@ -298,9 +293,7 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Return a next token, drawn from `scores`: one that stands for bytes, or the document's
-    end.
-    """
+    """Draw a next token from `scores`: one that stands for bytes, or the document's end."""
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)
@@ -313,7 +306,6 @@ def _choose(
 
 
 def _crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
-    """Return the two crossings: of vectors to the follower's layers, and of results to the head."""
     if len(split.parts) != 3 or len(split.crossings) != 2:
         names = ", ".join(part.name for part in split.parts)
         raise InvalidValue(
@@ -335,7 +327,6 @@ def _module(party: Party, part: str, kind: type[M]) -> M:
 
 
 def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy) -> Message:
-    """Encode a tensor for sending, as in training."""
     transfer = Transfer(crossing, 0, gradient=False)
     if crossing.privacy is None:
         fields = fields_of(transfer, tensor)
@@ -346,7 +337,6 @@ def _message(crossing: Crossing, tensor: torch.Tensor, step: int, noise: Entropy
 
 
 def _tensor(message: Message, crossing: Crossing, step: int, length: int) -> torch.Tensor:
-    """Decode a received tensor of shape (1, length, width), with the checks of training."""
     shorter = replace(crossing, output=(length, crossing.output[-1]))
     transfer = Transfer(shorter, 0, gradient=False)
     return from_wire(message, transfer, training=False, step=step, rows=1)

@@ -149,10 +149,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return each token's bytes.
-
-        For the end token and tokens that never occur, this is None.
-        """
+        """Return each token's bytes: None for the end token and for tokens that never occur."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")
@@ -181,7 +178,6 @@ def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
 
 
 def _line_start(document: bytes, position: int) -> int:
-    """Return the next beginning of a non-empty line after `position`, or the document's end."""
     end = document.find(b"\n", position)
     while end != -1 and document[end + 1 : end + 2] == b"\n":
         end += 1

@@ -87,10 +87,8 @@ class Memory:
         return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of further positions.
-
-        Returns those of all positions so far.
-        """
+        """Append the keys and values of further positions, and return those of all positions so
+        far."""
         if self._held is not None:
             seen_keys, seen_values = self._held
             keys = torch.cat([seen_keys, keys], dim=2)
@@ -155,8 +153,7 @@ class Backbone(nn.Module):
 
 class Layer(nn.Module):
     """One transformer layer: y = x + attention(LayerNorm(x)), then y +
-    feedforward(LayerNorm(y)).
-    """
+    feedforward(LayerNorm(y))."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -195,7 +192,6 @@ class Layer(nn.Module):
         return result
 
     def _by_head(self, vectors: Tensor) -> Tensor:
-        """Reshape (examples, length, width) to (examples, heads, length, width / heads)."""
         return vectors.view(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
 
 

@@ -111,11 +111,11 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """A model of one dense layer. An example's gradient is the outer product of features and error.
+    """A model of one dense layer. An example's gradient is the outer product of features and
+    error.
 
-    The norm of the gradient is therefore the product of the norms of the features and of the error,
-    and the gradient is never materialised. Everything is computed in float64, one example at a
-    time.
+    The gradient's norm is therefore the product of both norms, and the gradient is never
+    materialised. Everything is computed in float64, one example at a time.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -123,9 +123,8 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for a model of one dense layer (after flattening), None for other
-        models.
-        """
+        """Return an object for a model of one dense layer, after any flattening. None for other
+        models."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -238,8 +237,8 @@ def _add_linear(
 class _AnyModel:
     """Computes the gradients of several examples at once with vmap.
 
-    The examples are padded with repeated ones to a fixed number. If the computation raises an
-    exception, each example is tried alone, and those that fail are left out.
+    A fixed number of examples is reached by repeating some. If the computation raises an exception,
+    each example is tried alone, and those that fail are omitted.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
@@ -270,8 +269,8 @@ class _AnyModel:
     ) -> None:
         """Add the contributions of the client's examples at `batch` to `total`.
 
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution. Raises an error if
-        no example's gradient can be computed, and not that of an example of zeros either.
+        `share` is lr / batch_size, and `clip` bounds the norm of a contribution. Raises an error
+        only if all examples fail, an example of zeros included.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -322,7 +321,6 @@ class _AnyModel:
     def _alone(
         self, parameters: dict[str, torch.Tensor], client: ClientData, one: int, draws: int
     ) -> torch.Tensor | None:
-        """Return the gradient row of the example at `one`, or None if the model raises an error."""
         try:
             return self._flat(parameters, client, np.array([one]), 1, draws)
         except Exception:  # the user's model may raise anything
@@ -336,10 +334,8 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return one gradient row for each of `some`.
-
-        Computes `rows` rows, of which the further ones are repeats.
-        """
+        """Return one gradient row for each of `some`, computed in `rows` rows, whose rest are
+        repeats."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -350,10 +346,8 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add `moved`, the changes of all parameters, to the parameters' positions in `total`.
-
-        Buffers stay unchanged.
-        """
+        """Add `moved`, the parameters' changes, at their positions in `total`. Buffers stay
+        unchanged."""
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

@@ -8,7 +8,7 @@ from fedveil.errors import JobError
 
 
 def check_device(key: str, name: str) -> None:
-    """Raise `JobError` if torch does not have the device `name`, the value of the job's `key`."""
+    """Raise `JobError` if torch lacks the device `name`, the value of the job's `key`."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -205,8 +205,7 @@ class NextToken(_Bundled):
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
         """Return, for each example, the sum of its losses and the numbers of its tokens and of
-        correct ones.
-        """
+        correct ones."""
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED

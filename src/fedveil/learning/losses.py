@@ -79,10 +79,10 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return the sum of the examples' losses, divided by their number, as a function of a batch.
+    """Return, as a function of a batch, the sum of the examples' losses over their number.
 
-    It differs from `mean_loss` for `WEIGHTED` only: no example changes the weight of another, which
-    a guarantee for single examples needs.
+    It differs from `mean_loss` for `WEIGHTED` only: no example changes the weight of another, as a
+    guarantee for single examples requires.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

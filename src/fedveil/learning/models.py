@@ -98,30 +98,23 @@ def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a network with two hidden layers of 200 units, as in the paper on federated
-    averaging.
-    """
+    """Return a network with two hidden layers of 200 units, as in the federated averaging paper."""
     return _dense(shape, (200, 200), classes, nn.ReLU)
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the dense network of the membership-inference literature.
-
-    Its hidden layers have 1024, 512 and 256 units with tanh.
-    """
+    """Return the dense tanh network of membership inference, with 1024, 512 and 256 hidden
+    units."""
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
 def logistic(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return multinomial logistic regression."""
     return _dense(shape, (), classes, nn.ReLU)
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear head on fixed oriented filters.
-
-    It has 7,850 parameters for ten classes of 28x28 images.
-    """
+    """Return a linear head on fixed oriented filters: 7,850 parameters for ten classes of 28x28
+    images."""
     return _head_on(OrientedFilters(shape), classes)
 
 
@@ -129,7 +122,7 @@ def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
     """Return a linear head on oriented filters of first and second order.
 
     It has 39,210 parameters for ten classes of 28x28 images. It learns more than `filters_linear`,
-    but noise affects more weights. Use it if the loss of accuracy to noise is small.
+    but noise affects more weights. Use it if noise costs little accuracy.
     """
     return _head_on(OrientedFilters(shape, FilterBank(twice=True)), classes)
 

@@ -53,7 +53,6 @@ class FilterBank:
 
     @property
     def channels(self) -> int:
-        """The number of filter strengths in each square."""
         once = self.orientations * len(self.wavelengths)
         return once + self.twice * self.orientations**2
 

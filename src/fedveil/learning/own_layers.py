@@ -14,10 +14,7 @@ _MARK = "_fedveil_own_layers"
 
 
 def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """Mark the tensors whose names match a pattern, so that they stay with each client.
-
-    Returns the model.
-    """
+    """Mark the tensors whose names match a pattern as the client's own. Returns the model."""
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     own = []
     for pattern in patterns:
@@ -33,7 +30,6 @@ def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
 
 
 def own_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the marked tensors."""
     names: tuple[str, ...] = getattr(model, _MARK, ())
     return names
 

@@ -17,14 +17,11 @@ Metric = Callable[[Array, Array], Any]
 
 
 def accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the share of examples whose class has the highest score."""
     return float((scores.argmax(1) == y).mean())
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the mean over the occurring classes of the share of a class's examples that are
-    correct.
-    """
+    """Return the mean, over the occurring classes, of the share of correct examples."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -53,8 +50,8 @@ def f1(scores: Float64s, y: Int64s) -> float:
 def macro_auc(scores: Float64s, y: Int64s) -> float:
     """Return the mean over classes of Pr[an example of the class outscores one of another class].
 
-    A tie counts as 1/2. Classes that have no example or all examples are left out. Returns NaN if
-    no class is left or a score is NaN.
+    A tie counts as 1/2. Classes that have no example or all examples are ignored. Returns NaN if no
+    class remains or a score is NaN.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -62,9 +59,7 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return Pr[an example that is `inside` outscores one that is not], or None if there is no
-    pair.
-    """
+    """Return Pr[an example that is `inside` outscores one that is not], or None without a pair."""
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None
@@ -77,7 +72,7 @@ def ks(scores: Float64s, y: Int64s) -> float:
 
     For one class, it is the largest difference between the distribution functions of the class's
     score over its own examples and over all others. Classes that have no example or all examples
-    are left out.
+    are ignored.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -106,12 +101,10 @@ def _mean(figures: Any) -> float:
 
 
 def rmse(outputs: Float64s, y: Float64s) -> float:
-    """Return the root mean squared error."""
     return math.sqrt(np.square(outputs - y).mean())
 
 
 def mae(outputs: Float64s, y: Float64s) -> float:
-    """Return the mean absolute error."""
     return float(np.abs(outputs - y).mean())
 
 
@@ -127,7 +120,6 @@ def r2(outputs: Float64s, y: Float64s) -> float:
 
 
 def bit_accuracy(scores: Float64s, y: Float64s) -> float:
-    """Return the share of labels, over all examples, that are predicted correctly."""
     return float(((scores > 0) == (y > 0.5)).mean())
 
 
@@ -171,5 +163,5 @@ LOWER = ("loss", "rmse", "mae", "perplexity")
 
 
 def better(name: str) -> Better:
-    """Return whether higher or lower values of the bundled metric `name` are better."""
+    """Return "higher" or "lower", the better direction of the bundled metric `name`."""
     return "lower" if name in LOWER else "higher"

@@ -58,10 +58,6 @@ class TaskTrainer(OneByOne):
 
 
 def on_device(part: Any, device: torch.device | str) -> Any:
-    """Return `part`, which may be nested, with all of its tensors moved to the device.
-
-    Other values stay as they are.
-    """
     if isinstance(part, torch.Tensor):
         return part.to(device)
     if isinstance(part, Mapping):

@@ -49,8 +49,7 @@ class CausalLayer(nn.TransformerEncoderLayer):
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
     """Let the model's embeddings return NaN for indices out of range, instead of raising an error.
 
-    On a GPU, such an error would end all work of the process, including every other client's
-    training.
+    On a GPU, such an error would end all work of the process, and so every other client's training.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

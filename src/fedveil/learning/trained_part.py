@@ -29,7 +29,7 @@ _MARK = "_fedveil_only_head"
 
 
 def only_head(model: nn.Module) -> nn.Module:
-    """Fix all layers but the head, so that only the head is trained. Returns the model."""
+    """Fix all layers but the head. Returns the model."""
     features, head = _split(model)
     shared = {id(p) for p in head.parameters()} & {id(p) for p in features.parameters()}
     if shared:
@@ -118,7 +118,7 @@ class TrainedPart:
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs in the stored form of `held`, and the mask of `seen_apart`."""
+        """Return the inputs in the form of `held`, and the mask of `seen_apart`."""
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
@@ -181,8 +181,7 @@ class _FixedLayers:
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     """Return an example that depends only on the shape: numbers in [0, 1), or zeros for
-    integers.
-    """
+    integers."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))

@@ -57,7 +57,6 @@ def names_in(certificate: x509.Certificate) -> list[str]:
 
 
 def described(certificate: x509.Certificate) -> str:
-    """Describe a certificate's holder for a message."""
     names = [name if name.isprintable() else repr(name) for name in names_in(certificate)]
     shown = ", ".join(name[:100] for name in names[:_MOST_SHOWN_NAMES])
     return f"{shown}, ..." if len(names) > _MOST_SHOWN_NAMES else shown or "nobody"
@@ -87,7 +86,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
     """Find all certificates above `leaf` among `others`, each with all of its issuers among them.
 
-    Raises CertificateError if there are too many certificates to check.
+    Raises CertificateError if there are too many to check.
     """
     pool = [other for other in dict.fromkeys(others) if is_authority(other)]
     found: Ascent = {}
@@ -106,9 +105,7 @@ def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent
 
 
 def weakness(certificate: x509.Certificate) -> str | None:
-    """Return why a certificate's key or signature is too weak, or None if both are strong
-    enough.
-    """
+    """Return why a certificate's key or signature is too weak, or None if both are strong."""
     try:
         key, signed_with = certificate.public_key(), certificate.signature_hash_algorithm
     except (UnsupportedAlgorithm, ValueError):
@@ -124,7 +121,6 @@ def weakness(certificate: x509.Certificate) -> str | None:
 
 
 def common_name(name: x509.Name) -> str:
-    """Format a subject or an issuer for a message."""
     return name.rfc4514_string()[:200] or "an authority without a name"
 
 

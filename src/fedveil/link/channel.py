@@ -1,6 +1,6 @@
 """The exchanges between parties, and two ways to run them: in one process, or over links.
 
-A party does not send or wait. It is a generator that requests one action at a time,
+A party is a generator. It never sends or waits itself, but requests one action at a time,
 
     Send(peer, message)     give `peer` the message; continues at once
     Receive(peer)           continue with the next message of `peer`, in the order it sent them
@@ -69,8 +69,8 @@ class Channel(Protocol):
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
     """Run one party over its channels and return its result.
 
-    If a channel raises an exception, it is raised inside the party, at its request. If the party
-    raises one, it is raised here, after the party's last messages were sent.
+    An exception of a channel is raised inside the party, at its request. An exception of the party
+    is raised here, after its last messages were sent.
     """
     try:
         request = next(exchange)
@@ -97,8 +97,8 @@ def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = Fals
     order.
 
     Arrays are passed without a copy. With `encoded`, every message is encoded and decoded as
-    between machines. The first error of a party is raised here, after the others have received that
-    party's messages.
+    between machines. A party's first error is raised here, after the others have received its
+    messages.
     """
     table = _Table(exchanges, encoded)
     try:

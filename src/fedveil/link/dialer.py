@@ -36,7 +36,7 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Keeps a stream to the leader at `address` open for as long as `link` needs one."""
+    """Keeps a stream to the leader at `address` open while `link` needs one."""
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -92,10 +92,8 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Save why the leader did not accept the stream.
-
-        Fails the link once the reason is certain.
-        """
+        """Save why the leader did not accept the stream. Fails the link if the reason is
+        certain."""
         if self._stopped.is_set() or self._link.is_over:
             return
         verdict = None if wrong is None else str(wrong)
@@ -107,7 +105,6 @@ class Dialer:
                 self._link.fail(wrong)
 
     def _channel(self, certificate: bytes) -> Any:
-        """Return a channel to the leader with this certificate; without credentials, plaintext."""
         # Otherwise a new channel would inherit the reconnection delay of an earlier one.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         own = self._credentials
@@ -118,7 +115,6 @@ class Dialer:
         return grpc.secure_channel(str(self._address), secure, options)
 
     def _stream(self, channel: Any) -> bool:
-        """Run one stream from the greeting to its end. Returns True if the leader accepted it."""
         link, attached = self._link, SimpleQueue[int]()
         stream, why = 0, "the stream ended"
         call = self._call = channel.stream_stream(f"/{SERVICE}/{CALL}")(self._frames(attached))
@@ -164,9 +160,9 @@ class Dialer:
 def look(address: Address, leader: str, own: Credentials) -> bytes:
     """Return the certificate, in PEM, of the leader that listens at `address`.
 
-    Raises PeerRefused if the certificate is not that of `leader`, is invalid or revoked, or if the
-    leader does not accept this party's. Raises OSError if nobody listens: trying again may then
-    help.
+    Raises PeerRefused if the certificate is invalid, revoked or not that of `leader`, or if the
+    leader does not accept this party's. Raises OSError if nobody listens, so that the caller may
+    try again.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])
@@ -206,7 +202,6 @@ def _why_not(error: ssl.SSLCertVerificationError, address: Address, own: Credent
 
 
 def _judge(secure: ssl.SSLSocket, address: Address, leader: str, own: Credentials) -> bytes:
-    """Return the leader's certificate. Raises PeerRefused if it names another party."""
     der = secure.getpeercert(binary_form=True)
     assert der is not None, "a handshake that asks for a certificate has one"
     certificate = x509.load_der_x509_certificate(der)

@@ -89,7 +89,6 @@ class Link:
     # --- the channel
 
     def begin(self) -> None:
-        """Start to communicate with the current process of the peer."""
         with self._lock:
             self._restarted = False
 
@@ -123,13 +122,11 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Send the peer's process the reason why it is refused, and end all communication with
-        it.
-        """
+        """Send the peer the reason why it is refused, and end all communication with its
+        process."""
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
-        """Wait until a new process of the peer connects."""
         with self._lock:
             while not self._restarted:
                 if self._failure is not None:
@@ -138,9 +135,8 @@ class Link:
             self._restarted = False
 
     def close(self, reason: str = "") -> None:
-        """Announce the end, with `reason` if there is one, and wait a little for the peer to get
-        all.
-        """
+        """Announce the end and its `reason`, if any, and wait briefly until the peer has
+        everything."""
         self._finish(_END, reason)
         with self._lock:
             self._closed, self._stream = True, 0
@@ -155,9 +151,7 @@ class Link:
     # --- what streams do
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return this side's session, the peer's session if known, and the number of received
-        messages.
-        """
+        """Return this side's session, the peer's if known, and the number of received messages."""
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
@@ -197,7 +191,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Save why no stream is available, for the final error message."""
+        """Save why no stream is available, for the final error."""
         with self._lock:
             self._down_why = why
 
@@ -256,9 +250,8 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float | None:
-        """Return for how many seconds to wait for a peer that is absent, or silent since
-        `silent_since`.
-        """
+        """Return how many more seconds to wait for a peer that is absent, or silent since
+        `silent_since`."""
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
             if left > 0:
@@ -319,9 +312,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, of this kind, and wait until the peer has it or waiting is
-        pointless.
-        """
+        """Send the last frame and wait until the peer has it, or until waiting is pointless."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:
@@ -342,7 +333,6 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    """Return a peer's text as one line."""
     text = ""
     with suppress(UnicodeDecodeError):
         text = str(body[:_LONGEST_SENTENCE], "utf-8")

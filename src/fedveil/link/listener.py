@@ -89,7 +89,6 @@ class Listener:
         )
 
     def _stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Run a stream from its greeting to its end, in a thread of its own."""
         # A follower looks at the leader's certificate first, in a handshake of its own.
         self._handshakes.succeeded(2)
         try:
@@ -128,9 +127,6 @@ class Listener:
         return self._links[hello.party], hello
 
     def _certified(self, own: Credentials, context: Any) -> str:
-        """Return the follower whom the other end's certificate names, after checking the
-        certificate.
-        """
         shown = context.auth_context()
         try:
             leaf, *others = x509.load_pem_x509_certificates(
@@ -150,9 +146,7 @@ class Listener:
         return named
 
     def _shown(self, follower: str) -> str:
-        """Format a follower's name, with the name that its certificate must have if that
-        differs.
-        """
+        """Format a follower's name, with the name in its certificate if that differs."""
         name = follower if self._own is None else self._own.name_of(follower)
         return follower if name == follower.lower() else f"{follower} ({name})"
 
@@ -178,10 +172,7 @@ class _Handshakes:
         self._timer: threading.Timer | None = None
 
     def begun(self) -> None:
-        """Count a new handshake.
-
-        After a while it counts as failed unless `succeeded` was called.
-        """
+        """Count a new handshake, as failed after a while unless `succeeded` is called."""
         with self._lock:
             self._open.append(time.monotonic())
             if self._timer is None:

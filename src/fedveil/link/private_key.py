@@ -19,7 +19,7 @@ Key: TypeAlias = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 def load_key(pem: bytes, settings: TlsSettings) -> Key:
     """Return the private key in `pem`, decrypted if the settings name a password.
 
-    Raises CertificateError if it is damaged, or of a kind that gRPC's TLS cannot use.
+    Raises CertificateError for a key that is damaged, or of a kind that gRPC's TLS cannot use.
     """
     path, password = settings.path(settings.key), settings.password()
     try:

@@ -1,6 +1,4 @@
-"""A TCP connection on the route that gRPC takes: direct, or through the environment's HTTP
-proxy.
-"""
+"""A TCP connection on the route that gRPC takes: direct, or through the environment's proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +17,6 @@ _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 def connect(address: Address, timeout_s: float) -> socket.socket:
-    """Open a connection to `address`. Raises OSError if there is none."""
     proxy = urlsplit(_first(_PROXIES))
     exceptions = [entry.strip() for entry in _first(_EXCEPTIONS).split(",")]
     is_direct = any(_excepts(entry, address.host) for entry in exceptions if entry)

@@ -56,9 +56,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return which certificate of a chain is revoked or not covered, or None if there is
-        none.
-        """
+        """Name the certificate of a chain that is revoked or not covered, if any."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -96,7 +94,6 @@ def _holder(certificate: x509.Certificate) -> str:
 
 
 def _check_kind(one: x509.CertificateRevocationList, path: Path) -> None:
-    """Raise an error for a list that is not a complete list of revoked certificates."""
     kind = None
     for extension in one.extensions:
         if extension.oid == x509.DeltaCRLIndicator.oid:
@@ -133,7 +130,6 @@ def _check_dates(one: x509.CertificateRevocationList, path: Path) -> None:
 def _newest(
     lists: Iterable[x509.CertificateRevocationList],
 ) -> Iterable[x509.CertificateRevocationList]:
-    """Keep the newest list for each key and scope of an authority."""
     found: dict[object, x509.CertificateRevocationList] = {}
     for one in lists:
         authority, scope = _extension(one, x509.AuthorityKeyIdentifier), _scope(one)
@@ -149,7 +145,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if a certificate, once revoked, would have to be on this list of its issuer."""
+    """Return True if this list of its issuer would contain a certificate that was revoked."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

@@ -53,8 +53,8 @@ _MADE_BY = "; `fedveil vertical certificates` makes it"
 class Credentials:
     """A party's certificate, key and trusted authorities in PEM, checked when they were read.
 
-    `certificate` starts with the party's own, followed by intermediate ones. `key` is not
-    encrypted, whatever its file is. `parties` are those of the job, this one among them.
+    `certificate` starts with the party's own, followed by intermediate ones. `key` is never
+    encrypted. `parties` are those of the job, this one among them.
     """
 
     party: str
@@ -110,10 +110,7 @@ class Credentials:
 
     def check_usage(self, *, listens: bool) -> None:
         """Raise an error if this party's own certificate does not allow its use at this end of the
-        link.
-
-        `listens` is True at the leader's end.
-        """
+        link: the leader's if `listens`."""
         own = load_chain(self.certificate, self.folder)[0]
         try:
             allowed = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -133,13 +130,11 @@ class Credentials:
         return None if path is None else RevocationLists.read(path)
 
     def client_context(self) -> ssl.SSLContext:
-        """Return these credentials as a context of Python's TLS. The caller must check names."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._loaded(context)
 
     def server_context(self) -> ssl.SSLContext:
-        """Return these credentials for a server that asks every client for its certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
@@ -172,7 +167,7 @@ class Credentials:
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
     """Create each party's folder, and the authority if there is none. Returns their paths.
 
-    A party's existing folder is never overwritten.
+    Existing folders are never overwritten.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
@@ -189,9 +184,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the party that the certificate in `folder` names, or None if it names none or
-    several.
-    """
+    """Return the one party that the certificate in `folder` names, otherwise None."""
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():
@@ -286,7 +279,6 @@ def _check(
     roots: Sequence[x509.Certificate],
     key: object,
 ) -> None:
-    """Raise an error, with a clear sentence, for credentials that a TLS handshake would reject."""
     files, own = found.settings, chain[0]
     if key != own.public_key():
         raise CertificateError(
@@ -369,7 +361,7 @@ def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _no_password() -> str:
-    """Return an empty password, so that OpenSSL does not ask for a key's on the terminal."""
+    """Return an empty password, so that OpenSSL does not ask for one on the terminal."""
     return ""
 
 

@@ -90,7 +90,6 @@ class TlsSettings:
                 )
 
     def password(self) -> bytes | None:
-        """Return the key's password, or None if the settings name none."""
         where = self.path(FILE)
         if self.password_env is not None:
             value = os.environ.get(self.password_env)
@@ -112,7 +111,7 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Read a file that only its owner may read. Messages call it `file`, and its content `what`."""
+    """Read a file that only its owner may read. Errors name it `file` and its content `what`."""
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777
     except OSError as error:

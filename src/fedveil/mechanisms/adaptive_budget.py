@@ -21,8 +21,8 @@ class AdaptiveBudget:
     A_s = 1 - arccos(S_c) / π, in (0, 1], where S_c is the cosine similarity of the flattened global
     models of rounds t and t + 1. eps is always the job's own; the quotients are never compounded.
 
-    Source: 002, algorithm 2. The source says that the total budget is unchanged. It is not: eps /
-    A_s is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
+    Source: 002, algorithm 2. It says that the total budget is unchanged, which is wrong: eps / A_s
+    is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
     outputs, only the plain sum of pure losses is a valid bound.
 
         >>> from fedveil.mechanisms import AdaptiveBudget

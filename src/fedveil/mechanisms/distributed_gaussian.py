@@ -44,8 +44,8 @@ class NoiseShares:
     """Shares of Gaussian noise, in whole steps, that clients add to their vectors before a sum.
 
     In a sum, `shares` of them add up to noise of `ratio` times the sensitivity 2 √limit. `shares`
-    is the least number of vectors in a sum that carry noise; a sum has at most `clients` vectors.
-    Subclasses state how large it can become.
+    is the least number of noisy vectors in a sum, and `clients` the largest number of vectors.
+    Subclasses state how large a sum can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -84,10 +84,8 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if the sum `total` has an entry that is too large for an honest sum.
-
-        An honest sum has one with probability at most 2^-40.
-        """
+        """Return True if the sum `total` has an entry that is too large for an honest sum. An
+        honest sum has such an entry with probability at most 2^-40."""
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
 

@@ -235,7 +235,6 @@ def _distribution(eps: float) -> LossDistribution:
 
 
 def _quantised(flat: Array) -> Packed:
-    """Return one packed bit for each value: 1 if the value is above 0."""
     packed = np.empty(packed_size(len(flat), 1), np.uint8)
     above = np.empty(min(len(flat), _BLOCK), np.bool_)
     for begin in range(0, len(flat), _BLOCK):
@@ -249,7 +248,6 @@ def _quantised(flat: Array) -> Packed:
 
 
 def _unpack_into(packed: Packed, out: Array) -> None:
-    """Overwrite each value of `out` with one packed bit, as 0 or 1."""
     for begin in range(0, len(out), _BLOCK):
         block = out[begin : begin + _BLOCK]
         part = packed[begin // 8 : begin // 8 + packed_size(len(block), 1)]

@@ -182,7 +182,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
     """Return the largest power of two that is fine enough as a grid step.
 
     It is at most the smaller of a fixed share of `sigma` and a fixed share of `clip` / √dimension,
-    or at most `least` if that is larger. So it is always above half of `least`.
+    or at most `least` if that is larger. It is always above half of `least`.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -240,12 +240,10 @@ def _real_vector(update: Vector) -> Vector:
 
 
 def _power_of_two(bound: float) -> float:
-    """Return the largest power of two that is at most `bound`."""
     return math.ldexp(1.0, math.frexp(bound)[1] - 1)
 
 
 def _normal(count: int, entropy: Entropy) -> Float64s:
-    """Return floating-point normal numbers by the Box-Muller method, of magnitude below 8.6."""
     words = entropy.words(count + count % 2) >> np.uint64(11)
     radius, turn = words.reshape(2, -1) * 2.0**-53
     radius = np.sqrt(-2 * np.log1p(-radius))

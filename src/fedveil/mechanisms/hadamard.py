@@ -83,10 +83,8 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats) -> None:
-    """Transform blocks of `_STRETCH` entries first, then across blocks, for speed.
-
-    The additions are those of `walsh_hadamard`.
-    """
+    """Do the additions of `walsh_hadamard`, for speed first within blocks of `_STRETCH` entries and
+    then across blocks."""
     length = len(vector)
     stretch = min(length, _STRETCH)
     for start in range(0, length, stretch):
@@ -121,9 +119,9 @@ def _first_levels(part: Floats) -> int:
 
 @compiled()
 def _levels(part: Floats, half: int) -> None:
-    """Compute all levels of the transform from `half` on, two at a time.
+    """Compute the levels `half`, 2 · `half`, ... of the transform, two at a time.
 
-    A level adds and subtracts entries that lie `half` apart.
+    A level adds and subtracts entries that lie its number apart.
     """
     while half < len(part):
         if 4 * half <= len(part):

@@ -131,10 +131,8 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler of 0 with probability (k - 1) / (e^eps + k - 1), where k = classes.
-
-    0 means that a label is replaced.
-    """
+    """Return a sampler of 0, which replaces a label, with probability (k - 1) / (e^eps + k - 1),
+    where k = classes."""
 
     def floors(e: Fraction, bits: int) -> list[int]:
         others = (classes - 1) * e.denominator

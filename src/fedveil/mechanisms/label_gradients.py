@@ -1,14 +1,14 @@
-"""Gradients perturbed before they go back, so that they tell less of the labels.
+"""Gradients perturbed before they are returned, so that they reveal less about the labels.
 
-The gradient of a loss by what a follower sent points and measures differently for each class, so
-that whoever receives it reads the label. Both defences add noise of mean 0, so that what a follower
-learns from is right on average.
+The gradient of a loss by a follower's output points and measures differently for each class, so its
+receiver can read the label. Both defences add noise of mean 0, so that a follower learns from
+gradients that are right on average.
 
-Neither states an epsilon: how much noise is added follows from the gradients and the labels
-themselves, and what is proven holds for one gradient, if gradients of a class are Gaussian. The
-caller supplies the normal numbers. Drawn anew in each of n epochs, their sum hinders as 1/n of the
-power does; drawn once for each example, a sum over epochs repeats the same noise. What changes from
-epoch to epoch still tells something. Only LabelDP bounds every attacker.
+Neither states an epsilon. The amount of noise follows from the gradients and the labels themselves,
+and the proofs hold for one gradient, if gradients of a class are Gaussian. The caller supplies the
+normal numbers. If they are drawn anew in each of n epochs, a sum of gradients is protected only as
+by 1/n of the power. If they are drawn once for each example, a sum over epochs repeats the same
+noise, but changes from epoch to epoch still reveal something. Only LabelDP bounds every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -140,15 +140,19 @@ class NoiseLaw:
         """Return the noise of this power that leaves the least divergence between the classes.
 
         `values` is the length of a gradient and `share` the share of class 1. `spread0` and
-        `spread1` are the classes' own variances v_c; all variances are in units of |Δ|². With a =
-        v_0 + along_0, b = v_1 + along_1, c = v_0 + across_0 and e = v_1 + across_1, twice the
-        divergence is, but for a constant,
+        `spread1` are the classes' own variances v_0 and v_1. All variances are in units of |Δ|².
+        Let
+
+            a = v_0 + along_0,   b = v_1 + along_1,   c = v_0 + across_0,   e = v_1 + across_1.
+
+        Twice the divergence is, up to a constant,
 
             (values - 1) (c/e + e/c) + (a + 1)/b + (b + 1)/a.
 
-        Across Δ, noise is worth its power for the narrower class alone: how much of it is found by
-        trying. What is left goes along Δ, where at fixed power the sum is K/b + L/a: convex, with
-        its least value at a/b = sqrt(L share / (K (1 - share))), or at an end.
+        Noise across Δ is worth its power only for the class with the smaller variance. A search
+        over its share of the power finds the best one. The rest goes along Δ, where at fixed power
+        the sum is K/b + L/a. It is convex, with its minimum at a/b = sqrt(L share / (K (1 -
+        share))) or at an end.
         """
         shares, spreads = np.array([1 - share, share]), np.array([spread0, spread1])
         narrow = int(spread1 < spread0)
@@ -183,7 +187,6 @@ def most_auc(divergence: float) -> float:
 
 
 def _ratios(left: Float64s, right: float) -> Float64s:
-    """Return x/y + y/x for x in `left` and y = `right`; 2 where both are 0."""
     found: Float64s = np.where((left == 0) & (right == 0), 2.0, left / right + right / left)
     return found
 

@@ -88,10 +88,7 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`.
-
-        Raises `InvalidValue` if it is outside the range that the rounds can reach.
-        """
+        """Return `clip`. Raises `InvalidValue` if the rounds cannot reach it."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
@@ -115,6 +112,7 @@ class QuantileClip:
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 
     def moved(self, clip: float, share: float) -> float:
-        """Return the next clip, if a share `share` of vectors was at most as long as `clip`."""
+        """Return the next clip, given the `share` of vectors that were at most as long as
+        `clip`."""
         off = min(max(share, 0.0), 1.0) - self.quantile
         return min(max(clip * math.exp(-self.rate * off), self.first / _ROOM), self.most)

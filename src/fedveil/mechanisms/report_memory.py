@@ -34,9 +34,9 @@ class ReportMemory:
         return len(self._places)
 
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
-        """Return the reports of `keys`, one row each. `draw` makes those that are missing.
+        """Return the reports of `keys`, one row each. `draw` makes the missing ones.
 
-        `draw` receives the positions in `keys` of the missing ones (for a repeated key, its first).
+        `draw` receives the positions in `keys` of the missing ones, the first for a repeated key.
         It is not called if nothing is missing. If it raises, nothing is stored.
         """
         named = _plain_keys(keys)

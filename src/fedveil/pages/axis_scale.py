@@ -29,10 +29,8 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float) -> float | None:
-        """Return the place of `value`: 0 at the axis's low end, 1 at its high end.
-
-        Returns None if the axis cannot show it.
-        """
+        """Return the place of `value`, from 0 at the low end to 1. None if the axis cannot show
+        it."""
         if not _is_shown(value, log=self.log):
             return None
         if self.log:
@@ -131,5 +129,4 @@ def _number(value: float, step: float) -> str:
 
 
 def _digits(step: float) -> int:
-    """Return the number of decimal places that tell multiples of `step` apart."""
     return max(0, -math.floor(math.log10(step) + 1e-9)) if step else 0

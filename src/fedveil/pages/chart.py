@@ -84,7 +84,7 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
 
 
 def sample(curve: Curve, look: Look) -> str:
-    """Return SVG elements, 26 by 12 units, that show in a legend how a curve is drawn."""
+    """Return SVG elements, 26 by 12 units, that show a curve's look in a legend."""
     mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
     return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
 
@@ -134,7 +134,6 @@ def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[f
 
 
 def _place(scale: Scale, value: float, start: float, end: float) -> float:
-    """Return the coordinate of a value that the scale shows."""
     return start + (scale.at(value) or 0.0) * (end - start)
 
 
@@ -186,7 +185,6 @@ def _line(look: Look, path: str) -> str:
 
 
 def _attributes(curve: Curve, look: Look) -> str:
-    """Return the attributes of a curve's group. A page's style lightens the colour in the dark."""
     is_dashed, own = " dashed" if curve.dashed else "", look.colour
     return f'class="curve{is_dashed}" style="--c:{own}" fill="{own}" stroke="{own}"'
 

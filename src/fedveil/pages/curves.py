@@ -39,18 +39,11 @@ def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def axis_of(metric: str, title: str | None = None) -> Axis:
-    """Return the axis of a model metric: percentages for a share of the examples.
-
-    The axis is called `title`, or by the metric's name.
-    """
     return Axis(title or word(metric), unit="percent" if is_share(metric) else "")
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the mean, worst tenth and spread of the model's quality among the clients.
-
-    Yields none if no run measured it.
-    """
+    """Yield plots of the mean, worst tenth and spread of the quality among clients, if measured."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip
@@ -62,10 +55,8 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of the epsilon spent so far, if it is finite for at least one run.
-
-    A run has the same colour as in the other plots.
-    """
+    """Yield a plot of the epsilon spent so far, if finite for some run. Colours are as in other
+    plots."""
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
@@ -79,14 +70,12 @@ def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def traffic(run: ReadRun) -> Iterator[Plot]:
-    """Yield a plot of the bytes that all clients together sent and received in each round."""
     curves = [_curve(run, "up: reports", "bytes_up"), _curve(run, "down: models", "bytes_down")]
     note = "Encoded messages of all clients of a round."
     yield from _plot("bytes", "Bytes", Axis("bytes", zero=True, unit="bytes"), curves, note)
 
 
 def seconds(run: ReadRun) -> Iterator[Plot]:
-    """Yield a plot of the time that each part of a round took."""
     curves = [_curve(run, part, f"seconds_{part}") for part in PARTS]
     note = (
         "Training and protection are summed over clients, also if workers run in parallel. The "

@@ -58,9 +58,7 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return one line for each distinct figure, and one for each release without a finite
-    epsilon.
-    """
+    """Return a line for each distinct figure, and for each release without a finite epsilon."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)

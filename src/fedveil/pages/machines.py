@@ -11,7 +11,7 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """A machine's trained clients in several rounds, its seconds of work, and those in all."""
+    """A machine's clients in several rounds, its working seconds, and those rounds' seconds."""
 
     clients: int = 0
     busy_s: float = 0.0

@@ -46,7 +46,6 @@ class LiveView:
         self._shown_s = -_EVERY_S
 
     def warn(self, text: str) -> None:
-        """Display a warning about a run that is starting."""
         self._warnings.append(text)
 
     def __call__(self, record: Record) -> None:
@@ -58,7 +57,6 @@ class LiveView:
             self._shown_s = time.monotonic()
 
     def html(self) -> str:
-        """Return the rounds so far as HTML."""
         run = ReadRun(Path(), self._job, self._records, (), ())
         done, rounds, last = self._records[-1]["round"], self._job["rounds"], run.last
         names = dict.fromkeys((deciding(last)[0], LOSS))
@@ -99,10 +97,6 @@ def of_run(run: ReadRun) -> str:
 
 
 def plotly(run: ReadRun, name: str | None) -> Any:
-    """Return a plot of one metric of the run as a plotly figure.
-
-    `name` is the metric, by default the deciding one.
-    """
     try:
         from plotly.graph_objects import Figure
     except ImportError:
@@ -125,12 +119,10 @@ def _all(run: ReadRun) -> Iterator[Plot]:
 
 
 def _quality(run: ReadRun) -> list[Plot]:
-    """Return plots of the deciding metric and the loss."""
     return list(curves.quality({str(run.job["name"]): run}))[:2]
 
 
 def _pictures(plots: Sequence[Plot]) -> str:
-    """Return the plots as images."""
     drawn = [(plot, base64.b64encode(svg(plot)).decode()) for plot in plots]
     return "".join(
         f'<img alt="{escape(plot.title)}" width="380" src="data:image/svg+xml;base64,{data}">'

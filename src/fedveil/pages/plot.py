@@ -77,14 +77,13 @@ class Plot:
 
     @property
     def has_line(self) -> bool:
-        """True if some curve has two different x with a finite y: else there is nothing to draw."""
+        """True if some curve has two finite points with different x, so that there is a line to
+        draw."""
         return any(len(set(_known(curve))) > 1 for curve in self.curves)
 
     @property
     def file(self) -> str:
-        """Return the plot's name in a form for file names, since a metric's name can be any
-        text.
-        """
+        """Return the plot's name for file names, since a metric may have any name."""
         if _OF_A_FILE.fullmatch(self.name):
             return self.name
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()

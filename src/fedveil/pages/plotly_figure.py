@@ -142,12 +142,9 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _rows_of_names(curves: Sequence[Curve]) -> int:
-    """Return how many lines the legend needs on a phone, with two names of average length per
-    line.
-    """
+    """Return the legend's number of lines on a phone, with two average names per line."""
     return 0 if len(curves) < 2 else math.ceil(sum(len(c.name) + 6 for c in curves) / 40)
 
 
 def _drawn(values: Sequence[float]) -> list[float | None]:
-    """Replace non-finite values by None, which plotly draws as a gap."""
     return [float(value) if math.isfinite(value) else None for value in values]

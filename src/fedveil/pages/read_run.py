@@ -90,8 +90,7 @@ class ReadRun:
 
     def said(self, beginning: str) -> str:
         """Return the rest of the last event that begins with `beginning`, or "" if there is
-        none.
-        """
+        none."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):

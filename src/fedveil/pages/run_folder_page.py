@@ -37,17 +37,15 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the page's path, or the reason in the run's events why no page was written."""
+    """Return the page's path, or the reason in the run's events why there is none."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
-    """Write the page of a run that has ended. A failure is only logged, with `event`.
-
-    So a run keeps its model and records even if its page cannot be written.
-    """
+    """Write the page of a run that has ended. A failure only logs a line with `event`, so that the
+    run keeps its model and records."""
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))
     except Exception as error:

@@ -56,7 +56,7 @@ class DamagedRun:
 
 @dataclass(frozen=True)
 class RunList:
-    """The runs below `folder` in some order, and the folders that could not be read."""
+    """The runs below `folder` in some order, and the unreadable folders."""
 
     folder: Path
     runs: Sequence[ListedRun]
@@ -104,7 +104,7 @@ def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs at and below `folder`. Enters no run's folder, follows no links."""
+    """Yield the folders of runs at and below `folder`, without entering them or following links."""
     try:
         found = _is_run(folder)
         inner = [] if found else sorted(path for path in folder.iterdir() if path.is_dir())
@@ -118,7 +118,6 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Return True if a folder has a run's records, or a job beside the records of its parties."""
     if any((folder / name).exists() for name in (METRICS, EVENTS, MODEL, FINDINGS)):
         return True
     return (folder / JOB).exists() and any(folder.glob(f"*/{EVENTS}"))

@@ -71,7 +71,6 @@ def _linked(run: ListedRun, file: Path) -> str:
 
 
 def as_data(run: ListedRun) -> dict[str, object]:
-    """Return a run's line for `--json`."""
     figure = run.epsilon
     return {
         "folder": run.folder,

@@ -237,8 +237,7 @@ def _machines(run: ReadRun) -> Iterator[Part]:
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
     """Yield a table of why reports are missing from the aggregates, and a line for each void
-    round.
-    """
+    round."""
     rows = []
     for kind in (*LOST, UNUSABLE):
         times: Counter[str] = Counter()
@@ -261,8 +260,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 
 def found(run: ReadRun) -> Iterator[Section]:
     """Yield sections with the results of attacks and audits, and their pictures, if there are
-    any.
-    """
+    any."""
     parts: list[Part] = []
     for finding in run.findings:
         parts += _finding(run.folder, finding)

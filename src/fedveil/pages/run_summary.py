@@ -227,8 +227,7 @@ def _trial(job: str) -> str:
 
 def _deploying(run: ReadRun, job: str) -> str:
     """Return the command that deploys the job, without the keys that only a simulator has, or
-    "".
-    """
+    ""."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):

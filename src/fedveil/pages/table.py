@@ -21,7 +21,6 @@ class Link(str):
     target: str
 
     def __new__(cls, text: str, target: str) -> Link:
-        """Return the cell's text with its target."""
         link = super().__new__(cls, text)
         link.target = target
         return link
@@ -45,7 +44,6 @@ class Table:
         return f"{self.caption}\n\n{table}" if self.caption else table
 
     def csv(self) -> str:
-        """Format the table as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
@@ -55,7 +53,6 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def terminal(self) -> RichTable:
-        """Format the table for a terminal."""
         table = RichTable(box=None, pad_edge=False)
         for column in self.columns:
             table.add_column(Text(escaped(column)), overflow="fold")

@@ -33,9 +33,8 @@ def is_vertical(run: ReadRun) -> bool:
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return each party's records in a vertical run's folder: of all parties, or only the local
-    one.
-    """
+    """Return the records of the parties in a vertical run's folder: of all, or only the local
+    one."""
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
@@ -106,26 +105,22 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the event that describes the run's end, or a sentence if it has not ended."""
+    """Return the event that describes the run's end, or a sentence that it has not ended."""
     return leader.ended or "still running, or killed"
 
 
 def answers(run: ReadRun) -> Ending:
-    """Return the run's three conclusions: quality, guarantee, next step."""
     parties = parties_of(run)
     apart = len(parties) == 1
     return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
-    """Return the lines of all parties' privacy accounts."""
     return [line for party in parties.values() for line in party.accounts]
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps, counted over all epochs, whose record has the metric `key`, and the
-    values.
-    """
+    """Return the steps, counted over all epochs, that have the metric `key`, and the values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

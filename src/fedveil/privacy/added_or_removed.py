@@ -1,10 +1,11 @@
 """Gaussian noise under the neighbouring relation of most papers: add or remove one contribution.
 
 It serves only for comparison with them: fedveil's losses are of replacing one. Adding or removing
-moves a sum by at most the clip c, where replacing moves it by 2c, so the noise is twice as many
-sensitivities. If a contribution is in the sum with a secret probability q, one side's distribution
-is P = (1 - q) N(0) + q N(c) and the other's Q = N(0), and the order matters (Mironov, Talwar and
-Zhang, 2019). The greater of the two composed curves is the bound (Zhu, Dong and Wang, 2022).
+moves a sum by at most the clip c, where replacing moves it by 2c, so the same noise is twice the
+multiple of the sensitivity. If a contribution is in the sum with a secret probability q, one side's
+distribution is P = (1 - q) N(0) + q N(c) and the other's Q = N(0), and the order matters (Mironov,
+Talwar and Zhang, 2019). The greater of the two composed curves is the bound (Zhu, Dong and Wang,
+2022).
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _ERROR = 1e-12
 
 @dataclass(frozen=True)
 class OneSided:
-    """Gaussian noise on a sum that a contribution of norm at most c is in with probability `rate`.
+    """Gaussian noise on a sum that contains a contribution of norm at most c with probability
+    `rate`.
 
-    `ratio` is the noise's standard deviation divided by c. `order` says under which distribution
-    the loss is drawn: that of the sum without the contribution ("added"), or that of the sum with
-    it possibly present ("removed").
+    `ratio` is the noise's standard deviation divided by c. `order` names the distribution under
+    which the loss is drawn: that of the sum without the contribution ("added"), or that of the sum
+    with it possibly present ("removed").
     """
 
     ratio: float
@@ -45,7 +47,6 @@ class OneSided:
     order: Order
 
     def distribution(self) -> LossDistribution:
-        """Return the distribution of this release's privacy loss."""
         return _distribution(self.ratio, self.rate, self.order)
 
     def curve(self, epsilons: Float64s) -> Float64s:
@@ -71,7 +72,7 @@ class OneSided:
 def added_or_removed(ratio: float, rate: float, releases: int, delta: float) -> float:
     """Return the epsilon at `delta` of `releases` sums, if one contribution is added or removed.
 
-    A contribution has norm at most c and is in each sum with probability `rate`. The noise's
+    The contribution has norm at most c and is in each sum with probability `rate`. The noise's
     standard deviation is `ratio` times 2c.
     """
     if rate == 1:

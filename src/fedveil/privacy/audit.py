@@ -139,8 +139,8 @@ def of_scores(
 def _reachable(trials: int, confidence: float, delta: float) -> float:
     """Return the largest lower bound on epsilon that `trials` outputs for each input can show.
 
-    It is the bound if every counted output for one input is in the event, and none for the other
-    is.
+    It is the bound if the event contains every counted output for one input, and none for the
+    other.
     """
     tested, error = trials - trials // 2, (1 - confidence) / 2
     most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
@@ -193,7 +193,6 @@ def lower_bound(
 
 
 def _itself(rows: Float64s) -> Float64s:
-    """Return the only column of `rows`, which is already a score."""
     return rows[:, 0]
 
 

@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Return a row for each output: how many numbers it has, those numbers, then NaN as padding."""
+    """Return a row for each output: its number of numbers, those numbers, then NaN as padding."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -69,10 +69,8 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Score of a row by one column: the log-likelihood ratio of its value, or of the value's bin.
-
-    The ratio is that of counts for the two inputs.
-    """
+    """Score of a row by one column: the log-likelihood ratio, from counts, of its value or of the
+    value's bin."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -122,7 +120,6 @@ def _added(columns: Sequence[Scorer]) -> Scorer:
 
 
 def _linear(ahead: Float64s, back: Float64s) -> Scorer:
-    """Return Fisher's linear discriminant of two sets of rows, as if columns were independent."""
     spread = ahead.var(axis=0) + back.var(axis=0)
     usable = np.flatnonzero(spread > 0)  # no NaN either
     weights = (ahead.mean(axis=0) - back.mean(axis=0))[usable] / spread[usable]

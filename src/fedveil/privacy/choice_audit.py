@@ -2,11 +2,11 @@
 
 Many mechanisms report the truth or something else by an independent draw: a bit that is flipped, a
 selection that is favoured. An auditor who knows a client's update knows the truth, and counts how
-often it is reported. If a choice reports the truth with probability `chance(eps)`, and k of n such
-choices do, every epsilon at which k or more are too unlikely is refuted (Clopper and Pearson).
+often it is reported. Let a choice report the truth with probability `chance(eps)`. If k of n
+choices do, every epsilon at which k or more would be too unlikely is refuted (Clopper and Pearson).
 
 In two releases with independent draws, both report the truth with probability chance(eps)². If one
-draw is used twice, both do so far more often: it then looks like the draw of a larger epsilon.
+draw is used twice, both do so far more often, as with a draw of a larger epsilon.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Counted:
     tries: int = 0
 
     def add(self, hits: int, tries: int) -> None:
-        """Add `tries` more choices, of which `hits` reported the truth."""
         self.hits += hits
         self.tries += tries
 
@@ -91,15 +90,12 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return, as a function of eps, the probability that two choices both report the truth.
-
-    The choices are independent. `chance(eps)` is the probability that one of them does.
-    """
+    """Return, as a function of eps, the probability that two independent choices both report the
+    truth. `chance(eps)` is that of one choice."""
     return lambda eps: chance(eps) ** 2
 
 
 def told_true(eps: float) -> float:
-    """Return the probability that randomised response tells the truth: e^eps / (1 + e^eps)."""
     return 1 / (1 + math.exp(-eps))
 
 

@@ -2,7 +2,7 @@
 
 A `kind` is the combination of charges of one report, which rounds share. Kinds that were fixed in
 advance are counted for each client, so that they can be composed later. Charges of an adaptive run
-only add up, and are stored as sums.
+only add up, so only their sums are stored.
 """
 
 from __future__ import annotations
@@ -50,17 +50,15 @@ class Tally(ABC):
         """
 
     def copy(self) -> Self:
-        """Return an independent copy of this tally."""
         other = copy.copy(self)
         other._columns = self._columns.copy()
         return other
 
     def to_state(self) -> dict[str, Array]:
-        """Return the arrays from which `restore` restores this tally."""
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load the arrays of `to_state`. Raises `MessageInvalid` for arrays it cannot have made.
+        """Load the arrays of `to_state`. Raises `MessageInvalid` for impossible arrays.
 
         `times[k]` is the number of rounds in which kind k was charged.
         """
@@ -120,7 +118,7 @@ class Counts(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest composed epsilon of any client, or an upper bound on it.
 
-        A client whose counts are all at most those of another client is skipped. If many different
+        It skips a client whose counts are all at most those of another client. If many different
         clients remain, the result is the epsilon of a fictitious client that has the largest count
         of each kind.
         """
@@ -181,10 +179,8 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return, as rows, the distinct columns of `counts` that are maximal.
-
-    A column is maximal if no other column is at least as large in every entry.
-    """
+    """Return, as rows, the distinct maximal columns of `counts`: no other column is at least as
+    large in every entry."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)
@@ -197,10 +193,6 @@ def _unsurpassed(counts: Uint32s) -> Uint32s:
 
 
 def _different_columns(counts: Uint32s) -> Uint32s:
-    """Return, as rows, the distinct columns of `counts`.
-
-    If `counts` has only one row, only its largest entry is returned.
-    """
     if len(counts) == 1:
         return np.full((1, 1), counts.max(), np.uint32)
     radices = [int(most) + 1 for most in counts.max(axis=1)]

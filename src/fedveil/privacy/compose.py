@@ -1,10 +1,10 @@
 """Composition: the joint cost of many releases.
 
-At delta = 0 pure losses add. For delta > 0 the whole privacy curve is composed: a bare (epsilon,
-delta) statement as the worst mechanism that it allows (randomised response that fails completely
-with probability delta; Kairouz, Oh and Viswanath, 2015), Gaussian noise as Gaussian noise, a
-mechanism with a loss distribution by that distribution. Every result is an upper bound: grids round
-up, and possible floating-point errors are added to delta.
+At delta = 0 pure losses add. For delta > 0 the whole privacy curves are composed. Gaussian noise
+has its own curve, and a mechanism with a loss distribution the curve of that distribution. A bare
+(epsilon, delta) statement has the curve of the worst mechanism that it allows: randomised response
+that fails completely with probability delta (Kairouz, Oh and Viswanath, 2015). Every result is an
+upper bound: grids round up, and possible floating-point errors are added to delta.
 
 This is valid for losses that were fixed before the first release. Losses that were chosen in view
 of earlier outputs add up in epsilon and in delta (`adaptive`), which is a valid privacy filter
@@ -180,10 +180,6 @@ _Group: TypeAlias = _Pure | _Normal | _Repeated
 
 @lru_cache(maxsize=128)
 def _block(release: LossDistribution, tilt: float, level: int) -> Tilted:
-    """Return the distribution of a sum of 16^level finite losses, tilted by `tilt`.
-
-    Tilting is explained in `loss_sum`. The result is cached, since every round needs it.
-    """
     if level:
         return add([(_block(release, tilt, level - 1), BLOCK)], tilt)
     with np.errstate(divide="ignore"):
@@ -230,7 +226,6 @@ def _log_survival(infinite: float) -> float:
 
 
 def _solve(groups: Sequence[_Group], delta: float) -> float:
-    """Return the least epsilon at which all groups of losses together have at most this delta."""
     if not groups:
         return 0.0
     if len(groups) == 1 and isinstance(groups[0], _Normal):
@@ -275,10 +270,8 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt that was used.
-
-    It is smaller than `tilt` if the grid is too coarse for that.
-    """
+    """Return the tilted distribution of the sum of all losses, and the tilt used: less than `tilt`
+    if the grid is too coarse."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -289,11 +282,12 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <= `wanted`.
+    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <=
+    `wanted`.
 
     The search is regula falsi, as the curve is nearly straight; the returned end satisfies the
-    condition. If no epsilon does, the result is `bound`, which must be valid for another reason:
-    `log_delta` is only an upper estimate.
+    condition. If no epsilon does, the result is `bound`, which the caller knows to be valid for
+    another reason: `log_delta` is only an upper estimate.
     """
     low, high = 0.0, bound
     above, below = log_delta(low) - wanted, log_delta(high) - wanted
@@ -321,11 +315,11 @@ def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
 
         log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).
 
-    The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least, but
-    it grows without limit if the loss has a largest value. The returned tilts are the least t whose
-    bounds on delta are worse by factors of at most e^8 and e. The first usually suffices, and keeps
-    the distribution narrow where a few large losses would widen it. Only quarter powers of two are
-    tried, so that a run that grows by a round keeps its tilt and the blocks made with it.
+    The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least. But
+    it grows without limit if the loss has a largest value. So the returned tilts are the least t
+    whose bounds on delta are worse by factors of at most e^8 and e. The first usually suffices, and
+    keeps the distribution narrow where a few large losses would widen it. Only quarter powers of
+    two are tried, so that a run that grows by a round keeps its tilt and the blocks made with it.
     """
 
     @cache

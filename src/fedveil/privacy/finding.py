@@ -203,16 +203,12 @@ class Finding:
 
 
 def _unseen(bound: Measured, claim: float) -> str:
-    """Return a phrase that names the bound, the true epsilons it would miss, and the claim.
-
-    A true epsilon is missed if it would probably not have raised the bound above the claim.
-    """
     missed = "every epsilon" if math.isinf(bound.unseen) else f"epsilons up to {bound.unseen:.4g}"
     return f"{bound.name} (misses {missed} where {claim:.4g} is claimed)"
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:
-    """Run an attack, and return its finding with `seconds` set to how long it took."""
+    """Run an attack, and return its finding with the duration in `seconds`."""
     began = time.perf_counter()
     found = attack()
     return replace(found, seconds=time.perf_counter() - began)

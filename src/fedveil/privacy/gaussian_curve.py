@@ -41,6 +41,15 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
     return sensitivity / mu if mu > 0 else math.inf
 
 
+def keeps(ratio: float, epsilon: float, delta: float) -> bool:
+    """Return True if Gaussian noise of this ratio is clearly (epsilon, delta)-private.
+
+    False may also be for a ratio that is just enough.
+    """
+    x = epsilon * ratio - 0.5 / ratio
+    return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)
+
+
 def ratio_for(epsilon: float, delta: float, releases: int) -> float:
     """Return the least noise ratio at which `releases` releases cost (epsilon, delta) together.
 
@@ -70,7 +79,6 @@ def epsilon_for(ratio: float, delta: float) -> float:
 
 
 def _difference(x: float, y: float, eps: float) -> float:
-    """Return y - x without cancellation, given that y² - x² = 2 eps."""
     return 2 * eps / (x + y) if x > 0 else y - x
 
 
@@ -91,5 +99,4 @@ def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
 
 
 def _scaled(t: Any) -> Any:
-    """Return E(t) = 2 exp(t² / 2) Phi(-t), where Phi is the normal distribution function."""
     return special().erfcx(t * math.sqrt(0.5))

@@ -1,4 +1,4 @@
-"""The word for what (epsilon, delta) promises.
+"""The word for the strength of an (epsilon, delta) guarantee.
 
 The words describe the best attacker that the statement allows: one who knows everything but which
 of two inputs was used, considers both equally likely, sees the release, and guesses. No attacker is

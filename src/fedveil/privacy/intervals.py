@@ -99,7 +99,7 @@ def chance_of_ranks(members: Float64s, others: Float64s) -> float:
 
 
 def _outscored(scores: Float64s, others: Float64s) -> Float64s:
-    """Return for each score the share of `others` that are below it. An equal one counts half."""
+    """Return for each score the share of `others` below it. An equal one counts half."""
     ordered = np.sort(others)
     below = np.searchsorted(ordered, scores, "left")
     up_to = np.searchsorted(ordered, scores, "right")

@@ -111,7 +111,8 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return the start and end of each group. The field `name` of `state` holds the groups' sizes.
+    """Return the start and end of each group, from the groups' sizes in the field `name` of
+    `state`.
 
     Raises `MessageInvalid` unless the sizes sum to `whole`.
     """

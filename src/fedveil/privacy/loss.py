@@ -35,7 +35,7 @@ class Gaussian:
     ratio: float
 
     def __post_init__(self) -> None:
-        positive("ratio", self.ratio)
+        object.__setattr__(self, "ratio", positive("ratio", self.ratio))
 
 
 class Described(Protocol):
@@ -105,9 +105,12 @@ class PrivacyLoss:
         if self.delta == 1.0 or math.isinf(self.epsilon):
             return
         # Imports scipy: a third of a second.
-        from fedveil.privacy.gaussian_curve import analytic_sigma
+        from fedveil.privacy.gaussian_curve import analytic_sigma, keeps
 
-        least = analytic_sigma(max(self.epsilon, _LEAST_EPSILON), self.delta, 1.0)
+        epsilon = max(self.epsilon, _LEAST_EPSILON)
+        if keeps(release.ratio, epsilon, self.delta):
+            return
+        least = analytic_sigma(epsilon, self.delta, 1.0)
         if release.ratio < least * (1 - _EXACT):
             raise InvalidValue(
                 f"epsilon = {self.epsilon!r} at delta = {self.delta!r} is more than its release "

@@ -79,7 +79,7 @@ class LossDistribution:
         )  # fmt: skip
 
     def distribution(self) -> LossDistribution:
-        """Return the object itself, so that it can be used like a release with a distribution."""
+        """Return the object itself, which so has the interface of a release."""
         return self
 
     @property
@@ -169,9 +169,8 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite privacy loss between any two rows.
-
-    The second result estimates the largest RMS loss between two rows.
+    """Return the largest finite privacy loss between any two rows, and an estimate of the largest
+    RMS loss.
 
     The estimate compares only the first row with each of the others.
     """

@@ -51,7 +51,6 @@ class Tilted:
 
     @property
     def losses(self) -> Float64s:
-        """Return the loss of each entry of `weights`."""
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 
     def log_moment(self, order: float) -> float:

@@ -1,11 +1,11 @@
 """A lower bound on epsilon from the measured noise of a run's releases.
 
 An auditor who knows the noiseless value of a release has its noise, entry by entry. For Gaussian
-noise with one sigma in every entry, n squares are sigma² times a chi-square of n, and anything else
-in a release, chosen independently of the noise, can only make their sum larger. A small sum of
-squares refutes a large sigma: sigma is at most the root of squares / q, q the error's quantile of
-that chi-square. A release that moves by `moved` if a client is replaced then distinguishes N(0, 1)
-from N(moved / sigma, 1) at least, and r of them with equal noise N(√r · moved / sigma, 1).
+noise with one sigma in every entry, n squares are sigma² times a chi-square of n. Anything else in
+a release that is independent of the noise can only make their sum larger. A small sum of squares
+refutes a large sigma: sigma is at most the root of squares / q, q the error's quantile of that
+chi-square. A release that moves by `moved` if a client is replaced then distinguishes N(0, 1) from
+N(moved / sigma, 1) at least, and r of them with equal noise N(√r · moved / sigma, 1).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class MeasuredNoise:
         self.fewest = min(self.fewest, squares)
 
     def state(self) -> Message:
-        """Return the fields that `restore` loads from a checkpoint."""
         fewest = self.fewest if self.releases else 0.0
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 

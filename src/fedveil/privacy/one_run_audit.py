@@ -43,8 +43,8 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    A score is that of a canary, a test input that a fair coin put into the run or left out. It must
-    be likelier positive if the canary is in, and symmetric about 0.
+    Each score is that of a canary, a test input that a fair coin put into the run or left out. It
+    must be likelier positive if the canary is in, and symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -97,10 +97,10 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a larger lower bound than `lower_bound`, valid for a run with Gaussian noise only.
 
-    The hypothesis that is tested is that replacing a canary is at least as hard to detect as
-    telling N(0, 1) from N(mu, 1), where mu is the distance at which these are exactly (epsilon,
-    delta)-private (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private
-    by other noise may be refuted although it is private. The arguments are those of `lower_bound`.
+    It tests the hypothesis that replacing a canary is at least as hard to detect as telling N(0, 1)
+    from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon, delta)-private
+    (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private by other noise
+    may be refuted although it is private. The arguments are those of `lower_bound`.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
@@ -111,12 +111,13 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon from guessing the coins of all canaries.
+    """Return a lower bound on epsilon from guessing the coins of all canaries, if their outcomes
+    are independent.
 
-    It is valid if the canaries' outcomes are independent. `right` guesses were right. Each is right
-    with probability at most (e^epsilon + delta) / (1 + e^epsilon) or, in a run with Gaussian noise,
-    Phi(mu / 2), where mu is that of `gaussian_lower_bound` and Phi the normal distribution
-    function. Clopper and Pearson bound that probability.
+    `right` guesses were right. A guess is right with probability at most (e^epsilon + delta) / (1 +
+    e^epsilon). In a run with Gaussian noise it is right with probability at most Phi(mu / 2), with
+    the mu of `gaussian_lower_bound` and the normal distribution function Phi. Clopper and Pearson
+    bound that probability.
     """
     error = _checked(canaries, canaries, right, delta, confidence)
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
@@ -247,8 +248,8 @@ def _unseen(
 ) -> float:
     """Return the true epsilon above which the claim would probably be refuted; infinite if never.
 
-    `refutes` says whether a number of right guesses refutes the claim. `share` gives the expected
-    share of right guesses at an epsilon.
+    `refutes` returns True if a number of right guesses refutes the claim. `share` returns the
+    expected share of right guesses at an epsilon.
     """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
@@ -286,10 +287,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses if only the surest canaries are guessed.
+    """Return the expected share of right guesses for a share `share` of all canaries, the surest
+    ones.
 
-    They are a share `share` of all. A canary's score is N(mu² / 2, mu²) if it is in the run, and
-    N(-mu² / 2, mu²) if it is out.
+    A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -322,18 +323,12 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance, in sigma, at which Gaussian noise is (epsilon, delta)-private.
-
-    It is the distance of the means of its output distributions for two inputs.
-    """
+    """Return the distance of the means, in sigma, at which Gaussian noise is (epsilon,
+    delta)-private."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 
 def distance_of_epsilon(figure: Figure) -> float:
-    """Return the distance of two means at which Gaussian noise has exactly this (epsilon, delta).
-
-    The unit is the standard deviation. `figure.delta` must be above 0.
-    """
     return _mu(figure.epsilon, figure.delta)
 
 
@@ -361,7 +356,6 @@ def _largest(refuted: Callable[[float], bool]) -> float:
 
 
 def _checked(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """Check the arguments of a lower bound, and return the error probability, 1 - `confidence`."""
     integer("canaries", canaries, 1)
     integer("guesses", guesses, 0, canaries)
     integer("right", right, 0, guesses)

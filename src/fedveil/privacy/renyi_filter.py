@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 #: The orders, less 1: from 1/2 to 128.
 _ABOVE_ONE: Float64s = 2.0 ** np.arange(-1.0, 7.5, 0.5)
+ORDERS = len(_ABOVE_ONE)
 #: Every sum may be this much too small.
 _ROUNDING = 1e-9
 
@@ -37,10 +39,18 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
     >>> round(filtered_epsilon([(sampled, 3), (noisy, 4)], 1e-6), 1)
     2.8
     """
-    total, lost = np.zeros(len(_ABOVE_ONE)), 0.0
+    total, lost = np.zeros(ORDERS), 0.0
     for loss, count in charges:
-        cost, infinite = _cost(loss)
+        cost, infinite = renyi_cost(loss)
         total, lost = total + count * cost, lost + count * infinite
+    return epsilon_of(total, lost, delta)
+
+
+def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
+    """Return the epsilon at `delta` of losses whose costs sum to `total`.
+
+    `lost` is the sum of their probabilities of an infinite loss.
+    """
     left = within("delta", delta, 0, 1) - lost
     if left <= 0:
         return math.inf
@@ -48,7 +58,8 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
     return float(epsilons.min()) * (1 + _ROUNDING)
 
 
-def _cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
+@lru_cache(maxsize=1 << 10)
+def renyi_cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
     """Return a loss's Rényi cost at each order, and the probability of an infinite loss."""
     release = loss.release
     if isinstance(release, Gaussian):

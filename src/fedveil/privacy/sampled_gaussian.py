@@ -190,8 +190,8 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
     """Return an upper bound on delta at each epsilon: delta plus a bound on the rounding error.
 
     `shift` is the norm c of a contribution in units of sigma. With m = shift, q = rate and h =
-    epsilon / 2, the best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m: at that
-    point the loss is epsilon. An error in that point changes delta only to second order.
+    epsilon / 2, the best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, the point at
+    which the loss is epsilon. An error in that point changes delta only to second order.
     """
     epsilon = np.abs(epsilons)
     half = epsilon / 2

@@ -36,17 +36,19 @@ def answer_trained(
     spare: Callable[[], ClientRound],
     message: Message,
     train: Callable[[], tuple[Update, int]],
+    *,
+    always: bool = False,
 ) -> Reply:
     """Return the answer to `message`, which asks for the report.
 
     `train` returns the update and the client's number of examples. `half` takes a number of
     examples and returns the client's half for it, in its state before this answer. `spare` returns
-    another half in that state, for an update of zero: a half that raised an error must not be used
-    further.
+    another half in that state for an update of zero, since a half that raised an error must not be
+    used further.
 
-    If the protection guarantees nothing, any error that prevents a report is raised. If it
-    guarantees something, an error is raised only if the message alone causes it, that is, if an
-    update of zero raises as well. Any other error is returned for the client's own log.
+    A protection without a guarantee raises any error that prevents a report, unless `always` is
+    set. A protection with one raises only an error that the message alone causes, so that an update
+    of zero raises it too. Any other error is returned for the client's own log.
     """
     try:
         update, examples = train()
@@ -54,7 +56,7 @@ def answer_trained(
         mine = half(examples)
         return Reply(mine, mine.respond(message, update))
     except (Exception, SystemExit) as error:  # a client's own code may try to end its process
-        if not protection.always_reports:
+        if not (always or protection.always_reports):
             raise
         unusable = error
     other = spare()

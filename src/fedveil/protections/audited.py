@@ -46,7 +46,7 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return which other settings would allow an audit, or None if these settings do.
+        """Return the settings that would allow an audit, or None if these do.
 
         An audit needs reports that are private on their own.
         """

@@ -93,10 +93,8 @@ class JobContext:
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return the `origin` of a round in which the server sends `sent`.
-
-    It is empty if the weights, the first `dimension` entries, are all that it sends.
-    """
+    """Return the `origin` of a round in which the server sends `sent`: empty if that is only the
+    weights, `dimension` entries."""
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
     )
@@ -108,8 +106,8 @@ class RoundContext:
 
     `model`: the global weights, read-only. `origin`: a digest of everything from which clients
     train, if that is more than `model`. `summed`: for each client the last round with its report in
-    the sum, or 0. Empty if clients keep no state. `whole`: everything that the server sends to
-    train from, if that is more than `model`.
+    the sum, or 0. Empty if clients keep no state. `whole`: the vector that the server sends for
+    training, if that is more than `model`.
     """
 
     cohort: Sequence[ClientId]
@@ -193,9 +191,8 @@ class ClientRound(Protocol):
     """The client's half of one round."""
 
     def wants_update(self, message: Message) -> bool:
-        """Return True if the answer to `message` needs the client's update. The engine trains
-        first.
-        """
+        """Return True if the answer to `message` needs the update. The engine trains the client
+        first."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the answer to `message`. Raises `ClientWithheld` if the client gives none.
@@ -318,7 +315,7 @@ class Protection(Description):
         """Return the losses that each report costs its client if a round opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the losses that each report has cost its client, now that `reports` of them were
+        """Return the losses that each report has cost its client, once `reports` of them were
         summed.
 
         They never exceed those of `spending` for the same `state`.

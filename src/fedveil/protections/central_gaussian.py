@@ -132,20 +132,15 @@ class CentralGaussian(Clipped):
 
     @classmethod
     def rests_on_server(cls, settings: CentralGaussianSettings) -> bool:
-        """Return True: the server adds all of the noise."""
         return True
 
     @classmethod
     def for_rounds(cls, settings: CentralGaussianSettings) -> str | None:
-        """Return the name of the target epsilon's key if it is set, otherwise None."""
         target = settings.target_epsilon
         return None if target is None else f"target_epsilon = {target:g}"
 
     @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:
-        """Return why an app, whose number of rounds is unknown, cannot use these settings, or
-        None.
-        """
         if settings.target_epsilon is None:
             return None
         return (
@@ -170,7 +165,6 @@ class CentralGaussian(Clipped):
         yield Case("an update and whether it was shortened", released, at_clip, beyond, both.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of one release of the noised sum."""
         return [Spending(self.noise.loss)]
 
     def carried(self, update: Update, told: Message) -> Update:
@@ -195,7 +189,6 @@ class CentralGaussian(Clipped):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=log_likelihood)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noised sum: the mean times the number of reports that it was divided by."""
         job = self.context
         summed = job.clients_per_round if job.poisson else aggregate.reports
         return summed * aggregate.update.astype(np.float64)
@@ -224,7 +217,6 @@ class CentralGaussianServerRound(OneReportRound):
         self.may_be_empty = protection.context.poisson
 
     def opening(self) -> Message:
-        """Return the round's number, and the clip if it moves."""
         return {**super().opening(), **self._protection.clipping.words(self._context.state)}
 
     @property
@@ -241,8 +233,7 @@ class CentralGaussianServerRound(OneReportRound):
     def _aggregate(self) -> Aggregate:
         """Add noise to the sum once and return the mean.
 
-        With secret cohorts the actual number of reports is secret, so the sum is divided by the
-        expected number.
+        With secret cohorts the number of reports is secret, so the expected number divides the sum.
         """
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))

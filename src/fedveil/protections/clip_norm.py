@@ -96,7 +96,6 @@ class Clipping:
         self.norm, self.length, self.longest = made.norm, made.length, made.most
 
     def initial_state(self) -> State:
-        """Return a state with the first clip, or an empty state if the clip is fixed."""
         return {} if self.moving is None else {"clip": self.moving.first}
 
     def words(self, state: State) -> Message:
@@ -107,26 +106,22 @@ class Clipping:
         return {"clip": self.moving.check(take(state, "clip", float))}
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return the moving clip for the round's record, or nothing if the clip is fixed."""
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update` under the clip in `told`, an untrusted
-        message.
-        """
+        """Return the mechanism's input for `update` under the clip in the untrusted message
+        `told`."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Extract the mean update from the mechanism's output `mean` under the clip in `state`."""
+        """Return the mean update in the mechanism's output `mean`, under the clip in `state`."""
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the update in `clipped`, the clipped vector that a client gives to the mechanism.
-
-        `told` is the message with the clip of the round.
-        """
+        """Return the update in `clipped`, the vector that a client gives to the mechanism. `told`
+        is the message with the round's clip."""
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 
@@ -152,13 +147,10 @@ class Clipped(Protection):
     clipping: Clipping
 
     def initial_state(self) -> State:
-        """Return a state with the first clip, or an empty state if the clip is fixed."""
         return self.clipping.initial_state()
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` if no round can end with the clip in `state`."""
         self.clipping.words(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return the clip for the round's record if it moves, otherwise nothing."""
         return self.clipping.shown(state)

@@ -36,16 +36,13 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the keys to change in `settings`, with new values, to set the parameter to
-        `value`.
-        """
+        """Yield the keys that set the parameter to `value` in `settings`, with their new values."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return a copy of `settings` with the parameter set to `value` and its alternatives
-        null.
-        """
+        """Return a copy of `settings` with the parameter set to `value`, and its alternatives to
+        null."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")

@@ -124,7 +124,6 @@ def _as_written(share: float) -> Fraction:
 
 
 def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
-    """Return the privacy loss of a sum whose noise is the sum of `shares` clients' shares."""
     ratio = noise.ratio(shares)
     return PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
 
@@ -219,7 +218,6 @@ class DistributedDP(Clipped, SecureSum):
         self._signs: tuple[int, Int8s | None] = (-1, None)
 
     def _ratio(self) -> float:
-        """Return the noise multiplier."""
         settings, context, target = self.settings, self.context, self.settings.target
         if settings.noise_multiplier is not None:
             return settings.noise_multiplier
@@ -229,7 +227,6 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the target epsilon's key, or None if a noise multiplier is set instead."""
         if settings.noise_multiplier is not None:
             return None
         return f"target_epsilon = {settings.target:g}"
@@ -242,11 +239,9 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Return the units client and example, or only the client if the clip moves."""
         return ("client",) if settings.clip_quantile is not None else ("client", "example")
 
     def words(self, state: State) -> Message:
-        """Return the clip as a message's fields if it moves, otherwise nothing."""
         return self.clipping.words(state)
 
     @property
@@ -256,10 +251,6 @@ class DistributedDP(Clipped, SecureSum):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why an app cannot use these settings, or None.
-
-        An app needs a noise multiplier, because its number of rounds is unknown.
-        """
         assert isinstance(settings, DistributedDPSettings)
         if settings.noise_multiplier is None:
             return (
@@ -269,11 +260,10 @@ class DistributedDP(Clipped, SecureSum):
         return super().unfit_for_apps(settings)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the largest privacy loss of a round: that with the fewest permitted survivors."""
+        """Return the largest loss of a round: that with the fewest permitted survivors."""
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the privacy loss of a sum over `reports` survivors."""
         shares, context = reports - self._dishonest, self.context
         loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example" or self._rate < 1:
@@ -311,7 +301,6 @@ class DistributedDP(Clipped, SecureSum):
         yield Case(name, with_bits, at_clip, beyond, _loss(moving, 4, 1e-3))
 
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the vector, noise included, that the client contributes to the secure sum."""
         try:
             joint, signs = self.clipping.joint(update, told), self.signs(context.round)
             if not self._takes_its_turn(context):
@@ -326,7 +315,7 @@ class DistributedDP(Clipped, SecureSum):
         return self.clipping.carried(self.noise.clipped(self.clipping.joint(update, told)), told)
 
     def _takes_its_turn(self, context: ClientContext) -> bool:
-        """Return True if the client's update is in the round's sum. Nobody else learns it."""
+        """Return True if the client's update is in the round's sum, which only the client knows."""
         rate = self.context.turn_rate
         return rate == 1 or bool(context.entropy.stream("turn").bernoulli(rate, 1)[0])
 
@@ -335,7 +324,7 @@ class DistributedDP(Clipped, SecureSum):
     ) -> npt.NDArray[np.float64]:
         """Return the mean update, noise included.
 
-        The sum `total` is divided by the expected number of survivors that added their update.
+        The divisor of `total` is the expected number of survivors that added their update.
         """
         if self.noise.wrapped(total):
             raise ImpossibleSum(
@@ -345,7 +334,6 @@ class DistributedDP(Clipped, SecureSum):
         return self.noise.mean(total, survivors, self.signs(round)) / self.context.turn_rate
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
-        """Return the aggregate: the mean update, and the next clip if the clip moves."""
         return self.clipping.aggregate(mean, survivors, state)
 
     def signs(self, round: int) -> Int8s | None:

@@ -77,8 +77,8 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class DPEncrypt(Protection):
-    """Every client sends its clipped update plus Gaussian noise. The aggregate is the mean of
-    these.
+    """Every client sends its clipped update plus Gaussian noise. The aggregate is the reports'
+    mean.
 
     MindSpore Federated sends old weights + noised update. The server knows the old weights, so
     sending only the noised update is equivalent. Clients count equally: a client's number of
@@ -124,14 +124,13 @@ class DPEncrypt(Protection):
 
     @classmethod
     def units(cls, settings: DPEncryptSettings) -> Sequence[Whose]:
-        """Return the units client and example if the noise is discrete, otherwise only client."""
         return ("client", "example") if settings.noise == "discrete" else ("client",)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield two audit cases of Gaussian noise: opposite updates, and opposite examples.
+        """Yield audit cases of Gaussian noise: opposite updates, and opposite examples.
 
-        The updates are longer than the clip, so that a clip that is too large shows.
+        The updates are longer than the clip, to detect a clip that is too large.
         """
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case(
@@ -145,7 +144,6 @@ class DPEncrypt(Protection):
         yield Case("gaussian, an example", of_batch, update, -update, summed.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of one release of the whole noised update."""
         return [Spending(self._loss)]
 
     def carried(self, update: Update, told: Message) -> Update:
@@ -233,7 +231,7 @@ class _Form(Protocol):
         """Return the fields of a report without content. It has the length of every report."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Check an untrusted report completely and return its values as numbers of grid steps."""
+        """Check an untrusted report completely and return its values in grid steps."""
 
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""

@@ -54,7 +54,6 @@ class ExactSum:
         self.terms += 1
 
     def merge(self, other: ExactSum) -> None:
-        """Add another running sum of the same length."""
         self._claim(other.terms)
         if self._near_terms + other._near_terms > _NEAR_TERMS:
             self._move_away()
@@ -144,7 +143,8 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bit pattern of `value` as a float32. If `value` >= 0, it grows with `value`."""
+    """Return the bits of a float32 `value` as an integer. For `value` >= 0 it grows with
+    `value`."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
@@ -163,8 +163,8 @@ def _add_below(
 ) -> bool:
     """Add `factor * vector` to `units` and return True, if no entry's pattern reaches `limit`.
 
-    Otherwise add nothing and return False. Each block of entries is checked and then added, while
-    it is in the cache.
+    Otherwise add nothing and return False. Each block of entries is checked and then added while it
+    is in the cache.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

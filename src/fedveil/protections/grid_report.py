@@ -32,11 +32,10 @@ class GridReport:
         self._kind = kind
 
     def written(self, multiples: Int64s) -> dict[str, Value]:
-        """Return the fields of a report with these multiples of the step."""
         return {"multiples": pack(multiples, -self.limit, self.width), "step": self.step}
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of a report without content. It has the length of every report."""
+        """Return the fields of an empty report, as long as every report."""
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:

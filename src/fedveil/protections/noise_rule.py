@@ -31,10 +31,8 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the job gives the sum no finite sensitivity or no epsilon.
-
-    `name` is the protection's name in the message.
-    """
+    """Raise `InvalidValue` if the job gives the sum no finite sensitivity or no epsilon. `name`
+    names the protection in the error."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

@@ -69,7 +69,6 @@ class NotEncrypt(Protection):
         return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return an infinite loss for the plain update."""
         return [Spending(PrivacyLoss(math.inf, per="update"))]
 
     def server_round(self, context: RoundContext) -> NotEncryptServerRound:
@@ -79,7 +78,6 @@ class NotEncrypt(Protection):
         return NotEncryptClientRound(context, self.largest_weight)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the exact update: the report contains it."""
         return Reading.exact(take_array(report, "update", "float32", context.model.shape))
 
     @property

@@ -16,9 +16,9 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report. Makes the common checks.
 
-    A round may be divided among several instances, each for a different group of clients. `merge`
-    combines them at the end. The merged bytes do not depend on the division of the clients.
-    Pickling includes only the attributes that `merge` reads.
+    Several instances may share a round, each for other clients, and `merge` combines them at the
+    end. The merged bytes do not depend on the division of the clients. Pickling includes only the
+    attributes that `merge` reads.
     """
 
     mergeable = True
@@ -26,7 +26,6 @@ class OneReportRound(PhasedRound):
     sums: ClassVar[tuple[str, ...]]
 
     def opening(self) -> Message:
-        """Return the round's number. A subclass that sends more adds its own fields."""
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
@@ -54,8 +53,7 @@ class OneReportRound(PhasedRound):
         return {"_context": context, **{name: vars(self)[name] for name in names}}
 
     @abstractmethod
-    def _merge_sums(self, other: Any) -> None:
-        """Add the running sums of `other`, a half of the same type."""
+    def _merge_sums(self, other: Any) -> None: ...
 
 
 class OneReportClient(ABC):

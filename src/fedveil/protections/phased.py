@@ -21,7 +21,7 @@ from fedveil.rounds.outcomes import ClientId, check_sender
 
 
 class PhasedRound(ABC):
-    """A server half that asks in one phase after another. It drops clients that miss a phase."""
+    """A server half that asks in one phase after another, and drops clients that miss a phase."""
 
     mergeable = False
     #: True if a round without reports still has an aggregate.
@@ -80,11 +80,9 @@ class PhasedRound(ABC):
 
     @property
     def reports(self) -> int:
-        """The number of clients that answered the current phase."""
         return len(self._answered)
 
     def _words(self, **fields: Value) -> Message:
-        """Return a message of the current phase with these fields."""
         return {"round": self._context.round, "phase": self.phase or "", **fields}
 
     @abstractmethod

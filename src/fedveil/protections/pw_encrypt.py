@@ -167,17 +167,14 @@ class PWEncrypt(SecureSum):
 
     @classmethod
     def rests_on_server(cls, settings: PWEncryptSettings) -> bool:
-        """Return True if there is central noise, which the server adds."""
         return settings.central_eps is not None
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of the central noise, or an infinite loss without noise."""
         bare = PrivacyLoss(math.inf, per="update")
         return [Spending(bare if self.central is None else self.central.loss)]
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield an audit case: a sum with central noise and one update longer than the clip."""
         central = CentralNoise(eps, 1e-3, clip=1.0, step=2.0**-16, dimension=2)
         update = np.array([4.0, 0.0])
         yield Case("central noise, an update", central.noised, update, -update, central.loss)
@@ -191,7 +188,6 @@ class PWEncrypt(SecureSum):
     def vector(
         self, update: Update, context: ClientContext, told: Message
     ) -> npt.NDArray[np.int64]:
-        """Return the client's weight times its quantised update, followed by the weight."""
         weight = 1
         if self.central is not None:
             return np.append(self.central.clipped(update), weight)
@@ -234,11 +230,10 @@ class PWEncrypt(SecureSum):
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int
     ) -> npt.NDArray[np.int64]:
-        """Return the sum `total` with central noise. Nothing else about it is released, not even an
-        error.
+        """Return the sum `total` with central noise.
 
-        A lying client may have moved the sum to the limit at which it wraps. The noise covers that
-        case as well.
+        Nothing else about `total` is released, not even an error: a lying client may have moved it
+        to the limit at which it wraps, and the noise covers that case as well.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

@@ -24,9 +24,9 @@ class Reading:
     it has only the direction. `log_likelihood` maps an update to ln Pr[this report | update], up to
     a constant that is equal for all updates; None if the protection does not state it.
 
-    `truths` maps the update that a client really had to the outcome of each random choice in its
-    report: for each of `Protection.choices`, an array of 1 (the report tells the truth), 0 (it does
-    not) or -1 (unknown).
+    `truths` maps the client's true update to the outcome of each random choice in its report: for
+    each of `Protection.choices`, an array of 1 (the report tells the truth), 0 (it does not) or -1
+    (unknown).
 
         >>> import numpy as np
         >>> from fedveil.protections.reading import Reading

@@ -4,9 +4,9 @@
     trimmed_mean  the mean, entry by entry, without a share of the largest and smallest values
     norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
 
-All are functions of the reports alone and cost no privacy. A few lying clients can move the median
-and the trimmed mean by no more than the spread of the other reports (Yin et al., 2018), and the
-bounded mean by no more than the bound. Nothing depends on the order of the reports.
+All are functions of the reports alone and cost no privacy, and no result depends on the order of
+the reports. A few lying clients can move the median and the trimmed mean by no more than the spread
+of the other reports (Yin et al., 2018). They can move the bounded mean by no more than the bound.
 """
 
 from __future__ import annotations
@@ -73,11 +73,10 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number times the mean of the middle values of each
-    entry.
+    """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    `cut` is the share of the values that is left out at each end, rounded up to whole reports. The
-    middle one or two values of an entry always remain.
+    `cut` is the share of the values that is dropped at each end, rounded up to whole reports. At
+    least the middle one or two values of an entry remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -59,7 +59,8 @@ def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
 
 
 class Unary(Protection):
-    """Every client sends perturbed codes of its weights or update. The server estimates their mean.
+    """Every client sends perturbed codes of its weights or update. The server estimates their
+    mean.
 
     The report and its privacy are those of `UnaryEncoding` with the value range `clip`: a report of
     d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is unbiased
@@ -70,8 +71,8 @@ class Unary(Protection):
     refuses an epsilon below the job's, and one at which a single report exceeds `total_eps`. It
     cannot check more, so outside simulation `adaptive` needs `total_eps`.
 
-    `total_eps` bounds the loss of a client that takes part in every round, by adding pure losses,
-    which is valid for adaptively chosen ones too.
+    `total_eps` bounds the loss of a client that takes part in every round. It is a bound on the sum
+    of pure losses, which is valid for adaptively chosen ones too.
 
     With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 bytes
     of randomness. The server draws the sum of their reports from its exact distribution.
@@ -105,14 +106,13 @@ class Unary(Protection):
 
     @classmethod
     def adapts(cls, settings: UnarySettings) -> bool:
-        """Return True if every round has its own epsilon."""
         return settings.adaptive
 
     @classmethod
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why `asked`, which reports bits, is weaker than `demanded`, only sums; or None."""
+        """Return why reports of bits are weaker than the demanded sums, or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -131,13 +131,12 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return the bounds: `total_eps` if adaptive rounds may reach it."""
+        """Return the bounds, with `total_eps` as epsilon if adaptive rounds may reach it."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
 
     def encoding(self, eps: float) -> UnaryEncoding:
-        """Return the mechanism of a round whose epsilon is `eps`."""
         job = self.settings
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
@@ -146,7 +145,6 @@ class Unary(Protection):
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
-        """Return the first round's epsilon, and 0 as the loss so far."""
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
@@ -162,7 +160,6 @@ class Unary(Protection):
             take(state, "stop", str)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of one parameter's code, counted once for each parameter."""
         loss = self.encoding(take(state, "eps", float)).loss_per_parameter
         return [Spending(loss, self.context.dimension)]
 
@@ -196,7 +193,7 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return the values that a client clips and codes: its new weights or its update."""
+        """Return the values to clip and encode: the client's new weights or its update."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
@@ -241,7 +238,6 @@ class _ServerRound(OneReportRound):
         self._dimension = len(context.model)
 
     def opening(self) -> Message:
-        """Return the round's number and its epsilon."""
         return {"round": self._context.round, "eps": self._eps}
 
     @abstractmethod
@@ -255,7 +251,6 @@ class _ServerRound(OneReportRound):
         return encoded_bytes({"round": self._context.round, **blank})
 
     def _read(self, message: Message, name: str, read: Callable[[Uint8s], T]) -> T:
-        """Unpack the report's field `name` with `read`. Raises `MessageInvalid` if that fails."""
         packed = take_array(message, name, "uint8", (None,))
         try:
             return read(packed)
@@ -366,7 +361,6 @@ class UnaryClientRound(OneReportClient):
         return {"round": self._context.round, "report": report}
 
     def _accept(self, opening: Message) -> float:
-        """Return the epsilon in an untrusted opening. Raises `ClientWithheld` if it is invalid."""
         try:
             only_fields(opening, "round", "eps")
             round, eps = take(opening, "round", int), take(opening, "eps", float)

@@ -97,7 +97,6 @@ class SecureSum(Protection):
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
-        """Return the aggregate with the update `mean`, for a round that opened with `state`."""
         return Aggregate(mean, survivors)
 
     @property
@@ -114,12 +113,13 @@ class SecureSum(Protection):
 
     @classmethod
     def against(cls, settings: SecureSumSettings) -> str:
-        """Describe the server that the guarantee holds against, or that is trusted to add noise."""
+        """Describe the server against which the guarantee holds, or that is trusted to add
+        noise."""
         return super().against(settings) if cls.rests_on_server(settings) else settings.server
 
     @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
-        """Return the name "cipher_time_window" and this setting's value, converted to seconds."""
+        """Return the setting "cipher_time_window" and its value in seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property
@@ -129,7 +129,6 @@ class SecureSum(Protection):
 
     @classmethod
     def needs_roster(cls, settings: SecureSumSettings) -> bool:
-        """Return True under active security, which relies on signatures."""
         return settings.active_security
 
     @classmethod
@@ -331,7 +330,6 @@ class MaskedClientRound:
         return answer
 
     def keep(self) -> State:
-        """Return the keys and shares of the round."""
         return self._client.keep()
 
     def take_up(self, kept: State) -> None:
@@ -341,7 +339,6 @@ class MaskedClientRound:
         return self._protection.vector(update, self._context, told)
 
     def _parted(self, message: Message) -> tuple[Message, Message]:
-        """Split a message into the protection's `words` and secure aggregation's fields."""
         names = self._protection.words(self._protection.initial_state())
         told = {name: value for name, value in message.items() if name in names}
         return told, {name: value for name, value in message.items() if name not in names}

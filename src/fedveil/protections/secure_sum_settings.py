@@ -65,10 +65,9 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets: ceil(share_secrets_ratio *
-        clients).
+        """Return how many clients share secrets at most: ceil(share_secrets_ratio * clients).
 
-        The ratio is taken as the decimal number in the job file, so that 0.07 of 100 clients is 7.
+        The ratio is read as the decimal in the job file, so that 0.07 of 100 clients is 7.
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
@@ -92,7 +91,6 @@ class SecureSumSettings(Settings):
         return max(2, min(2 * among // 3 + 1, among - 1))
 
     def _complete(self, sharing: int) -> bool:
-        """Return True if `sharing` clients form a complete graph, whatever the threshold."""
         asked = self.neighbours == "complete" or self.active_security
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
@@ -198,10 +196,10 @@ def shared_weaker(
 ) -> str | None:
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    In a round of `clients` clients, `asked` needs at least as many neighbours as `demanded`, and at
-    least the threshold and the ratio of threshold to neighbourhood that `demanded` has in a round
-    of `expected` clients. If `expected` is None, the threshold must instead be more than half of
-    the neighbourhood.
+    In a round of `clients` clients, `asked` needs at least as many neighbours as `demanded`. It
+    also needs at least the threshold, and the ratio of threshold to neighbourhood, that `demanded`
+    has in a round of `expected` clients. If `expected` is None, the threshold must instead be more
+    than half of the neighbourhood.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

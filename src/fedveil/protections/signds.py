@@ -84,14 +84,14 @@ class SignDSSettings(Settings):
 
 
 class SignDSProtection(Protection):
-    """Every client reports the selected dimensions, their sign and one bit about its update's
+    """Every client reports the selected dimensions, their sign, and one bit about its update's
     magnitude.
 
     In each dimension, the aggregate of n reports is (lr_global / n) * (reports of +1 - reports of
     -1). With `magnitude: estimated`, lr_global is 2 * r_est * n. r_est is the server's estimate of
-    the clients' magnitude, and this round's bits move it before it is used. If bits come with fewer
-    than 5% of the reports, lr_global is `sign_global_lr` and r_est does not change. With
-    `magnitude: fixed`, lr_global is `sign_global_lr` and no bit is sent. Clients count equally.
+    the clients' magnitude, and this round's bits move it before it is used. If fewer than 5% of the
+    reports have bits, lr_global is `sign_global_lr` and r_est does not change. With `magnitude:
+    fixed`, lr_global is `sign_global_lr` and no bit is sent. Clients count equally.
 
     Privacy: sign_eps per update for dimensions and sign, and sign_mag_eps for the bit. Both are
     pure, replace-one, and both are counted. Source: 000.
@@ -119,9 +119,8 @@ class SignDSProtection(Protection):
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless the state has exactly the estimator's fields with valid
-        values.
-        """
+        """Raise `ValueError` unless the state has exactly the estimator's fields, with valid
+        values."""
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)
@@ -137,11 +136,8 @@ class SignDSProtection(Protection):
         yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the privacy losses of one report.
-
-        They are the loss of the selected dimensions with their common sign and, if the step is
-        estimated, the loss of the magnitude bit.
-        """
+        """Return the loss of the selected dimensions with their common sign and, if the step is
+        estimated, that of the magnitude bit."""
         selection = Spending(self.mechanism.loss)
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 
@@ -190,7 +186,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Adds up the signs in each dimension, the bits sent, and the bits that are 1."""
+    """Adds up the signs in each dimension, and counts the bits and those that are 1."""
 
     sums = ("_signs", "_bits", "_ones")
 
@@ -203,7 +199,6 @@ class SignDSServerRound(OneReportRound):
         self._ones = 0
 
     def opening(self) -> Message:
-        """Return the round's number, and the estimate to which clients compare their magnitude."""
         opening = super().opening()
         if not self._protection.estimated:
             return opening
@@ -284,7 +279,6 @@ def _warn_of_small_set(sign_k: float, dimension: int) -> None:
 
 
 def _told_estimator(opening: Message) -> MagnitudeEstimator:
-    """Return the server's estimator as far as a client needs it, from an untrusted opening."""
     return MagnitudeEstimator(take(opening, "estimate", float), phase=take(opening, "phase", str))
 
 

@@ -26,10 +26,8 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings in `switch` that `other` also has, as keys of its own block.
-
-    Both protections inherit these settings from the same class.
-    """
+    """Return the settings in `switch` that `other` inherits from the same class, as keys of its own
+    block."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []
@@ -42,6 +40,5 @@ def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
 
 
 def _inherited(one: type[Protection], other: type[Protection]) -> set[str]:
-    """Return the names of the settings that both protections inherit from the same class."""
     kinds = [kind for kind in one.settings_type.__mro__ if issubclass(kind, Settings)]
     return set(next(k for k in kinds if issubclass(other.settings_type, k)).model_fields)

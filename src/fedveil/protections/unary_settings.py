@@ -60,7 +60,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return the setting to change so that an audit can read reports, or None if it can already."""
+    """Return the setting to change so that an audit can read reports, or None."""
     if settings.fidelity == "per_client":
         return None
     return (

@@ -17,10 +17,6 @@ UNPROTECTED = "sent unprotected"
 
 
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:
-    """Replace the file of accounts in `folder`, and log each line.
-
-    Without lines, removes the file.
-    """
     for line in lines:
         event(str(line))
     text = "".join(json.dumps(strict(line._asdict()), allow_nan=False) + "\n" for line in lines)
@@ -31,10 +27,8 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the accounts saved in a run's folder, `path`. Call it within `intact`.
-
-    That context manager explains its errors.
-    """
+    """Return the accounts saved in a run's folder. Call it within `intact`, which explains
+    errors."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

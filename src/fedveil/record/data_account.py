@@ -7,59 +7,50 @@ back. It is that of a client that takes part in everything, so it bounds every c
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.base.files import alone, write_whole
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.errors import LimitReached, RunFolderError
+from fedveil.privacy.adaptive_sum import AdaptiveSum
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger, Line, Spendings
-from fedveil.privacy.loss import Gaussian
-from fedveil.privacy.renyi_filter import filtered_epsilon
 from fedveil.record.run_folder import explained, make_folder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
-_PARTS = ("composed.", "added.")
+_PART = "composed"
 _CLIENT = 0
 
 
 class DataAccount:
     """An account in a file. Several processes may charge it, one after the other.
 
-    Whoever asks may choose the next question in view of earlier answers. Losses that are all alike
-    are composed. So are Gaussian losses: as one whose squared inverse ratio is the sum of theirs,
-    also if they were chosen adaptively within a fixed limit (Smith and Thakurta, 2022). Other
-    losses are added. If a loss states no epsilon of its own, as one amplified by sampling, all are
-    composed by a Rényi filter (`privacy.renyi_filter`).
+    Whoever asks may choose the next question in view of earlier answers (`privacy.adaptive_sum`).
     """
 
     def __init__(self, path: Path, unit: str) -> None:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge a round's losses, and write the account.
+        """Charge a round's losses, and write the account. The error names the round by `what`.
 
-        Raises `LimitReached` if that would bring the account above `limit` at `delta`, and charges
-        nothing. `what` names the round in the message.
+        Raises `LimitReached`, and charges nothing, if that would bring the account above `limit` at
+        `delta`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):
-            rounds, ledgers = self._read()
-            for ledger in ledgers:
-                ledger.record_many(spendings, round=rounds + 1, clients=[_CLIENT])
-            figure = _figure(ledgers, delta)
+            rounds, ledger = self._read()
+            ledger.record_many(spendings, round=rounds + 1, clients=[_CLIENT])
+            figure = _figure(ledger, delta)
             if limit is not None and figure.epsilon > limit:
                 raise LimitReached(
                     f"{what} would bring the account {self.path} to {figure}, above max_epsilon = "
                     f"{limit:g}"
                 )
             state: dict[str, Value] = {"rounds": rounds + 1, "unit": self._unit}
-            for part, ledger in zip(_PARTS, ledgers, strict=True):
-                state |= {f"{part}{name}": value for name, value in ledger.to_state().items()}
+            state |= prefixed(_PART, ledger.to_state())
             write_whole(self.path, sealed(state))
 
     def figure(self, delta: float) -> Figure:
@@ -72,36 +63,23 @@ class DataAccount:
         said = f"{whose} in all trainings and questions of the account {self.path}"
         return Line(*self.figure(delta), said)
 
-    def _read(self) -> tuple[int, Sequence[Ledger]]:
+    def _read(self) -> tuple[int, Ledger]:
         if not self.path.exists():
-            return 0, [Ledger(), Ledger(adaptive=True)]
+            return 0, Ledger()
         with intact(self.path):
             state: dict[str, Any] = unsealed(read_bytes(self.path, MOST_DATA_BYTES))
-            ledgers = [Ledger.from_state(_part(state, prefix)) for prefix in _PARTS]
+            ledger = Ledger.from_state(within(_PART, state))
             rounds, unit = take(state, "rounds", int), take(state, "unit", str)
         if unit != self._unit:
             raise RunFolderError(
                 f"{self.path} is the account of each {unit}, and losses of each {self._unit} do "
                 "not add up with those: use another file"
             )
-        return rounds, ledgers
+        return rounds, ledger
 
 
-def _part(state: Message, prefix: str) -> Message:
-    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-
-
-def _figure(ledgers: Sequence[Ledger], delta: float) -> Figure:
-    composed, added = ledgers
-    if composed.kinds <= 1 or _gaussian(composed):
-        return composed.figures(delta)["run_most_drawn"]
-    figure = added.figures(delta)["run_most_drawn"]
-    if math.isfinite(figure.epsilon):
-        return figure
-    return Figure(filtered_epsilon(composed.charges_every_round(delta), delta), delta)
-
-
-def _gaussian(ledger: Ledger) -> bool:
-    """Return True if all losses of the ledger are Gaussian."""
-    losses = [loss for kind in ledger.live() for loss, _ in kind]
-    return all(isinstance(loss.release, Gaussian) for loss in losses)
+def _figure(ledger: Ledger, delta: float) -> Figure:
+    total = AdaptiveSum()
+    for kind, times in ledger.kinds_every_round():
+        total.add(kind, times)
+    return total.figure(delta)

@@ -26,8 +26,6 @@ _ANCHOR = re.compile(r" the log of (\S+) has ([0-9]+) lines and ends in ([0-9a-f
 
 
 class EventLog:
-    """Appends lines to an event log and to its chain."""
-
     def __init__(self, path: Path) -> None:
         chain = path.with_name(CHAIN)
         lines, digests = _lines(path), _lines(chain)
@@ -45,7 +43,6 @@ class EventLog:
 
     @property
     def head(self) -> tuple[int, str]:
-        """Return the number of lines, and the chain's last line."""
         return self._count, self._head
 
     def append(self, line: str) -> None:
@@ -68,14 +65,15 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield what a log says of other parties' logs: party, number of lines, last digest."""
+    """Yield the statements of a log about other parties' logs: party, number of lines, last
+    digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
-    """Return sentences on where a log is not the one that was written, or none if it is.
+    """Return sentences on places where a log was changed after writing, or none.
 
     `said` has heads of this log that other parties' logs name.
     """

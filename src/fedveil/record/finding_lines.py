@@ -18,10 +18,8 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a finding to the folder's file, unless it is there already.
-
-    A last line that a killed process left incomplete is removed.
-    """
+    """Append a finding to the folder's file if it is new. Removes an incomplete last line of a
+    killed process."""
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
@@ -32,7 +30,8 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data: its fields, the claims it refutes, and what it misses."""
+    """Return a finding as plain data: its fields, the claims that it refutes, and the epsilons that
+    it misses."""
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}
@@ -66,5 +65,4 @@ def _finding(line: str, file: Path) -> Finding:
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert the texts "inf", "-inf" and "nan" among the fields back to floats."""
     return {name: revived(value) for name, value in fields.items()}

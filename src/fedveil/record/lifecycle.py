@@ -23,7 +23,7 @@ def beginning(unit: str, done: int) -> str:
 
 
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
-    """Log a process's versions, the seconds since `began` that it took to prepare, and `lines`.
+    """Log versions, the seconds of preparation since `began`, and `lines`.
 
     `event` logs a line. `what` says what the process runs.
     """
@@ -40,10 +40,9 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """Add the text of `note` to errors that end a run early, unless it is empty.
+    """Add a non-empty `note`, on how to resume, to errors of type `ends`, which end a run early.
 
-    The note says how to resume. `ends` is the type of these errors. A model that has raised would
-    raise again, so its error gets no note.
+    A model that has raised would raise again, so its error gets no note.
     """
     try:
         yield

@@ -42,17 +42,15 @@ def best(figures: list[float], better: Better) -> float:
 
 
 def word(name: str) -> str:
-    """Return a metric's name as it is printed in a sentence or a column."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
 def title(name: str) -> str:
-    """Return a metric's name as it is printed in a heading."""
     return _WORDS.get(name, word(name).capitalize())
 
 
 def is_share(name: str) -> bool:
-    """Return True if the metric is a share of the examples, which readers get as a percentage."""
+    """Return True if the metric is a share of the examples, shown as a percentage."""
     return name.replace("_", " ").split(" ")[-1] == "accuracy"
 
 

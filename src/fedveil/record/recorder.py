@@ -111,11 +111,9 @@ class Recorder:
 
     @property
     def log_head(self) -> tuple[int, str]:
-        """Return the number of events, and the head of their chain."""
         return self._events.head
 
     def close(self) -> None:
-        """Close the files of metrics and events, and TensorBoard's."""
         self._metrics.close()
         self._events.close()
         if self._board is not None:
@@ -160,8 +158,8 @@ def read_whole_lines(
 ) -> list[Record]:
     """Parse the metrics of `path`, without an incomplete last line.
 
-    Raises RunFolderError for a line that is no record, or lacks one of the keys `needed`. The
-    sentence names the command `resume`.
+    Raises RunFolderError, which names the command `resume`, for a line that is no record or lacks
+    one of the keys `needed`.
     """
     records = list[Record]()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
@@ -225,10 +223,6 @@ def revived(value: Any) -> Any:
 
 
 def find_board() -> Any:
-    """Return TensorBoard's writer class.
-
-    Raises an error that says what to install if it is missing.
-    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

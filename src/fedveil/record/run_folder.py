@@ -39,10 +39,10 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create a folder, or use an empty one. Raises `RunFolderError` if it has any content.
+        """Create a folder, or use an empty one. Raises `RunFolderError` for any content, and names
+        the `command` that resumes a run.
 
         Without a path, the folder is created under runs/ and named after `name` and the time.
-        `command` is the command that resumes a run, for the error's text.
         """
         if path is None:
             path = _new_path(name)
@@ -97,10 +97,8 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if a new run cannot be written to `path`. Writes nothing.
-
-    `command` resumes a run that is there, if any.
-    """
+    """Raise RunFolderError if a new run cannot be written to `path`, and name the `command` that
+    resumes a run there."""
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
@@ -110,7 +108,6 @@ def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None
 
 
 def _refuse_content(path: Path, command: str | None) -> None:
-    """Raise RunFolderError if a folder has any content. `command` resumes a run in it."""
     # A run that was killed in its first instant leaves a lock and a part of a file.
     none = (_LOCK, TRACEBACK)
     held = path.iterdir() if path.is_dir() else ()
@@ -134,10 +131,6 @@ def in_use(path: Path) -> bool:
 
 
 def job_of(path: Path) -> Path:
-    """Return the job file in a run's folder.
-
-    Raises `RunFolderError` if `path` is no run's folder.
-    """
     return held_in(path, JOB, "a run's folder")
 
 
@@ -160,7 +153,6 @@ def held_in(path: Path, name: str, what: str) -> Path:
 
 
 def _new_path(name: str) -> Path:
-    """Create a new folder under runs/, named after `name` and the time, and return its path."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     path, number = Path("runs", f"{name}-{stamp}"), 1
     while True:
@@ -172,7 +164,6 @@ def _new_path(name: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, and its parents, if missing."""
     with explained(path):
         try:
             path.mkdir(parents=True, exist_ok=True)

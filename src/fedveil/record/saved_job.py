@@ -22,8 +22,7 @@ class AnyJob(Protocol):
 
     def to_yaml(self) -> str: ...
 
-    def changes(self, before: Self) -> Sequence[str]:
-        """Return the settings in which this job differs from `before`, as one text per key."""
+    def changes(self, before: Self) -> Sequence[str]: ...
 
 
 J = TypeVar("J", bound=AnyJob)
@@ -41,7 +40,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Write into the run folder the paths from which the user's own modules are imported.
+    """Write the import paths of the user's own modules into the run folder.
 
     `names` are references to the user's functions, as `module:function`.
     """
@@ -85,7 +84,6 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
 
 
 def _keys(yaml: str) -> list[str]:
-    """Return the beginning of each line of a job, up to the value."""
     return [line.partition(":")[0] for line in yaml.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Rounds that were started. If reports leave a machine, an interrupted round has a cost too."""
+"""Rounds that were started. An interrupted round has a cost too if reports leave a machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _MOST = 1 << 20
 class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
-    A repeated round may cost something else than before: both costs are recorded, each before a
-    report is requested. The checkpoint's own ledger covers everything before it.
-
-    If the run has begun rounds (`has_begun`), the file must exist; otherwise an error is raised.
+    A repeated round may cost something else than before, so both costs are recorded, each before a
+    report is requested. The checkpoint's own ledger covers everything before it. If the run
+    `has_begun` rounds, the file must exist.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
@@ -54,7 +53,6 @@ class Attempts:
 
 
 def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
-    """Return the round of the last checkpoint, and the rounds started since with their costs."""
     since = take(fields, "since", int)
     rounds = take_array(fields, "rounds", np.int64, (None,))
     kinds = take_array(fields, "kinds", np.int64, rounds.shape)

@@ -42,10 +42,8 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check a client's answer and add it. If it is invalid, raises `ReportRejected`.
-
-        A rejected answer changes nothing.
-        """
+        """Check a client's answer and add it. A rejected one raises `ReportRejected` and changes
+        nothing."""
 
     def advance(self) -> Mapping[ClientId, Message] | None:
         """Close the phase, and return the next phase's messages, or None after the last phase."""
@@ -66,10 +64,8 @@ class Carrier(ABC):
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Send `messages` and yield the answers as they arrive.
-
-        An answer is valid until the next one is requested.
-        """
+        """Send `messages` and yield the answers as they arrive, each valid until the next is
+        requested."""
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
@@ -234,10 +230,8 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Give a client's encoded message to the server half, and return its reason for refusing.
-
-        Returns None if the server half accepted the message.
-        """
+        """Give a client's encoded message to the server half. Returns its reason for refusing, or
+        None."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
@@ -252,17 +246,14 @@ def _is_mergeable(server: ServerHalf) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the number of bytes sent to all clients together.
-
-    A message that several clients receive is encoded once, but counted for each.
-    """
+    """Return the bytes sent to all clients together. A shared message counts for each of them."""
     return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
     """Yield each message with the clients that receive it, so that it can be encoded once.
 
-    Clients share a message if it is one object and they follow one another in `messages`.
+    Clients share a message if they are neighbours in `messages` and have the same object.
     """
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():

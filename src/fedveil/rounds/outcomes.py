@@ -69,7 +69,7 @@ class Withheld(Answer):
 
 @dataclass
 class Failed(Answer):
-    """An answer in which the client says that its training failed, so that it has no report."""
+    """An answer that the client's training failed, so that it has no report."""
 
     reason: str
 
@@ -82,8 +82,7 @@ class Unreached(Answer):
 def short(reason: str) -> str:
     """Return text from an untrusted client in a form that is safe for a log and a record.
 
-    The result is one line of at most 200 characters. A text with unprintable characters is escaped
-    as a whole.
+    It is one line of at most 200 characters, escaped as a whole if any character is unprintable.
     """
     text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
     text = text if text.isprintable() else repr(text)

@@ -1,5 +1,4 @@
-"""Secure aggregation: the server learns the sum of the clients' vectors and nothing else about
-them.
+"""Secure aggregation: the server learns the sum of the clients' vectors and nothing else of them.
 
 This holds for a server that follows the protocol. With active security it also holds for a server
 that lies.

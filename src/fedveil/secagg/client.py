@@ -25,9 +25,9 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 class Client:
     """The client's half of a round: answers each message once, in order, and trusts none of them.
 
-    It sends only this: public keys; sealed shares; its vector plus masks, which are uniform in the
-    ring for anyone who lacks `threshold` shares of its seed or its pairwise keys; and one share for
-    each client of its neighbourhood, either of the seed or of the key, never of both. A message
+    It sends only public keys, sealed shares, its masked vector, and one share for each client of
+    its neighbourhood: either of the seed or of the key, never of both. The masked vector is uniform
+    in the ring for anyone who lacks `threshold` shares of its seed or its pairwise keys. A message
     that could extract more, or that is not the next one, raises `ClientWithheld` and ends the round
     for this client, which then answers nothing more.
 
@@ -72,10 +72,10 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """Return the answer to the server's message. The masked phase sends `vector`.
+        """Return the answer to the server's message. The masked phase sends `vector`, and may
+        overwrite it.
 
-        It may overwrite `vector`. `origin` is a digest of what the vector was made from, which must
-        be equal for all clients.
+        `origin` is a digest of what the vector was made from, which must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -133,7 +133,6 @@ class Client:
         self._state.resume(take(kept, "next", str))
 
     def _expected(self, message: Message) -> Phase:
-        """Return the phase of the server's message. Raises an error unless it is the next phase."""
         phase: Phase = take(message, "phase", str)
         if take(message, "round", int) != self.terms.round:
             raise ClientWithheld("the message is of another round")
@@ -166,10 +165,7 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Return the answer that deals shares of this client's two secrets to its neighbours.
-
-        The secrets are its seed and its mask key.
-        """
+        """Return the shares of this client's seed and mask key, dealt to its neighbours."""
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]
@@ -197,9 +193,10 @@ class Client:
         return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Return the cipher key of each member of the neighbourhood that the message shows.
+        """Return the cipher key of each member of the neighbourhood in the message.
 
-        Checks the message, and saves the members' mask keys and the digest of what was shown.
+        Checks the message, and saves the members' mask keys and the digest of the message's
+        content.
         """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
@@ -239,7 +236,6 @@ class Client:
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
     def _masked(self, message: Message, vector: Array | None, origin: bytes) -> dict[str, Value]:
-        """Return this client's masked vector, after opening the shares that were dealt to it."""
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
@@ -270,12 +266,12 @@ class Client:
         return pack(lanes, 0, ring.bits)
 
     def _pair_seed(self, peer: int) -> bytes:
-        """Return the seed of the mask that this client and `peer` share."""
         shared = self._mask.agree(public_key(self._mask_keys[peer]))
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Return this client's signature of the list of survivors and of all that it was shown."""
+        """Return this client's signature of the list of survivors and of all messages shown to
+        it."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -298,10 +294,8 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Return the answer that discloses one share of each dealer.
-
-        It is a share of a survivor's seed, or of a dropped client's mask key.
-        """
+        """Disclose one share of each dealer: of a survivor's seed, or of a dropped client's mask
+        key."""
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
             raise ClientWithheld("asked for both kinds of share of one client")

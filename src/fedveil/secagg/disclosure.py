@@ -1,6 +1,5 @@
-"""The server's record of which client dealt shares to which, and what the disclosed shares add
-up to.
-"""
+"""The server's record of who dealt shares to whom, and the secrets that the disclosed shares
+give."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from fedveil.secagg.terms import Terms
 class Disclosure:
     """The server's record of a round's shares: who dealt them to whom, and which were disclosed.
 
-    A client that deals shares is a dealer: each member of its neighbourhood, itself included, gets
-    one share of each of its two secrets. The members are its holders; a holder's place in the
+    A client that deals shares is a dealer. Each member of its neighbourhood, itself included, is a
+    holder and gets one share of each of the dealer's two secrets. A holder's place in the
     neighbourhood is the share's point. Once the survivors are decided, each holder discloses one
     share of each dealer.
     """
@@ -47,22 +46,19 @@ class Disclosure:
         self._dealers: dict[int, list[int]] = {}
 
     def deal(self, dealer: int, tags: bytes) -> None:
-        """Record that a client dealt shares, and the shares' tags."""
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the holder's place, from 0, among the holders of each of its dealers.
-
-        A dealer is a client that dealt it shares.
-        """
+        """Return the holder's place, from 0, among the holders of each client that dealt it
+        shares."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Return the clients that dealt shares to this holder, in order.
+        """Return the clients that dealt shares to this holder, in order: its neighbours and
+        itself, since the graph is symmetric.
 
-        Call it once all have dealt. They are its neighbours and itself, since the graph is
-        symmetric.
+        Call it once all have dealt.
         """
         number = self._graph.numbers[holder]
         if number not in self._dealers:
@@ -83,10 +79,7 @@ class Disclosure:
             self._without.setdefault(dealer, set()).add(holder)
 
     def decide(self, survivors: Collection[int]) -> None:
-        """Record which clients are in the sum.
-
-        Of the others, keys will be disclosed instead of seeds.
-        """
+        """Record the clients in the sum. The others' keys will be disclosed instead of seeds."""
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
@@ -103,16 +96,13 @@ class Disclosure:
         return fewest
 
     def asked_of(self, holder: int) -> list[int]:
-        """Return the dealers whose shares this holder must disclose, in order."""
         refused = frozenset(self._refused.get(holder, ()))
         dealers = self.dealers_to(holder)
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Store the shares that a holder discloses. Raises `MessageInvalid` if one is not as dealt.
-
-        It then stores none of them.
-        """
+        """Store the shares that a holder discloses. If one is not as dealt, stores none and raises
+        `MessageInvalid`."""
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
@@ -174,7 +164,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of the dealer's share among the shares that the holder has disclosed.
+        """Return the position of the dealer's share among those that the holder has disclosed.
 
         `index` caches the dealers' positions in each neighbourhood.
         """

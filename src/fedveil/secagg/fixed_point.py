@@ -2,7 +2,7 @@
 
 An entry x in [-clip, clip] becomes x / step, step = clip / largest, rounded at random to one of the
 two neighbouring whole numbers such that its mean is x / step. Each probability is exact to 2^-53.
-Entries beyond clip are set to it.
+Entries beyond the clip are set to it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _PART = 1 << 16
 
 class FixedPoint:
     """Encodes reals in [-clip, clip] as whole numbers in -largest .. largest, for an exact sum.
-
-    largest = 2^(bits-1) - 1.
-    """
+    largest = 2^(bits-1) - 1."""
 
     def __init__(self, clip: float, bits: int) -> None:
         self.clip = positive("clip", clip)
@@ -35,10 +33,8 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector as whole numbers: clipped, scaled and randomly rounded.
-
-        They are written to `out` if it is given.
-        """
+        """Return the vector as whole numbers, in `out` if given: clipped, scaled and randomly
+        rounded."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):

@@ -117,7 +117,6 @@ class _InMemory(Carrier):
     down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers. Clients that have dropped out give none."""
         self.gone.update(self.silent.get(phase, ()))
         self.up[phase] = self.down[phase] = 0
         last: Message | None = None

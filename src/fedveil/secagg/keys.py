@@ -32,7 +32,7 @@ _ENDS = struct.Struct("<qq").pack
 
 @cache
 def _probe() -> X25519PrivateKey:
-    """Return a private key with which public keys of low order are detected."""
+    """Return a private key that detects public keys of low order."""
     # Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
     # Cached, since the first key loads OpenSSL, which commands that only read a job do not need.
     return X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
@@ -68,7 +68,6 @@ class KeyPair:
 
 
 def public_key(raw: bytes) -> X25519PublicKey:
-    """Decode a public key from 32 bytes."""
     return X25519PublicKey.from_public_bytes(raw)
 
 
@@ -155,10 +154,7 @@ def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
 
 
 def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
-    """Return True if `signature` is that of `text` by the owner of the public key.
-
-    It is False if the key is None, which stands for a stranger.
-    """
+    """Return True if the owner of the public key signed `text`. None is the key of a stranger."""
     try:
         Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):

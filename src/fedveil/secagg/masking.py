@@ -3,7 +3,7 @@
 The ring is the integers modulo 2^bits. A vector is stored in lanes of 32 or 64 bits, the narrower
 that fit an element. Lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and
 `Ring.reduce` cuts a result to the ring's own bits. The keystream is read as whole little-endian
-lanes, so their low bits, which make the elements, are uniform.
+lanes, so the low bits, which make the elements, are uniform.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Ring:
         """Return the smallest ring in which a sum of `terms` terms cannot wrap.
 
         The terms' magnitudes are at most `largest`. Sums lie in -reach .. reach, reach = terms *
-        largest, and up to `beyond` outside of that if something is added to them: these are 2 *
-        (reach + beyond) + 1 values, which must fit 64 bits.
+        largest, and further out by up to `beyond` if something is added to them. These 2 * (reach +
+        beyond) + 1 values must fit 64 bits.
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
@@ -76,7 +76,7 @@ class Ring:
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add to a vector, in place, the mask of each seed, or subtract it if the seed's flag is False.
+    """Add each seed's mask to a vector, in place, or subtract it if the seed's flag is False.
 
     Each stretch of the vector gets all masks before the next stretch, so that the vector is read
     from memory once.

@@ -1,8 +1,8 @@
 """The graph of clients that mask with each other and hold shares of each other's secrets.
 
-Complete: everybody with everybody (Bonawitz et al., 2017). Sparse: the server draws an order that
-puts the clients on a circle, and joins each to its nearest on either side (Bell et al., 2020, for a
-server that follows the protocol).
+The complete graph joins everybody with everybody (Bonawitz et al., 2017). The sparse one is for a
+server that follows the protocol (Bell et al., 2020): the server draws an order that puts the
+clients on a circle, and joins each to its nearest on either side.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class MaskingGraph:
     """The neighbourhoods of all clients: each is a client and its neighbours, and has a number.
 
     `numbers` maps a client to its neighbourhood's number, and `members` a number to that
-    neighbourhood's clients, in order. All clients of the complete graph share neighbourhood 0. Work
-    that depends on a neighbourhood alone is therefore done once for each number.
+    neighbourhood's clients, in order. All clients of the complete graph share neighbourhood 0, so
+    work that depends on a neighbourhood alone is done once.
     """
 
     numbers: dict[int, int]
@@ -80,15 +80,17 @@ def automatic(clients: int, threshold: int) -> int | None:
     """Return the fewest neighbours that are safe for `clients` clients and this `threshold`.
 
     Returns None, for the complete graph, up to `COMPLETE_UP_TO` clients or if no number below half
-    of the clients is safe: little would be saved. A number is safe if two conditions hold. If a
-    share `CORRUPT` of the clients colludes with the server, then with probability at most
-    `UNMASKED` some neighbourhood has `threshold` of them, or the honest clients that stay are no
-    longer connected on the circle. If a share `DROPPED` is silent, some neighbourhood has fewer
-    than `threshold` left with probability at most `VOID`.
+    of the clients is safe: little would be saved. A number is safe under two conditions:
+
+    - If a share `CORRUPT` of the clients colludes with the server, then with probability at most
+      `UNMASKED` some neighbourhood has `threshold` of them, or the remaining honest clients are no
+      longer connected on the circle.
+    - If a share `DROPPED` is silent, then with probability at most `VOID` some neighbourhood has
+      fewer than `threshold` clients left.
 
     More neighbours make it likelier that `threshold` of them are corrupt, and less likely that too
-    few stay or that the circle is cut. Bisection finds both ends of the range that may be safe. If
-    the lower end is not safe, the reason is that the two chances of being unmasked add up; the
+    few remain or that the circle is cut. Bisection finds both ends of the range that may be safe.
+    If the lower end is not safe, the reason is that the two chances of being unmasked add up; the
     second falls by a constant factor with each step and soon vanishes.
     """
     if clients <= COMPLETE_UP_TO:
@@ -113,11 +115,11 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability that a uniform draw of clients contains at least `least` marked ones.
+    """Return the probability that a uniform draw of `drawn` of `clients` clients contains at least
+    `least` of the `marked` ones.
 
-    `drawn` of `clients` clients are drawn, and `marked` of all are marked. Terms further than 8
-    sqrt(drawn) from the mean are omitted: together they have a probability below 2^-180
-    (Hoeffding).
+    Terms further than 8 sqrt(drawn) from the mean are omitted: together they have a probability
+    below 2^-180 (Hoeffding).
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

@@ -65,10 +65,8 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return how many bytes the longest honest answer of a phase has.
-
-    `members` is the number of clients in a neighbourhood.
-    """
+    """Return the length of the longest honest answer of a phase, for `members` clients in a
+    neighbourhood."""
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
     return encoded_bytes({"phase": phase, "round": terms.round, **answer})
@@ -91,7 +89,6 @@ def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
 
 
 def as_ids(clients: Sequence[int]) -> np.ndarray:
-    """Return client numbers as the array of a message's field."""
     return np.array(clients, np.int64)
 
 
@@ -104,7 +101,6 @@ def take_bytes(message: Message, name: str, size: int) -> bytes:
 
 
 def as_rows(rows: Sequence[bytes], size: int) -> Uint8s:
-    """Return strings of `size` bytes each as the array of a message's field."""
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size)
 
 

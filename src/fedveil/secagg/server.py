@@ -85,7 +85,7 @@ class Server:
 
     @property
     def longest(self) -> int:
-        """Return how many bytes an honest answer of this phase has at most."""
+        """Return the largest number of bytes of an honest answer of this phase."""
         members = max(map(len, self._graph.members), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 
@@ -122,10 +122,8 @@ class Server:
         return None
 
     def _close(self) -> None:
-        """Close the phase, and decide which clients are asked next.
-
-        Raises `RoundVoid` if too few answered.
-        """
+        """Close the phase, and decide which clients are asked next. Raises `RoundVoid` if too few
+        answered."""
         closed, answered = self._state.name, sorted(self._answered)
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]
@@ -142,7 +140,7 @@ class Server:
         return messages
 
     def total(self) -> Int64s:
-        """Return the sum of the survivors' vectors. Call it after `advance` has returned None.
+        """Return the sum of the survivors' vectors, once `advance` has returned None.
 
         The caller may change it: it is this server's own memory.
         """
@@ -208,7 +206,6 @@ class Server:
         return [answered[place] for place in sorted(drawn)]
 
     def _keep_all(self, answered: list[int]) -> list[int]:
-        """Return the clients that continue: all that answered."""
         return answered
 
     def _decide_survivors(self, answered: list[int]) -> list[int]:
@@ -221,23 +218,18 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many of `answered` hold shares of the dealer with the fewest holders.
-
-        The second number is the threshold, the number of shares that reconstruct a secret.
-        """
+        """Return how many of `answered` hold shares of the dealer with the fewest holders, and the
+        threshold of shares."""
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many vectors arrived and how many a sum needs, if they are too few.
-
-        Otherwise returns the two numbers of `_count_holders`.
-        """
+        """Return the numbers of vectors that arrived and that a sum needs, if they are too few.
+        Otherwise return those of `_count_holders`."""
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)
 
     def _send_keys(self, asked: list[int]) -> dict[int, Message]:
-        """Draw the masking graph. Returns each client's message, with its neighbourhood's keys."""
         neighbours = self.terms.neighbours or len(asked) - 1
         self._graph = masking_graph.sparse(asked, neighbours, self._entropy)
         self._disclosure = Disclosure(self._graph, self.terms)
@@ -247,10 +239,8 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return the message that `make` makes for each client.
-
-        It is made once for all clients with equal neighbourhoods, whose messages must be equal.
-        """
+        """Return the message that `make` makes for each client, made once for equal
+        neighbourhoods."""
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -270,7 +260,6 @@ class Server:
         return as_rows([self._signatures[c] for c in clients], keys.SIGNATURE_BYTES)
 
     def _send_shares(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message: the shares that others have sealed for it."""
         self._view = vectors_view(self.terms, self._view, asked, self._origin)
         messages: dict[int, Message] = {}
         for client in asked:
@@ -286,7 +275,6 @@ class Server:
         return messages
 
     def _send_survivors(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message: the list of survivors."""
         return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
@@ -304,7 +292,6 @@ class Server:
         return self._to_each(asked, request)
 
     def _unmask(self) -> None:
-        """Remove all masks from the sum. Raises `RoundVoid` if a disclosed secret is wrong."""
         try:
             seeds, pairs = self._disclosed()
         except RoundVoid:
@@ -316,7 +303,6 @@ class Server:
         self._state.step(Event.MASKS_OFF)
 
     def _disclosed(self) -> tuple[list[Secret], dict[int, KeyPair]]:
-        """Reconstruct the survivors' seeds, and the mask keys of the clients that dropped out."""
         secrets = self._disclosure.join()
         pairs = {client: KeyPair(secrets[client]) for client in sorted(self._disclosure.dropped)}
         for client, pair in pairs.items():

@@ -169,8 +169,8 @@ def _sum(values: Field) -> Field:
 def _lagrange_at_zero(points: Field) -> Field:
     """Return the weights with which values of a polynomial p at `points` give p(0).
 
-    p(0) = sum of weight * p(point), over a row of distinct points. There is a row of weights for
-    each row of points: weight_i = product over j != i of x_j / (x_j - x_i), where x are the points.
+    There is a row of weights for each row of distinct points x: p(0) = sum of weight_i * p(x_i),
+    with weight_i = product over j != i of x_j / (x_j - x_i).
     """
     numerator, denominator = np.ones_like(points), np.ones_like(points)
     for j in range(points.shape[1]):
@@ -183,7 +183,6 @@ def _lagrange_at_zero(points: Field) -> Field:
 
 
 def _inverse(value: Field) -> Field:
-    """Return the inverse in the field of p elements: value^(p - 2)."""
     result = np.ones_like(value)
     for bit in bin(PRIME - 2)[2:]:
         result = _times(result, result)

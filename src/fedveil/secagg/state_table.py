@@ -142,7 +142,6 @@ class RoundState:
         return row[event]
 
     def step(self, event: Phase | Event) -> None:
-        """Move to the state that `event` leads to."""
         self.name = self.after(event)
 
     def resume(self, name: State) -> None:
@@ -153,10 +152,8 @@ class RoundState:
 
 
 def client_state(active_security: bool) -> RoundState:
-    """Return the initial state of a client's half of a round."""
     return RoundState(SIGNING_CLIENT if active_security else CLIENT, _client_refusal)
 
 
 def server_state(active_security: bool) -> RoundState:
-    """Return the initial state of the server's half of a round."""
     return RoundState(SIGNING_SERVER if active_security else SERVER, _server_refusal)

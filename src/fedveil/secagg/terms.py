@@ -16,8 +16,7 @@ MAX_CLIENTS = shamir.MAX_POINTS
 MAX_BITS = 64
 
 
-def _nobody(client: int) -> None:
-    """Return None: no client has a public key."""
+def _nobody(client: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,23 @@
 """The view: everything that a client has been shown of a round, as one digest.
 
-Everything that a server could present differently to different clients goes into the digest, and
-common values are derived from it: boxes of shares from what was shown before them, masks from all
-that was shown before them. Two clients that were shown different things therefore cannot open each
-other's boxes, or have masks that do not cancel, and their sum stays noise. It costs a hash of the
-neighbourhood's keys, and no phase.
+The digest covers everything that a server could show differently to different clients. The keys of
+sealed shares are derived from the digest of what was shown before them, and so are masks. Clients
+with different views therefore cannot open each other's shares, and their masks do not cancel, so
+that the sum stays noise. This costs a hash of the neighbourhood's keys, and no phase.
 
-By itself that does not stop a lying server: it knows every view, so that the keys of enough clients
-still remove masks, and it may have replaced clients' keys by its own. Active security rests on the
-digest all the same: each client signs its view with the survivors that it was shown, and t
-survivors must have signed equal ones before it discloses a share.
+By itself it does not stop a lying server. The server knows every view, so the keys of enough
+clients still remove masks, and it may have replaced clients' keys by its own. Active security adds
+signatures: each client signs its view with the survivors that it was shown, and discloses a share
+only if t survivors have signed equal ones.
 
-Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's
-side: a client u is opened alone only if t - c honest clients disclose shares of its seed, and each
-of its masks is known by the key that u was shown for the peer. A peer whose key is known is not
-among those that disclose. If it were, t - c honest clients, itself among them, would have signed
-its view with a list that names it and so disclose its seed, and of the n that hold its shares fewer
-than t - c are left for its key. So u was shown t - 1 - c such peers, t - c clients that disclose,
-itself, and the c: 2t - c clients, where n are allowed. The same count for a group that is opened
-together gives at least t - c of them.
+Why that suffices for 2t > n + c, with n clients that share secrets and c of them on the server's
+side. A client u is opened alone only if t - c honest clients disclose shares of its seed, and if
+each of its masks is known by the key that u was shown for the peer. A peer whose key is known is
+not among those that disclose. Otherwise t - c honest clients, itself among them, would have signed
+its view with a list that names it and so disclose its seed. Of the n that hold its shares, fewer
+than t - c are then left for its key. So u was shown t - 1 - c such peers, t - c clients that
+disclose, itself, and the c. These are 2t - c clients, but only n are allowed. The same count for a
+group that is opened together gives at least t - c of them.
 """
 
 from __future__ import annotations

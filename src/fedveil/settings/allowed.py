@@ -9,8 +9,9 @@ import difflib
 import math
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -103,7 +104,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name` if the value is only a plain name or a file.
+        """Return a hint to write `file:name` if the value is only a name or a file.
 
         Returns "" if the field does not name a user's function.
         """
@@ -116,15 +117,11 @@ class Allowed:
 
 
 def allowed(field: FieldInfo) -> Allowed:
-    """Return the allowed values of `field`."""
     return _allowed(field.annotation, field.metadata)
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that is a block of keys, or None for a plain value.
-
-    A block that may be null also counts.
-    """
+    """Return the settings class of a block of keys, which may be null. None for a plain value."""
     either = get_origin(field.annotation) in _EITHER
     members = get_args(field.annotation) if either else (field.annotation,)
     kind, *others = [member for member in members if member is not type(None)]
@@ -139,19 +136,22 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
     return kind if _is_block(kind) else None
 
 
-def keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """Yield the path of every value in `model`, in order.
+@cache
+def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
+    """Return the path of every value in `model`, in order.
 
     NAME stands for a name that the user gives.
     """
+    paths = list[Path]()
     for name, field in model.model_fields.items():
         block, blocks = block_of(field), blocks_of(field)
         if block is not None:
-            yield from keys(block, (*prefix, name))
+            paths += keys(block, (*prefix, name))
         elif blocks is not None:
-            yield from keys(blocks, (*prefix, name, NAME))
+            paths += keys(blocks, (*prefix, name, NAME))
         else:
-            yield (*prefix, name)
+            paths.append((*prefix, name))
+    return tuple(paths)
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
@@ -189,7 +189,6 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
 
 
 def dotted(path: Path) -> str:
-    """Format a path as users write it: protection.signds.sign_k."""
     return ".".join(map(plain, path))
 
 
@@ -215,7 +214,7 @@ def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], F
     """Follow `path` from `root` into its blocks.
 
     Returns how many keys of the path lead to the last block, that block, and the field of the next
-    key in it. The field is None if the block does not have that key, or if the path ends.
+    key in it. The field is None at the path's end, or if the block lacks that key.
     """
     block, named = root, False
     for i, key in enumerate(path):
@@ -312,7 +311,6 @@ def _either(members: Sequence[Allowed]) -> Allowed:
 
 
 def _interval(metadata: Iterable[Any]) -> str:
-    """Format the bounds among `metadata` as an interval. Returns "" without bounds."""
     low: Any = -math.inf
     high: Any = math.inf
     left, right = "(", ")"

@@ -38,15 +38,10 @@ class CheckedJob(Settings):
         if wrong or broken:
             raise JobError([*wrong.values(), *broken])
 
-    def _fill_in(self) -> None:
-        """Set the keys whose default depends on another key.
-
-        The job cannot be changed afterwards.
-        """
+    def _fill_in(self) -> None: ...
 
     @abstractmethod
-    def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:
-        """Return the problems between keys. Skips rules that read a key in `wrong`."""
+    def _broken(self, wrong: Collection[allowed.Path]) -> list[str]: ...
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:

@@ -11,10 +11,8 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield each key that differs, as a dotted path, and its two values as in a job file.
-
-    `place` is the path of the two mappings.
-    """
+    """Yield each key that differs, as a dotted path below `place`, and its two values as in a job
+    file."""
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

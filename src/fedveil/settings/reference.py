@@ -26,9 +26,8 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 
 def keys(page: str, part: str | None) -> str:
-    """Format the keys of a reference page for a terminal: all, or those whose path begins with
-    `part`.
-    """
+    """Format a reference page's keys for a terminal: all, or those whose path begins with
+    `part`."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of
@@ -50,7 +49,6 @@ def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
 
 
 def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each key of a reference page with its table row, in the page's order."""
     for line in page.splitlines():
         if row := re.fullmatch(r"\| `(\S+)` \| (.*) \| `(.*)` \| (.*) \|", line):
             key, values, default, meaning = row.groups()

@@ -21,14 +21,11 @@ def text(form: str, pattern: str, *words: str) -> AfterValidator:
 
 
 def function_text(form: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts one of `words`, or the name of something in a user's
-    module.
-    """
+    """Return a validator that accepts one of `words`, or a name in a user's module."""
     return text(form, FUNCTION, *words)
 
 
 def or_function(*words: str) -> AfterValidator:
-    """Return a validator that accepts one of `words`, or the name of a user's function."""
     return text("package.module:function", FUNCTION, *words)
 
 
@@ -71,8 +68,7 @@ class Block(Settings):
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield each key that is set without effect, and the key whose value causes that
-        (`Under`).
-        """
+        (`Under`)."""
         for name, field in type(self).model_fields.items():
             changed = getattr(self, name) != field.default
             for mark in (m for m in field.metadata if changed and isinstance(m, Under)):
@@ -117,7 +113,6 @@ class Choice(Block):
 
     @classmethod
     def block_of(cls, word: str) -> str | None:
-        """Return the name of the settings block that `word` selects, or None."""
         return cls.BLOCKS.get(word)
 
     @property

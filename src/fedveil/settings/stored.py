@@ -1,4 +1,4 @@
-"""Results that a run computes from its data and stores as JSON, for a later run."""
+"""Results that a run computes from its data and stores as JSON for a later run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """A job as text: reads strict YAML, applies `key=value` settings, and writes YAML.
 
-Only safe loaders are used: a job file contains data, never objects. Unlike PyYAML's safe loader,
-this one refuses a key that is given twice, reads `1e-3` as a number (as in YAML 1.2), and refuses a
-file with an implausible number of values, whether they are written out or repeated by aliases.
+Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
+PyYAML's safe loader. It refuses a key that is given twice. It reads `1e-3` as a number, as YAML 1.2
+does. And it refuses a file with an implausible number of values, written out or repeated by
+aliases.
 """
 
 from __future__ import annotations
@@ -65,10 +66,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value of the file.
-
-        Raises an error if it is one too many or not valid text.
-        """
+        """Count one more value. Raises an error for invalid text, or if the file has too many
+        values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -79,9 +78,9 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats. `stands_for` is their number.
+        """Count the values that an alias repeats, `stands_for` of them.
 
-        It is None inside the repeated block itself, which is an error.
+        None means an alias inside the repeated block itself, which is an error.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -152,19 +151,24 @@ def read(
         raise JobError([problem]) from None
     except UnicodeDecodeError:
         raise JobError([f"{path} is not UTF-8 text"]) from None
-    data = _parse(text, str(path), most_values)
+    return mapping(text, str(path), most_values)
+
+
+def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str, Any]:
+    """Return the mapping in a YAML text. Raises JobError that names `source`."""
+    data = _parse(text, source, most_values)
     if data is None:
         return {}
     if not isinstance(data, dict):
         hint = _line_hint(text) or (
             "; write a key and its value like this: `rounds: 20`" if "=" in text else ""
         )
-        raise JobError([f"{path} holds {allowed.shown(data)}, not keys with values{hint}"])
+        raise JobError([f"{source} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, in which the value would be read as a job file."""
+    """Raise JobError for `--set KEY VALUE`, where the value would be read as a job file."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
@@ -231,9 +235,9 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that `mine` does not have are keys of `other`.
+    """Raise JobError if all of a file's keys that `mine` lacks are keys of `other`.
 
-    `sentence` follows the file's name: what kind of job it is, and the command that takes it.
+    `sentence` follows the file's name in the error: the kind of job, and the command that takes it.
     """
     held = {} if path is None else read(path)
     fields = mine.model_fields
@@ -285,8 +289,7 @@ def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return `data` with these settings on top, as `apply` does, and a sentence for each unknown
-    key.
-    """
+    key."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -296,10 +299,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`.
-
-    If a parent of it is no block, remove that parent.
-    """
+    """Copy `data` without the value at `path`, or without a parent of it that is no block."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -325,7 +325,6 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 
 def _line_hint(text: str) -> str:
-    """Return a hint about the first line that cannot belong to a mapping, or ""."""
     for number, line in enumerate(text.splitlines(), 1):
         if hint := allowed.unspaced(line.strip()):
             return f"{hint} in line {number}: {allowed.shown(line.strip())}"
@@ -335,7 +334,6 @@ def _line_hint(text: str) -> str:
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
-    """Return a sentence if `model` does not have `path`, otherwise ""."""
     end, block, field = allowed.followed(model, path)
     here, rest = path[: end + 1], path[end + 1 :]
     if field is None and end < len(path):
@@ -370,7 +368,6 @@ def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
 
 
 def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None) -> Any:
-    """Return the content `held` of a field with `value` set at `path` in it."""
     block, blocks = (block_of(field), blocks_of(field)) if field else (None, None)
     if block is not None:
         return _merged(held, tuple(path), value, block)
@@ -387,7 +384,7 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content for which `word` stands in `block`, whose content was `held`.
+    """Return the content for which `word` stands in the choice `block` with the content `held`.
 
     Returns `word` itself if the block is no choice.
     """

@@ -20,7 +20,7 @@ ATTACKED_JOBS = {
 
 
 class Template(NamedTuple):
-    """A template: each written file -> its source here, and the command that runs it."""
+    """A template: its written files, each with its source here, and the command that runs it."""
 
     files: dict[str, str]
     run: str = "fedveil run job.yaml"

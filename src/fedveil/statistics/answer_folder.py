@@ -29,11 +29,9 @@ def keep(answers: Answers, folder: RunFolder) -> str | None:
 
 
 def saved(folder: Path) -> dict[str, Any]:
-    """Return the answers in a folder as the plain values that `Answers.data` returned."""
     found: dict[str, Any] = revived(json.loads(read_text(folder / ANSWERS, MOST_DATA_BYTES)))
     return found
 
 
 def create(out: Path | None, name: str) -> RunFolder:
-    """Create the folder of an answer. Raises `RunFolderError` if it holds anything."""
     return RunFolder.create(out, name, None)

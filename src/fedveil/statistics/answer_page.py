@@ -31,7 +31,6 @@ def number(value: float) -> str:
 
 
 def table(answer: Answer) -> Table:
-    """Return the answer's estimates as a table."""
     names = list(answer.estimates[0].label) if answer.estimates else []
     columns = [*names, "estimate", "from", "to", "noise", "sampling"]
     rows = [
@@ -46,7 +45,6 @@ def table(answer: Answer) -> Table:
 
 
 def page_of(answers: Answers) -> Page:
-    """Return the page of the answers."""
     sections = [
         Section(f"{name}: {answer.ask}", list(_parts(answer, answers.file.confidence)))
         for name, answer in answers.answers.items()

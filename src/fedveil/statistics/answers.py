@@ -16,9 +16,9 @@ from fedveil.statistics.question import QuestionFile
 class Estimate:
     """A number with its interval.
 
-    `label` says what it is about, such as a cell or a word, by the column's name. `noise` and
-    `sampling` are the standard deviations of the protection's noise, and of a new sample of clients
-    from their population. The interval from `low` to `high` covers both.
+    `label` names its object, such as a cell or a word, by the column's name. `noise` and `sampling`
+    are the standard deviations of the protection's noise, and of a new sample of clients from their
+    population. The interval from `low` to `high` covers both.
     """
 
     label: Mapping[str, str]
@@ -87,7 +87,6 @@ class Answers:
         return self.lines[0].epsilon
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record for each estimate."""
         return [
             {
                 "question": answer.name,

@@ -151,7 +151,6 @@ class Asking:
         cohort: Sequence[ClientId],
         spending: Sequence[Spending],
     ) -> tuple[Float64s, int]:
-        """Drive a round, and return its mean vector and the number of reports in it."""
         protection = carriage.protection
         state, model = protection.initial_state(), np.zeros(layout.dimension, np.float32)
         server = protection.server_round(RoundContext(cohort, step.round, model, state))
@@ -184,7 +183,7 @@ class Asking:
     ) -> None:
         """Charge the data set's account, just before the first client is asked.
 
-        Under rr and oue a client is asked once, so that only the first round is charged.
+        Only the first round is charged under rr and oue, which ask a client once.
         """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
@@ -229,7 +228,6 @@ class Asking:
             self._sums.setdefault(name, []).append(sums_of)
 
     def _searched(self, step: Step, sums: Sums) -> None:
-        """Tell a quantile's search what its clients answered."""
         search = self._schedule.turns[step.round - 1].search
         assert search is not None, "only a search has an edge"
         share, noise = sums.values[0] / sums.clients, sums.noise[0] / sums.clients**2

@@ -100,7 +100,8 @@ def make_protection(
 
 
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
-    """Return the settings that follow from the question: the clip, and the noise of its epsilon."""
+    """Return the settings that follow from the question: the clip, and the noise for its
+    epsilon."""
     epsilon, delta = file.epsilon, file.delta
     if epsilon is None:
         return {"clip": _CLIP} if file.protection.name == "pw_encrypt" else {}
@@ -155,7 +156,7 @@ class Carriage:
 
     @property
     def most_rows(self) -> int | None:
-        """The most rows of a client that a report can carry under `unit: row`. None: no limit.
+        """The most rows of a client that a report can carry under `unit: row`, or None.
 
         An entry of a sum holds 2^24 steps, and the sensitivity is proved for 2^18 rows.
         """
@@ -193,9 +194,9 @@ class Carriage:
     def influence(self) -> float:
         """Return how far one forged report can move the total, in the joint vector's norm.
 
-        It is infinite under secure aggregation, which hides every single vector: a forged one may
-        be any element of the ring. central_gaussian refuses a vector beyond the clip, and
-        dp_encrypt an entry beyond the clip and ten deviations of its noise.
+        It is infinite under secure aggregation, which hides single vectors: a forged one may be any
+        element of the ring. central_gaussian refuses a vector beyond the clip, and dp_encrypt an
+        entry beyond the clip and ten deviations of its noise.
         """
         match self.protection:
             case Frequencies() as local:

@@ -1,4 +1,4 @@
-"""The rows of each client: who holds which rows of a table, and which of them are contributed."""
+"""The rows of each client, and those of them that the client contributes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Clients:
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the rows that a client contributes to every round, drawn with its own `entropy`.
 
-        `carried` is the most rows that a report can carry, if that is limited. Logs how many rows
-        were left out.
+        `carried` is the most rows that a report can carry, if limited. Logs how many rows were
+        omitted.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
@@ -56,7 +56,7 @@ class Clients:
 
 
 def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
-    """Group the rows of `table` by the column that names their client. None: one row each.
+    """Group the rows of `table` by the column that names their client, or each row alone for None.
 
     Clients are numbered in the order of their names. Raises `DataInvalid` for a row without a
     client.

@@ -33,9 +33,9 @@ from fedveil.statistics.tables import Table
 class Rows:
     """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
 
-    `moved` marks rows with a value that was moved into its range, and `lost` rows that do not count
-    because a value is missing or has no cell. `spare` are the cells of rows that do not count, if
-    they shall have one.
+    `moved` marks rows with a value that was moved into its range. `lost` marks rows that do not
+    count, because a value is missing or has no cell. `spare` are cells for rows that do not count,
+    if they are to have one.
     """
 
     width: int

@@ -30,8 +30,7 @@ _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
 class Named(Protocol):
     """Columns by name."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
+    def __len__(self) -> int: ...
 
     def numbers(self, column: str) -> Float64s:
         """Return a column of numbers. NaN is a missing number."""
@@ -69,7 +68,6 @@ class Filter:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the condition reads."""
         return sorted(set(_columns(self._tree)))
 
     def mask(self, table: Named) -> Bools:

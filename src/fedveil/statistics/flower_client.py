@@ -1,7 +1,7 @@
 """The ClientApp of a question: answers one message of a round from this client's own rows.
 
-What the client found in its data, and what it cut, stays in its own log. Its account is charged
-before its rows are read.
+Problems and cuts of the client's data are only in its own log. Its account is charged before its
+rows are read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ def _path(config: Mapping[str, object], key: str) -> Path | None:
 
 
 def make_app(folder: Path) -> ClientApp:
-    """Return the ClientApp of the app in `folder`."""
     file = QuestionFile.load(folder / QUESTION)
     app = ClientApp()
     for action in ("report", *PHASES):
@@ -130,7 +129,7 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question is not the one to which this client agreed."""
+    """Raise an error if the client has agreed to another question than the app's."""
     if member.question is None:
         return
     own = QuestionFile.load(member.question)

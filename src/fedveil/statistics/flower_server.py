@@ -11,12 +11,12 @@ from flwr.serverapp import Grid
 
 from fedveil.base.message import Message, encode
 from fedveil.base.plain_text import say
-from fedveil.errors import MessageInvalid, RunStopped
+from fedveil.errors import RunStopped
 from fedveil.federated.job import Job
-from fedveil.flower.exchange import exchange, reply_was_lost
+from fedveil.flower.exchange import exchange, reply_was_lost, reported
 from fedveil.flower.job.app_folder import ROSTER, read_roster
 from fedveil.flower.job.node_mapping import Members
-from fedveil.flower.records import addressed_records, check_report, common_record, encoded_message
+from fedveil.flower.records import addressed_records, check_report, common_record
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier
 from fedveil.rounds.outcomes import Answer, ClientId
@@ -111,8 +111,4 @@ def _read(client: int, reply: FlowerMessage) -> Answer | None:
         if reply.error.code == ERROR_CODE:
             return outcomes.Withheld(client, "the client's own log says why")
         return None if reply_was_lost(reply) else outcomes.Unreached(client)
-    try:
-        return outcomes.Report(client, encoded_message(reply.content))
-    except MessageInvalid as error:
-        size = sum(record.count_bytes() for record in reply.content.values())
-        return outcomes.Refused(client, size, str(error))
+    return reported(client, reply)

@@ -117,7 +117,6 @@ class Frequencies(Protection):
         self.law = OneHot(kind, eps, context.dimension)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of one report."""
         return [Spending(self.law.loss)]
 
     def server_round(self, context: RoundContext) -> FrequencyRound:
@@ -159,8 +158,6 @@ class FrequencyRound(OneReportRound):
 
 
 class FrequencyClient(OneReportClient):
-    """Sends the perturbed code."""
-
     def __init__(self, context: ClientContext, law: OneHot) -> None:
         super().__init__(context)
         self._law = law

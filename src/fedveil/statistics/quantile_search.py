@@ -1,11 +1,11 @@
 """Quantiles under rr and oue: a search in which each client answers one yes-or-no question.
 
-A client says whether its value is below an edge, by randomized response with the whole epsilon. A
+A client answers if its value is below an edge, by randomized response with the whole epsilon. A
 client that does not count (another group, a missing value) says yes with probability q instead. So
-the share of yes, less q, is positive above the quantile q and negative below it, and nobody needs
-the number of clients that count. Each round asks other clients about the edge at the middle of
-what is known: the median of the places at which the answers so far put the quantile (a noisy
-binary search; Burnashev and Zigangirov, 1974).
+the share of yes, less q, is positive above the quantile q and negative below it, without the number
+of clients that count. Each round asks other clients about the edge in the middle of the current
+knowledge: the median of the places at which the answers so far put the quantile (a noisy binary
+search; Burnashev and Zigangirov, 1974).
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ class Search:
         return 1 + int(np.abs(chances[:-1] / chances[-1] - 0.5).argmin())
 
     def answered(self, edge: int, share: float, noise: float, clients: int) -> None:
-        """Record the share of yes among `clients`, with the variance of its noise."""
         variance = noise + self.q * (1 - self.q) / clients
         self._answers[edge] += [(share - self.q) / variance, 1 / variance, noise / variance**2]
 
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
         """Return where the rising function nearest to the answers crosses zero.
 
-        The interval begins at the last edge before the first that is not significantly below the
-        quantile, and ends likewise. It misses the quantile only if one given edge, the nearest on
-        that side, is significant by chance.
+        The interval begins at the last edge before the first one that is not significantly below
+        the quantile, and ends likewise. It misses the quantile only if one given edge, the nearest
+        on that side, is significant by chance.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T

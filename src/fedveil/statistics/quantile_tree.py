@@ -90,7 +90,6 @@ def _crossing(excess: Float64s, edges: Float64s) -> float:
 
 
 def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
-    """Return the estimated leaves and their covariance."""
     values = np.concatenate([sums.values for sums in levels])
     noise = np.concatenate([sums.noise for sums in levels])
     tree = _tree(tuple(len(sums.values) for sums in levels))

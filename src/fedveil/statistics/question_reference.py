@@ -29,7 +29,6 @@ _RULES = (
 
 
 def reference() -> str:
-    """Return the reference page in Markdown."""
     return page(_INTRODUCTION, QuestionFile, [*map(_read, READ), *_RULES])
 
 

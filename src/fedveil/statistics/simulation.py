@@ -36,7 +36,7 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return the update of a client. What was cut from its data is in its own log alone."""
+        """Return the update of a client. Only its own log says what was cut from its data."""
         entropy, carried = self._entropy.stream("rows", client), self._carriage.most_rows
         chosen = self._clients.contributed(client, entropy, carried)
         if log.isEnabledFor(logging.INFO):
@@ -54,7 +54,7 @@ class Contributions:
 
 
 def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
-    """Write to the client's log how many values were moved into their range, or do not count."""
+    """Log how many of the client's values were moved into their range, or do not count."""
     moved = sum(int(encoded.moved[chosen].sum()) for encoded in rows)
     lost = sum(int(encoded.lost[chosen].sum()) for encoded in rows)
     if moved or lost:

@@ -35,8 +35,7 @@ class Table(ABC):
         self.words = lru_cache(maxsize=64)(self._checked_words)
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of rows."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def _numbers(self, column: str) -> Float64s:
@@ -156,9 +155,9 @@ def as_table(data: Any, name: str = "data") -> Table:
     """Return `data` as a table.
 
     It may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
-    array of rows (whose columns are named 0, 1, ...), a pair (x, y), or a fedveil `Dataset`, of
-    which the training examples are used. Of a pair or a Dataset, the column y has the targets, and
-    the column client the owners.
+    array of rows, a pair (x, y), or a fedveil `Dataset`. Columns of an array are named 0, 1, ... Of
+    a pair or a Dataset, the column y has the targets, and the column client the owners. Only the
+    training examples of a Dataset are used.
     """
     if isinstance(data, Table):
         return data

@@ -54,7 +54,7 @@ class Goal(NamedTuple):
         return cls(name, value, "lower" if known[name] == "lower" else "higher")
 
     def reached(self, value: float) -> bool:
-        """Return True if `value` is at least as good as the goal's."""
+        """Return True if `value` is at least as good as the goal."""
         return value <= self.value if self.better == "lower" else value >= self.value
 
 
@@ -84,7 +84,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The beginning of the names of its runs' folders."""
         parts = [self.position, *(f"{key}={value}" for key, value in self.changes.items())]
         if self.epsilon is not None:
             parts.append(f"epsilon={self.epsilon:g}")
@@ -108,7 +107,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of the run's folder."""
         return f"{self.setting.name},seed={self.seed}"
 
 
@@ -166,7 +164,7 @@ class Comparison:
     def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
         """Yield the runs, setting by setting. `tell` is called before each search for a parameter.
 
-        A search may take long. Its result is added to `solutions`.
+        A search may take long, so its result is added to `solutions`.
         """
         for setting in self.settings:
             if setting.epsilon is not None and setting.name not in self.solutions:
@@ -206,10 +204,10 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons at which a protection runs.
+        """Return the target epsilons at which a protection runs. Raises `JobError` if `changes`
+        sets the parameter to solve for.
 
-        Returns [None] if none were asked for, or if no parameter of the protection can be solved
-        for. Raises `JobError` if `changes` sets that parameter.
+        Returns [None] without targets, or without such a parameter.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
@@ -235,14 +233,13 @@ class Comparison:
 
     @property
     def says_weighting(self) -> bool:
-        """True if the job sets the weighting of clients itself."""
         return "weighting" in self.job.server.model_fields_set
 
     def _switch(self, position: str) -> ProtectionSettings:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return `problem` with the names of the protections that have it, unless all have it."""
+        """Return `problem` with the names of those protections that have it, unless all have it."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

@@ -21,10 +21,10 @@ EPSILONS = (2.0, 8.0)
 
 
 def side_by_side(job: Job) -> list[str]:
-    """Return the protections of a comparison that names none: no protection, then all with a
-    promise.
+    """Return the protections of a comparison that names none: no protection, the job's own, and
+    all with a promise.
 
-    The job's own protection is among them. `pw_encrypt` has the noise of `central_gaussian`.
+    `pw_encrypt` is omitted, because it has the noise of `central_gaussian`.
     """
     built_in = ("not_encrypt", *(name for name in (*GAUSSIAN, *OTHERS) if name != "pw_encrypt"))
     return list(dict.fromkeys((*built_in, job.protection.name)))
@@ -103,7 +103,6 @@ def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
 
 
 def _whole(line: Line) -> bool:
-    """Return True if every run of the line has a result."""
     values = _values(line)
     return bool(values) and not line.lost and all(map(math.isfinite, values))
 
@@ -138,7 +137,6 @@ def _trusts(line: Line) -> bool:
 
 
 def _against(line: Line) -> str:
-    """Return the attackers against whom the line's promise holds."""
     switch = line.runs[0].job["protection"]
     position = POSITIONS.get(str(switch["name"]))
     if position is None:

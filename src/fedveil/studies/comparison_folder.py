@@ -58,9 +58,7 @@ class ComparisonFolder:
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
         """Open a new folder, or one in which the same job was compared before with any options.
-
-        `stack` closes the folder.
-        """
+        `stack` closes the folder."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -79,10 +77,8 @@ class ComparisonFolder:
 
     @classmethod
     def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
-        """Open the folder of an earlier comparison, with its saved job and options.
-
-        `stack` closes it.
-        """
+        """Open the folder of an earlier comparison, with its saved job and options. `stack` closes
+        it."""
         file = held_in(path, COMPARISON, "a comparison's folder")
         look_where_a_run_looked(path)
         with intact(file):
@@ -94,10 +90,8 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save the parameters that searches found.
-
-        Raises an error if the folder of a cell has the run of a different job.
-        """
+        """Return all cells, and save the parameters that searches found. Raises an error if the
+        folder of a cell has another job's run."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -123,10 +117,10 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Attack the run if it has the first seed, attacks are requested and it was not attacked
-        before.
+        """Return the result with an attack's finding, if attacks are requested and the run has the
+        first seed.
 
-        `step` is called with the attack's progress. Returns the result with the attack's finding.
+        A run is attacked only once. `step` is called with the attack's progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
@@ -149,7 +143,6 @@ class ComparisonFolder:
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:
-        """Save a table, a plot or a page in the folder. Returns its path."""
         self._folder.write_atomically(name, data)
         return self.path / name
 

@@ -15,7 +15,7 @@ from fedveil.studies.comparison_table import Line, plots, tables
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
     """Return the page with the tables and plots of all results.
 
-    `found` has a line per setting, and `goal` is the value that the runs should reach.
+    `found` has a line per setting. `goal` is the value that the runs should reach.
     """
     job, asked = comparison.job, comparison.asked
     number = job.clients.number

@@ -45,11 +45,9 @@ class Line:
 
     @property
     def lost(self) -> bool:
-        """True if a run has no result."""
         return any(math.isnan(value) for value in self.last(LOSS)) or not self.runs
 
     def last(self, key: str) -> list[float]:
-        """Return the last value of the metric `key` in every run that has it."""
         return [run.last[key] for run in self.runs if key in run.last]
 
     @cached_property
@@ -109,7 +107,6 @@ def lines(results: Sequence[Result]) -> list[Line]:
 
 
 def _remarks(result: Result) -> Iterator[str]:
-    """Yield remarks on how a run failed or ended early."""
     yield from filter(None, (result.failure, result.unattacked))
     if result.run is not None and result.run.stopped:
         yield f"ended after round {len(result.run.records)}: {result.run.stopped}"
@@ -206,7 +203,6 @@ def _test_axis(name: str) -> Axis:
 
 
 def _levels(found: Sequence[Line], name: str, ends: Sequence[float]) -> Iterator[Curve]:
-    """Yield a horizontal line for each setting without a finite epsilon, between two epsilons."""
     for line in found:
         spent, reached = line.spent("run_every_round"), line.last(name)
         if spent is not None and math.isinf(spent.epsilon) and reached:
@@ -215,7 +211,6 @@ def _levels(found: Sequence[Line], name: str, ends: Sequence[float]) -> Iterator
 
 
 def _figures(found: Sequence[Line]) -> list[str]:
-    """Return the names of the runs' metrics, with the deciding one first."""
     lasts = [run.last for line in found for run in line.runs]
     return figures(lasts[0] if lasts else {})
 
@@ -256,9 +251,9 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Return the mean of the figures, and with `bounds` the least and the most.
+    """Return the mean of the figures, and with `bounds` the least and the largest.
 
-    A mean over the other runs would hide that some have diverged.
+    A mean over only some runs would hide that others have diverged.
     """
     if not figures:
         return _NO_RESULT

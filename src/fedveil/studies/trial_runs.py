@@ -37,7 +37,7 @@ Tell = Callable[[str], None]
 class Trial:
     """A short run of a candidate. `candidate` is None for runs without protection.
 
-    `metric` is the deciding metric with the direction that is better, `value` its last value, and
+    `metric` is the deciding metric with the better direction, `value` its last value, and
     `examples` names the examples. A failed trial has the reason in `failure` and the value NaN.
     """
 
@@ -54,7 +54,8 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A key that sorts the best trial first. A promise without trust in the server wins."""
+        """A key that sorts the best trial first. A promise without trust in the server comes before
+        others."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, math.inf if math.isnan(self.value) else sign * self.value
@@ -63,8 +64,8 @@ class Trial:
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     """Run each protection at epsilon `target`, and none. `tell` is called before each step.
 
-    `target` is for a whole run of the job. A trial uses the first `ROUNDS` rounds of it. Nothing is
-    left on the disk.
+    `target` is for a whole run of the job, of which a trial uses the first `ROUNDS` rounds. No
+    files remain.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)

@@ -62,9 +62,7 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the image halves [examples, 1, 28, 14] of a follower, or the labels of the
-        leader.
-        """
+        """Return a follower's image halves [examples, 1, 28, 14], or the leader's labels."""
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

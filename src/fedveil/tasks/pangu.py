@@ -56,7 +56,6 @@ class Pangu:
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return the shape and the type of an example's columns and labels."""
         window = (self.shape.context,), torch.int64
         return {"tokens": window, "labels": window}
 
@@ -140,7 +139,6 @@ class Pangu:
 
 
 def _shape(settings: PanguSettings) -> transformer.Shape:
-    """Return the model's sizes: those of the preset, unless the settings override them."""
     own = settings.model_dump(include={"layers", "width", "heads", "context", "vocabulary"})
     if settings.tokenizer == "bytes":
         if settings.vocabulary not in (None, text.BYTE_TOKENS):

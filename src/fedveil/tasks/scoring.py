@@ -31,12 +31,11 @@ class ByLabel:
 
     @property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the weight of each class in the training loss, or None if all are equal."""
         return None
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        """Return the names of the classes, ordered by number, or None if they have none."""
+        """Return the names of the classes, ordered by number, or None."""
         return None
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -52,9 +51,7 @@ class ByLabel:
         return separate_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return a batch's sums: the unweighted loss, the number of correct examples, and
-        `examples`.
-        """
+        """Return a batch's sums: the unweighted loss, the correct examples, and `examples`."""
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -64,7 +61,7 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """Return metrics over all examples together. Those of numbers are in the labels' original
+        """Return metrics over all examples together, those of numbers in the labels' original
         unit.
 
         `calibrated_loss` is the loss of the probabilities that `predictions` returns.
@@ -78,9 +75,7 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """Return, for each example, the predicted class and all probabilities, or the predicted
-        number.
-        """
+        """Return each example's predicted class and all probabilities, or its predicted number."""
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])
         return told_classes(outputs, labels, self.class_names)
@@ -90,7 +85,6 @@ class ByLabel:
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:
-        """Return each class's number of examples, precision, recall and F1."""
         table = np.array(task_metrics.confusion(scores, labels))
         with np.errstate(invalid="ignore"):
             precision, recall = np.diag(table) / table.sum(0), np.diag(table) / table.sum(1)

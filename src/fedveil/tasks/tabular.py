@@ -116,10 +116,8 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature to mean 0 and variance 1 over the training rows.
-
-    No feature is constant.
-    """
+    """Scale each feature, none of which is constant, to mean 0 and variance 1 over the training
+    rows."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 

@@ -43,9 +43,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """The number of intervals of each of an owner's number columns, and of places of its word
-    columns.
-    """
+    """The intervals of each of an owner's number columns, and the places of its word columns."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -61,9 +59,10 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build two parts for each owner, and the top, which outputs one number or the classes' logits.
+    """Build two parts for each owner, and the top, which outputs one number or the classes'
+    logits.
 
-    If an owner's features are None, its parts have no modules here. The top has none if the leader
+    An owner whose features are None has parts without modules here. The top has none if the leader
     is not in `here`. A wide part sends `settings.scores` numbers per example, a deep part
     `settings.width`. `words` is the size of a word's vector, or None if owners have no words.
     """
@@ -168,9 +167,7 @@ class Deep(nn.Module):
         return torch.cat([numbers, vectors.flatten(1)], dim=1)
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the words [rows, words] whose vectors are nearest to those side by side in each
-        row.
-        """
+        """Return the words [rows, words] nearest to the vectors that each row has side by side."""
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
         each = vectors.chunk(len(tables), dim=1)

@@ -2,8 +2,8 @@
 
 The parties have different features of the same examples; one party, the leader, has the labels.
 Each trains its part of one network. The parties exchange tensors and gradients at the cuts, the
-loss, and blinded ids, by which they find the examples that all of them have. docs/vertical.md has a
-table of what each message reveals to whom.
+loss, and blinded ids, by which they find their common examples. docs/vertical.md has a table of
+what each message reveals to whom.
 
     from fedveil.vertical import VerticalJob, train
     run = train(VerticalJob.load("job.yaml"))

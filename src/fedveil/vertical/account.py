@@ -62,10 +62,8 @@ class Releases:
         self._begun: int | None = None
 
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
-        """Restore the counts of a run that resumes after `step`, with `looks` evaluations done.
-
-        The examples that are set aside were sent `calibrations` times.
-        """
+        """Restore the counts of a run that resumes after `step`. It has done `looks` evaluations,
+        and sent the examples that are set aside `calibrations` times."""
         if self._folder is None:
             self.train = self._sent(0, step)
             self.train[self._order.set_aside] += calibrations
@@ -80,7 +78,6 @@ class Releases:
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Return the counts as CSV, by id or, if the party has no ids, by position."""
         held_out = np.full(len(ids["test"]), self.looks)
         text = io.StringIO()
         lines = csv.writer(text)
@@ -121,7 +118,6 @@ class Releases:
             self._begun = None
 
     def _sent(self, after: int, step: int) -> npt.NDArray[np.int64]:
-        """Return how often each example occurs in the steps from `after` + 1 to `step`."""
         counts = np.zeros(self._order.count, np.int64)
         while after < step:
             if after % self._order.steps == 0 and step - after >= self._order.steps:
@@ -133,10 +129,8 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write to a file which step and which evaluation was begun last.
-
-        The bytes survive a crash of the process, but not always one of the machine.
-        """
+        """Write the step and the evaluation that were begun last to a file. The bytes survive a
+        crash of the process, but not always one of the machine."""
         if self._folder is None:
             return
         if self._begun is None:
@@ -145,11 +139,8 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Return the step that the counts cover, and the step and the evaluation that were begun
-        last.
-
-        A run that has done `done` steps, if any, must have both files.
-        """
+        """Return the step that the counts cover, and the step and the evaluation begun last. A run
+        that has done some steps must have both files."""
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         missing = [path for path in (counts, begun) if not path.exists()]
@@ -173,7 +164,6 @@ class Releases:
 
 
 def _noted(step: int, looks: int) -> bytes:
-    """Encode the numbers of a step and an evaluation, followed by a few bytes of their digest."""
     data = np.array([step, looks], "<i8").tobytes()
     return data + hashlib.sha256(data).digest()[:8]
 
@@ -201,10 +191,8 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return what an example is charged for being sent once.
-
-    `first` is True for its first time. Under `reuse` any further time costs nothing.
-    """
+    """Return what an example is charged for being sent once. Under `reuse`, only the first time
+    costs."""
     return _charges(
         (part, privacy)
         for part, privacy in _private_parts(split, party)
@@ -217,9 +205,8 @@ def figures(
 ) -> list[Line]:
     """Return a party's epsilons: per bit, per one-hot row, per example sent once, and for the run.
 
-    The last is that of the example sent most often. If one of this party's crossings is not
-    protected, its epsilon is infinite: the whole example has no guarantee. A party that sends
-    nothing of its own data has no figures.
+    The last is that of the example sent most often, and infinite if a crossing of this party is not
+    protected. A party that sends nothing of its own data has no figures.
     """
     found = []
     parts = _private_parts(split, party)
@@ -279,7 +266,6 @@ def sends_unprotected(split: SplitModel, party: str) -> list[str]:
 
 
 def _private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:
-    """Return a party's parts that send under EmbeddingDP, with their privacy settings."""
     return [(part, part.privacy) for part in split.owned_by(party) if part.privacy is not None]
 
 

@@ -1,9 +1,9 @@
-"""The memory that a batch needs while a party trains on it, counted before anything is allocated.
+"""The memory that a batch needs while a party trains on it, computed before any is allocated.
 
 The forward pass of a party's parts runs on torch's meta device, where tensors have shapes and no
-values. Autograd keeps some of its tensors for the backward pass: the hooks of `saved_tensors_hooks`
-see each. On top of these come the gradients of the largest of them, of which two are alive at a
-time, and 15% for torch's kernels and its allocator (benchmarks/vertical_batch.py).
+values. `saved_tensors_hooks` shows each tensor that autograd keeps for the backward pass. Added to
+these are two gradients as large as the largest of them, and 15% for torch's kernels and its
+allocator (benchmarks/vertical_batch.py).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OWN = 1.15
 def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
     """Return the bytes for a batch of `rows` examples at `parties`, whose parts are on meta.
 
-    Returns 0 for a task that does not state the shapes of its columns (`inputs`). Whole batches are
-    counted: with micro-batches, a follower may have all of them in its memory.
+    Returns 0 for a task without `inputs`. Counts whole batches: a follower may have all
+    micro-batches of one in its memory.
     """
     if not hasattr(task, "inputs"):
         return 0
@@ -55,7 +55,6 @@ def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: i
 
 
 def _read(part: Part) -> list[tuple[bool, str]]:
-    """Return the name of each input of a part, and whether it is a column of its owner's data."""
     return [(name.startswith("data."), name.removeprefix("data.")) for name in part.inputs]
 
 

@@ -70,15 +70,15 @@ class Manifest(Settings):
     contents: dict[str, Sha256]
 
     def written(self) -> bytes:
-        """Encode as JSON with sorted keys: parties with equal manifests have equal bytes."""
+        """Encode as JSON with sorted keys, so that equal manifests have equal bytes."""
         return json.dumps(self.model_dump(), sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files are those that its manifest names.
+    """A bundle whose files have the digests in its manifest.
 
-    `name` is the manifest's SHA-256. All parties' bundles of one model have the same name.
+    `name` is the manifest's SHA-256, equal in all parties' bundles of one model.
     """
 
     path: Path
@@ -114,10 +114,6 @@ def write_contents(
     files: Mapping[str, bytes],
     sent: bytes,
 ) -> bytes:
-    """Write a party's files into `folder`, and return the SHA-256 of its contents.
-
-    The bundle is complete once `write_manifest` has added what all parties agree on.
-    """
     keep_job(folder, job, own_functions(job))
     write_model(folder, modules)
     files = {**files, SENT: sent}

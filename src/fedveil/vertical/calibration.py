@@ -1,9 +1,10 @@
-"""Calibrated probabilities: of all classes predicted with probability 0.2, one in five is right.
+"""Calibration of probabilities: of all classes predicted with probability 0.2, one in five is
+right.
 
 A network is usually overconfident, and class weights make its probabilities of rare classes too
-high. Here all scores are multiplied by one factor, and each class's scores are shifted by a
-constant. Both are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern
-Neural Networks, 2017), with a weak pull towards no change for small data sets.
+high. Calibration multiplies all scores by one factor and shifts each class's scores by a constant.
+Both are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern Neural
+Networks, 2017), with a weak pull towards no change for small data sets.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LARGEST = 1000.0
 
 
 def calibrated(outputs: Array, labels: Array) -> Float64s:
-    """Turn `outputs`, which are logits, into calibrated probabilities [examples, classes].
+    """Turn logits into calibrated probabilities [examples, classes].
 
     Examples with even numbers are calibrated on the labels of those with odd numbers, and vice
     versa, so that no example is calibrated on its own label.
@@ -36,26 +37,24 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
 
 
 def fit(outputs: Array, labels: Array) -> tuple[float, Float64s]:
-    """Return the factor and the shifts, fitted to all `labels`, for outputs of other examples."""
+    """Return the factor and the shifts, fitted to `labels`. `apply` uses them on other outputs."""
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     return _fit(scores, labels.reshape(-1).astype(np.int64))
 
 
 def apply(outputs: Array, factor: float, shifts: Float64s) -> Float64s:
-    """Turn `outputs`, which are logits, into probabilities with a factor and shifts from `fit`."""
+    """Turn logits into probabilities with a factor and shifts from `fit`."""
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     probabilities: Float64s = np.exp(log_softmax(factor * scores + shifts, axis=1))
     return probabilities
 
 
 def log_loss(probabilities: Float64s, labels: Array) -> float:
-    """Return the mean negative log-likelihood of the labels, in nats."""
     told = np.take_along_axis(probabilities, labels.reshape(-1, 1).astype(np.int64), axis=1)
     return float(-np.log(np.maximum(told, np.finfo(float).tiny)).mean())
 
 
 def _fit(scores: Float64s, labels: Int64s) -> tuple[float, Float64s]:
-    """Return the factor by which to multiply all scores, and the shift of each class's scores."""
     rows = np.arange(len(labels))
 
     def cost(at: Float64s) -> tuple[float, Float64s]:

@@ -59,11 +59,9 @@ class Calibrator(Stored):
         return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"
 
     def probabilities(self, outputs: Array) -> Float64s:
-        """Return the calibrated probabilities [examples, classes] of logits."""
         return apply(outputs, self.factor, np.array(self.shifts))
 
     def decided(self, probabilities: Float64s) -> npt.NDArray[np.int64]:
-        """Return the number of each example's predicted class."""
         if self.threshold is None:
             return np.asarray(probabilities.argmax(axis=1), np.int64)
         return (probabilities[:, 1] >= self.threshold).astype(np.int64)

@@ -32,10 +32,6 @@ Place = tuple[str, bool]
 
 @dataclass(frozen=True)
 class Compression:
-    """Settings of compression: the bits per value, the compressed directions, and error
-    feedback.
-    """
-
     bits: int = 8
     forward: bool = True
     backward: bool = True

@@ -35,7 +35,6 @@ _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np
 def tensor_message(
     transfer: Transfer, fields: Mapping[str, npt.NDArray[Any]], *, training: bool, step: int
 ) -> dict[str, Value]:
-    """Build the message that sends a tensor to another party. `fields` are its encoded values."""
     name = _name_of(transfer, training)
     return {"kind": "tensor", "name": name, "step": step, "micro": transfer.micro, **fields}
 
@@ -60,8 +59,7 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
 
 def check_sizes(split: SplitModel, rows: int) -> None:
     """Raise an error if a tensor of `rows` examples at some crossing is too large for one
-    message.
-    """
+    message."""
     for crossing in split.crossings:
         for gradient in (False, True) if crossing.gradient else (False,):
             held = crossing.compressed(gradient=gradient)

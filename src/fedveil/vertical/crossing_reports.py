@@ -65,8 +65,7 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
-        """Return the values. If one value of an example is NaN, all values of that example become
-        zero.
+        """Return the values, all 0 for an example that has a NaN.
 
         The gradients that another party returns can push a part to NaN for chosen examples. An
         omitted report would then reveal which examples these are, and no noise would cover that.
@@ -128,10 +127,8 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of `keys`.
-
-        New ones are drawn by `draw`, and are in the file on return.
-        """
+        """Return the reports of `keys`. New ones are drawn by `draw`, and saved before this
+        returns."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

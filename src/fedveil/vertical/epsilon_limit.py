@@ -11,8 +11,7 @@ from fedveil.vertical.split import SplitModel
 
 
 class Limit:
-    """Refuses to send an example if the example would then have spent more than `epsilon` at
-    `delta`.
+    """Refuses to send an example that would then have spent more than `epsilon` at `delta`.
 
     An example pays for its values each time they are sent and, if it is trained on, once for its
     label. Labels without LabelDP have no epsilon and no limit. Unprotected values have an infinite
@@ -36,8 +35,8 @@ class Limit:
     def check(self, what: str, times: int, *, labelled: bool) -> None:
         """Raise `LimitReached` if an example that was sent `times` times would be above the limit.
 
-        `labelled` is True for a training example. `what` names the step or the evaluation in the
-        error.
+        `labelled` is True for a training example. The error quotes `what`, the step or the
+        evaluation.
         """
         if self._epsilon is None:
             return
@@ -72,8 +71,8 @@ class Limit:
     def figure(self, times: int, *, labelled: bool, scored: int = 0) -> Figure:
         """Return the privacy spent by an example that was sent `times` times.
 
-        `labelled` is True for a training example, which pays for its label too. It was also sent
-        `scored` times to be scored, which is never a repetition of an earlier report.
+        `labelled` is True for a training example, which pays for its label too. The example was
+        also sent `scored` times to be scored, always with a new report.
         """
         key = times, labelled, scored
         if key not in self._spent:

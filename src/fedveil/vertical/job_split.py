@@ -88,7 +88,6 @@ def report_entropy(job: VerticalJob) -> Entropy:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Set torch's number of threads within the context. None leaves it unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if number is None else number)
     try:
@@ -98,7 +97,7 @@ def threads(number: int | None) -> Iterator[None]:
 
 
 def own_functions(job: VerticalJob) -> list[str]:
-    """Return the `package.module:function` names in a job."""
+    """Return the user's functions that a job names, as `package.module:function`."""
     names = (job.task.name, *(part.module for part in job.parts.values()))
     return [name for name in names if name is not None and ":" in name]
 
@@ -144,10 +143,8 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 def _optimizer(
     base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
 ) -> Optimizer | OwnOptimizer:
-    """Return the task's optimiser `base` with the job's settings, then the part's, applied to it.
-
-    `place` is the part's key in error messages.
-    """
+    """Return the task's optimiser `base`, changed by the job's settings and then by the part's.
+    `place` is the part's key in errors."""
     said = {
         key: value
         for settings in (job, part)
@@ -175,10 +172,6 @@ def _optimizer(
 
 
 def _own_module(name: str, part: str, seed: int) -> nn.Module:
-    """Call the user's function `name` for a part's module.
-
-    `seed` and `part` determine its initial weights.
-    """
     place = f"parts.{part}.module = {name!r}"
     make = load(name, key=place, error=InvalidValue)
     with told(place, InvalidValue):

@@ -43,10 +43,11 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
-    """Run the norm attack. A larger score of an example means that its class is likely to be rarer.
+    """Run the norm attack. A higher score means that the example is likelier to be of a rarer
+    class.
 
     A network that has learnt the class frequencies makes larger errors on the rarer class. The
-    score is the sum over the looks of an example's gradient norm, divided by the mean norm in that
+    score is the sum, over the looks, of an example's gradient norm divided by the mean norm in that
     look.
     """
     scores = np.zeros(len(looks[0]))
@@ -75,8 +76,8 @@ def by_sign(rows: Float64s) -> Float64s:
 class Window:
     """The gradients returned in a few consecutive steps.
 
-    `rows` come from `directions`. `places` has, for each row, the position of its example among all
-    examples. An example may occur several times.
+    `rows` come from `directions`, and `places` has the position of each row's example. An example
+    may occur several times.
     """
 
     places: Int64s
@@ -84,7 +85,6 @@ class Window:
 
     @classmethod
     def of(cls, rows: Float64s) -> Window:
-        """Return a window that contains every example once, in order."""
         return cls(np.arange(len(rows)), rows)
 
 
@@ -136,8 +136,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
     """Return the cosines to the centre of each group, summed over the windows: [examples, groups].
 
     The centres move with the weights of the leader's part. So each window starts from the centres
-    of the previous one, and adds an example's earlier cosines when it assigns the example to a
-    group.
+    of the previous one, and adds the earlier cosines when it assigns an example to a group.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -147,9 +146,8 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn `groups` into classes, so that most of the known `labels`, of the examples at `places`,
-    are right.
-    """
+    """Return the class of each example, one class for each of `groups`. The classes are chosen so
+    that most of the known `labels`, of the examples at `places`, are right."""
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
 
@@ -162,8 +160,8 @@ def decided(scores: Float64s, common: int) -> Int64s:
 
 
 def ceiling(eps: float | None, shares: Float64s) -> float:
-    """Return the success rate of the best attacker who sees only the label as LabelDP randomised
-    it.
+    """Return the success rate of the best attacker who sees only the label that LabelDP
+    randomised.
 
     `shares` are the prior probabilities of the k classes. If they are equal, the best guess is the
     randomised label, which is right with probability e^eps / (e^eps + k - 1). Otherwise it is the
@@ -172,8 +170,8 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
         share(c) · e^eps   if c is the randomised label,   share(c)   for any other c,
 
     divided by e^eps + k - 1. An attacker who can infer the label from the features is right more
-    often, as is anyone with the features and a model: that is no leak of the label. If `eps` is
-    None, there is no LabelDP.
+    often, but so is anyone with a model of the features: that is no leak of the label. `eps` is
+    None without LabelDP.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())
@@ -186,7 +184,6 @@ def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
 
 
 def _likely(eps: float | None, classes: int) -> Float64s:
-    """Return the probability of each randomised label (row) under each true class (column)."""
     keep = 1.0 if eps is None else LabelDP(eps).keep_probability(classes)
     likely = np.full((classes, classes), (1 - keep) / (classes - 1))
     np.fill_diagonal(likely, keep)
@@ -215,17 +212,14 @@ def _settled(
 
 
 def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
-    """Return the direction of the mean of each of `count` groups, or zeros for an empty group."""
     sums = np.zeros((count, rows.shape[1]))
     np.add.at(sums, groups, rows)
     return directions([sums])
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows. A row is drawn more likely the farther it is from those drawn before.
-
-    `seed` and `start`, the number of the attempt, determine the draw.
-    """
+    """Draw `count` rows, with a higher probability for rows far from those already drawn. `seed`
+    and the number `start` of the attempt determine the draw."""
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)

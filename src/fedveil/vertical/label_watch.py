@@ -1,17 +1,17 @@
 """Measures how well followers can read the labels, in a run's first and last steps.
 
-The leader plays the attacker on the gradients that it sends, after any protection, against the
-labels that it trains on. It groups examples by the directions of their gradients (`label_reading`).
-Every second example decides which group is which class, and the other examples test the result. The
-run itself does not depend on the measurement.
+The leader attacks the gradients that it sends, after any protection, and compares with the labels
+that it trains on. It groups examples by the directions of their gradients (`label_reading`). Every
+second example decides which group is which class, and the other examples test the result. The run
+itself does not depend on the measurement.
 
-Accuracy is misleading for a rare class: always guessing the common class is nearly always right. So
-labels count as read if the confidence interval of any of these is above chance: the accuracy, the
-AUC of a score, or the recall of the rarest class against its false positive rate. A few examples of
-the rarest class are too few for an interval, so they also count as read if they have the highest
-scores and chance rarely gives them those. All of this together holds with the stated confidence. If
-nothing is above chance, the log line leaves it open and says which AUC is not excluded. At the end
-the watch also tests each example's gradients added up over all epochs.
+Accuracy is misleading for a rare class, because always guessing the common class is nearly always
+right. So labels count as read if the confidence interval of the accuracy, of a score's AUC, or of
+the rarest class's recall (against its false positive rate) is above chance. A few examples of the
+rarest class are too few for an interval. They count as read if they have the highest scores and
+chance rarely gives them those. The stated confidence covers all of these tests together. If nothing
+is above chance, the log line says which AUC is not excluded. At the end the watch also tests each
+example's gradients added up over all epochs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp 
 
 
 class WatchedGradients:
-    """Protects gradients with `returned` before they are sent, and measures them with `watch`."""
-
     def __init__(self, returned: Returned) -> None:
         self.returned = returned
         self.watch: LabelWatch | None = None
@@ -59,10 +57,10 @@ class WatchedGradients:
 
 
 class LabelWatch:
-    """Measures what gradients reveal about labels after `passed`, which protects and returns them.
+    """Measures what gradients reveal about labels after `passed` has protected them.
 
-    `classes` is the task's number of classes. After the first steps `tell` is called with a
-    sentence for each cut of a follower, and one for all its cuts together if there are several.
+    `classes` is the task's number of classes. After the first steps, `tell` is called with a
+    sentence for each cut of a follower and, if there are several, one for all its cuts together.
     """
 
     def __init__(
@@ -117,10 +115,7 @@ class LabelWatch:
         return passed
 
     def step_ended(self, *, last: bool = False) -> None:
-        """Count a step that all parties have applied.
-
-        `last` is True for the last step of the run.
-        """
+        """Count a step that all parties have applied. `last` marks the run's last step."""
         watched = self._watches
         self._steps += 1
         if watched and (last or self._steps == self._windows[0][1]):
@@ -146,9 +141,6 @@ class LabelWatch:
             yield f"labels: {self._read(where, looks, labels)}, measured in {when}"
 
     def _of_sums(self, sums: GradientSums) -> Iterator[str]:
-        """Yield a sentence for each group of cuts, about the gradients summed over the run's
-        epochs.
-        """
         for where, group in self._groups():
             told = self._read(where, sums.of(group), sums.labels)
             yield f"labels: {told}, added up over steps {self._began} to {self._end}"
@@ -158,9 +150,7 @@ class LabelWatch:
         return self._began + self._steps - 1
 
     def _groups(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each cut of a follower by itself, then all its cuts together, each with a
-        description.
-        """
+        """Yield each cut of a follower, then all its cuts together, each with a description."""
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
                 yield f"the gradients of {', '.join(group)} returned to {follower}", group
@@ -217,7 +207,6 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
 
 
 def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
-    """Split the examples into two halves, each with half of every class, the rarest class first."""
     counts = np.bincount(labels)[labels]
     order = np.lexsort((labels, counts))
     return np.sort(order[::2]), np.sort(order[1::2])
@@ -228,8 +217,7 @@ def _scores(
 ) -> list[tuple[str, int, Float64s]]:
     """Return scores that rank a class above the others: a name, the class, and each row's score.
 
-    For two classes these are the sign and the norm. For more classes it is the nearness to each
-    class that occurs.
+    Two classes have two scores, the sign and the norm. More classes have one each, the nearness.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -263,8 +251,7 @@ def _shown(measured: Measured) -> str:
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack the labels of sequences: every second label is known, and the nearest one is
-    guessed.
-    """
+    guessed."""
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)
@@ -303,7 +290,6 @@ class GradientSums:
         self._times: dict[str, Int64s] = {}
 
     def add(self, part: str, rows: torch.Tensor, labels: torch.Tensor, occasion: Occasion) -> None:
-        """Add a micro-batch's gradients of one part."""
         places = occasion.positions.tolist()
         most = min(self._examples, max(1, self._values // rows[0].numel()))
         if len(self._rows) < most:
@@ -327,14 +313,11 @@ class GradientSums:
 
     @property
     def repeated(self) -> bool:
-        """Return True once an example's gradient has been returned more than once."""
         return any((times > 1).any() for times in self._times.values())
 
     @property
     def labels(self) -> Array:
-        """Return the labels of the followed examples."""
         return np.array([self._labels[place] for place in self._rows])
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        """Return the sums for each of `parts`, [examples, values]."""
         return [self._sums[part][: len(self._rows)] for part in parts]

@@ -59,7 +59,6 @@ class VerticalRun:
 
     @property
     def leader(self) -> str:
-        """Return the party whose records have the task's metrics."""
         return self.split.leader
 
     @property
@@ -73,11 +72,8 @@ class VerticalRun:
 
 
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
-    """Evaluate a run's model on the held-out examples.
-
-    Returns the metrics and every party's privacy account. The examples are sent with the same
-    messages and protection as in training.
-    """
+    """Evaluate a run's model on the held-out examples, with the messages and protection of
+    training. Returns the metrics and every party's privacy account."""
     with ExitStack() as stack:
         parties = reopened(folder, stack)
         quality = parties.look(PartyRun.evaluate)
@@ -94,10 +90,8 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """Run the exchange `how` among all parties of a run with its model.
-
-    Returns the leader's result.
-    """
+    """Run the exchange `how` among all parties, with the run's model. Returns the leader's
+    result."""
     with ExitStack() as stack:
         return reopened(folder, stack).look(how)
 
@@ -174,13 +168,11 @@ class Parties:
             stack.callback(self.runs[name].close)
 
     def _say(self, sentence: str) -> None:
-        """Log a sentence once, even if several parties say it."""
         if sentence not in self._said:
             self._said.add(sentence)
             self._tell(sentence)
 
     def last_common_step(self) -> int:
-        """Return the last step that all parties have saved."""
         folders = {name: run.setting.folder for name, run in self.runs.items()}
         return last_common(self.folder.path, folders)
 
@@ -242,10 +234,6 @@ class Parties:
     def _align(
         self, owned: Mapping[Subset, Mapping[str, Columns]], subset: Subset
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return, for each party, its positions of the common examples.
-
-        Logs how many are left out.
-        """
         own = owned[subset]
         try:
             positions = align({n: columns.ids for n, columns in own.items()}, self.task.leader)
@@ -268,7 +256,6 @@ class Parties:
         return positions
 
     def _id_hint(self, owned: Mapping[Subset, Mapping[str, Columns]]) -> str:
-        """Return the task's sentence on all ids of all parties that have any, which are here."""
         names = [name for name, columns in owned["train"].items() if len(columns)]
         held = {n: np.concatenate([owned[s][n].ids for s in SUBSETS]) for n in names}
         return id_hint_of(self.task, held)

@@ -11,8 +11,7 @@ def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the parts whose output is computed from their owner's own columns.
 
     A part counts if it reads columns, or the output of another part of its owner that counts. An
-    input from another party does not make it count, even if that was computed from the owner's
-    data.
+    input from another party does not make it count, even one computed from the owner's data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

@@ -99,7 +99,7 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 
 def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
-    """Return a sentence on the memory that `parts` and a batch of `batch` bytes need together."""
+    """Return a sentence on the memory that `parts` and a batch need together."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
@@ -114,7 +114,6 @@ def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
 
 
 def free_bytes(device: str) -> int | None:
-    """Return a device's free memory in bytes, or None if it is unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -142,7 +141,7 @@ def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
 
 
 def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
-    """Return how many numbers an optimiser stores per trained number, or 0 if that is unknown."""
+    """Return how many numbers an optimiser stores per trained number, or 0 if unknown."""
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2

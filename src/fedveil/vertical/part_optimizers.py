@@ -21,8 +21,6 @@ Held = Mapping[int, Mapping[str, torch.Tensor]]
 
 
 class PartOptimizers:
-    """One optimiser for each trained part of a party."""
-
     def __init__(self, split: SplitModel, party: str) -> None:
         self._split, self._party = split, party
         for part in split.owned_by(party):
@@ -100,8 +98,7 @@ class _Made:
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
         """Return True if the optimiser's state for a parameter of this shape may have these
-        values.
-        """
+        values."""
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # only the task knows the state of its own optimiser
         sgd = isinstance(self.optimizer, torch.optim.SGD)
@@ -114,7 +111,6 @@ class _Made:
 
 
 def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:
-    """Yield the trained parts with their parameters. A shared one goes to the first part only."""
     taken: set[int] = set()
     for part in split.owned_by(party):
         if not split.runs_backward(part.name):

@@ -45,17 +45,16 @@ class Party:
     - the receiver checks every tensor: name, step, micro-batch, type, shape, finiteness;
     - weights and optimisers change only after the party knows that every party has checked
       everything that it receives in the step (`schedule` defines the message that says so);
-    - a tensor that is not expected ends the step with ExchangeError at every party, and weights,
-      optimiser states and running statistics are then those from before the step.
+    - an unexpected tensor ends the step with ExchangeError at every party, and restores weights,
+      optimiser states and running statistics to those before the step.
 
-    There is one exception, which begins when the first party knows that all have checked the step:
-    if then a process dies, a link breaks, or an unexpected `ready` or `commit` arrives, one party
-    may have applied the step and another not. Both then go back to the last checkpoint that both
-    have.
+    There is one exception. After one party knows that all have checked the step, a process may die,
+    a link break, or an unexpected `ready` or `commit` arrive. One party may then have applied the
+    step and another not. Both go back to the last checkpoint that both have.
 
     With `in_flight = 1` a step computes the same as the joined model, to the bit. With more, the
-    gradients of that number of micro-batches are added up, each weighted by its share of the batch,
-    and the weights change at the end of the step: no gradient is ever stale.
+    gradients of the micro-batches are added up, each weighted by its share of the batch, and the
+    weights change at the end of the step: no gradient is ever stale.
 
     `loss` returns a batch's mean loss; only the leader has it. `entropy` is the randomness of
     EmbeddingDP, `seed` that of dropout. `report` replaces the encoding of a crossing's values as
@@ -138,8 +137,8 @@ class Party:
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass, with the same protection. Returns the outputs at the leader.
 
-        `occasion` distinguishes reports that are drawn at different times for the same `number`.
-        `subset` names the examples of which the batch has positions.
+        `occasion` distinguishes the reports of one `number` that are drawn at different times. The
+        batch's positions are those of examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -147,7 +146,6 @@ class Party:
         return torch.cat(step.outputs) if step.outputs else None
 
     def announcing_failure(self, exchange: Exchange[T]) -> Exchange[T]:
-        """Run this party's side of an exchange. If it fails, tell the other parties."""
         try:
             return (yield from exchange)
         except ExchangeError as error:
@@ -156,10 +154,8 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is over, for this `reason`.
-
-        `at_limit` is True if the run ends because a limit is reached.
-        """
+        """Tell every peer except `but` that the step is over, and the `reason`. `at_limit` says
+        that the run ends because a limit is reached."""
         for peer in self._peers:
             if peer != but:
                 with suppress(LinkLost, PeerRefused):  # the original error matters more
@@ -213,9 +209,6 @@ class Party:
         weights: Mapping[str, Mapping[str, torch.Tensor]],
         held: Mapping[str, Mapping[int, Mapping[str, torch.Tensor]]],
     ) -> None:
-        """Raise `InvalidValue` unless `weights` and optimiser states `held` fit this party's
-        parts.
-        """
         if set(weights) - set(self.modules) or any(part not in self._optimizers for part in held):
             raise InvalidValue(f"it contains parts that are not {self.name}'s")
         for part, module in self.modules.items():
@@ -224,9 +217,6 @@ class Party:
         self._optimizers.check(held)
 
     def _check_left_out(self, left_out: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Raise `InvalidValue` unless `left_out` are compression errors of tensors that this party
-        sends.
-        """
         feeds = {
             (each.part, direction): each.output
             for each in self.split.crossings
@@ -275,9 +265,6 @@ class Party:
         return step
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
-        """Return the party's instructions for `micros` micro-batches, and which messages carry the
-        loss.
-        """
         split = self._context.split
         key = split, micros, training
         if key not in self._programs:
@@ -286,10 +273,6 @@ class Party:
         return self._programs[key]
 
     def _switch(self, *, training: bool) -> None:
-        """Switch the modules to training or evaluation mode.
-
-        Frozen ones stay in evaluation mode.
-        """
         for part in self._context.split.owned_by(self.name):
             module, wanted = self.modules[part.name], training and not part.frozen
             if module.training != wanted:

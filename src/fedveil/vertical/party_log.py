@@ -34,12 +34,10 @@ class PartyLog:
         self.records = self._recorder.records
 
     def show_records(self) -> None:
-        """Show all records of the files."""
         for record in self.records:
             self._tell(record)
 
     def record(self, **figures: Any) -> None:
-        """Write a record of the party, and show it."""
         record = {"party": self._party, **figures}
         self._opened.record(record)
         self._tell(record)

@@ -49,8 +49,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class PartyParts:
-    """Everything that a party's side of a run uses. Made by `assemble`."""
-
     party: Party
     #: The party's examples. A leader under LabelDP trains on the labels drawn for the run.
     rows: Mapping[Subset, Rows]
@@ -104,7 +102,6 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
 
 
 def _set_aside(job: VerticalJob, count: int) -> int:
-    """Return the number of the `count` training examples that calibrate the model."""
     share = job.scoring.calibration
     if share is None:
         return 0
@@ -147,7 +144,6 @@ def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
 
 
 def _fingerprint(setting: Setting) -> str:
-    """Return a digest of everything that must be unchanged if a run is resumed."""
     digest = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
     digest.update(f"{setting.party} {setting.order_seed}".encode())
     for part in setting.split.owned_by(setting.party):

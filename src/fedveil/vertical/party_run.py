@@ -52,9 +52,8 @@ def begin(
 
 
 class PartyRun:
-    """A party in a run. Call `restore` with a step that all parties have saved, then `train`.
-    If `train` has ended with an error, call both again.
-    """
+    """A party in a run. Call `restore` with a step that all parties have saved, then `train`. After
+    an error in `train`, call both again."""
 
     def __init__(self, setting: Setting, parts: PartyParts, log: PartyLog) -> None:
         self.setting, self.name = setting, setting.party
@@ -104,7 +103,7 @@ class PartyRun:
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
-        """Make the folder contain the loaded state and nothing later."""
+        """Remove everything later than the loaded step from the folder."""
         forget_after(self.setting.folder, self.done)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)
@@ -113,8 +112,8 @@ class PartyRun:
         """Run all remaining steps, and write the files with which a run ends.
 
         The run ends early, without an error, before a step or an evaluation that would bring an
-        example of any party above that party's `privacy.max_epsilon`. If one of this party's own
-        modules fails, the traceback is saved in its folder.
+        example above its party's `privacy.max_epsilon`. If a module of this party fails, its folder
+        gets the traceback.
         """
         self.stopped = None
         try:
@@ -180,7 +179,6 @@ class PartyRun:
         return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
-        """Run the model on the held-out examples. Returns the outputs at the leader."""
         found: list[npt.NDArray[Any]] = []
         yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None
@@ -196,7 +194,6 @@ class PartyRun:
         return found
 
     def keep_account(self) -> None:
-        """Write how often each example was sent so far, and this party's account."""
         if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
             ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
             self.setting.folder.write_atomically(account.SENT, self._parts.releases.table(ids))
@@ -212,7 +209,6 @@ class PartyRun:
         self._parts.releases.close()
 
     def _watch_labels(self) -> None:
-        """At the leader, measure what its gradients reveal in the first and last steps."""
         split, gradients = self.setting.split, self._parts.gradients
         has_told = gradients.watch is not None and gradients.watch.has_told
         if self.name == split.leader and self.done < self.total and not has_told:
@@ -308,7 +304,6 @@ class PartyRun:
         self.log.event(f"finished after step {self.done}{why}")
 
     def _bundle(self) -> None:
-        """Write this party's part of the model bundle, if the task can score new rows."""
         setting, releases = self.setting, self._parts.releases
         columns: Callable[[str], Mapping[str, str]] | None = getattr(setting.task, "schema", None)
         if columns is None:

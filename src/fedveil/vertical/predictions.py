@@ -43,13 +43,7 @@ class PredictionFile:
     """
 
     def __init__(self, path: Path) -> None:
-        if path.suffix not in (TABLE, ARRAYS):
-            raise InvalidValue(f"--out {path} must end in {TABLE} or {ARRAYS}")
-        if path.exists():
-            raise RunFolderError(f"{path} already exists; it is not overwritten")
-        if not path.parent.is_dir():
-            raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
-        self._path = path
+        self._path = new_file(path, TABLE, ARRAYS)
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
         """Run a party's side of the prediction. Returns the leader's result, for `write`."""
@@ -81,6 +75,17 @@ class PredictionFile:
         return f"{len(found.ids)} predictions"
 
 
+def new_file(path: Path, *endings: str) -> Path:
+    """Return the path of a new file. Raises an error for another ending or an existing file."""
+    if path.suffix not in endings:
+        raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
+    if path.exists():
+        raise RunFolderError(f"{path} already exists; it is not overwritten")
+    if not path.parent.is_dir():
+        raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
+    return path
+
+
 def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
     if (own := predictions_of(task)) is not None:
         return called(own, outputs=outputs, labels=labels)
@@ -101,7 +106,7 @@ def told_classes(
 def told_scores(
     shares: Array, chosen: npt.NDArray[np.int64], names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return the columns of examples with the probabilities `shares` and the classes `chosen`."""
+    """Return the columns of the classes `chosen` and of their probabilities `shares`."""
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]
     columns = {"probability": likely}
@@ -111,5 +116,5 @@ def told_scores(
 
 
 def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
-    """Return each example's predicted number as a column, with the digits that a float32 has."""
+    """Return each example's predicted number as a column, with a float32's digits."""
     return {"prediction": [f"{number:.7g}" for number in numbers]}

@@ -67,10 +67,7 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each of the examples at `places`.
-
-        An example's numbers are the same in every call.
-        """
+        """Return `values` standard normal numbers for each example, equal in every call."""
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 
@@ -110,7 +107,7 @@ def drawn_key(entropy: Entropy) -> bytes:
 
 
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
-    """Return the noise key in a leader's folder. Draws and saves it if the run has none yet.
+    """Return the noise key in a leader's folder. Draws and saves it for a new run.
 
     Raises `RunFolderError` if a run that has begun has lost its key: with other noise, the
     difference of two epochs would reveal what the noise hides.

@@ -52,7 +52,6 @@ def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
 
 
 def with_hint(sentence: str, hint: str) -> str:
-    """Add a task's hint to a sentence on common ids."""
     return f"{sentence}; {hint}" if hint else sentence
 
 
@@ -61,8 +60,8 @@ class Rows:
     """One party's examples of a subset, in the agreed order.
 
     A party without data has `count` rows and no columns. `ids` are those of the party's own rows,
-    or none if it has no data. Columns stay in `stored`, possibly on disk. `at` has the positions in
-    `stored` of the examples; None means all rows in order.
+    or none if it has no data. Columns stay in `stored`, possibly on disk, at the positions `at`
+    (None means all, in order).
     """
 
     count: int
@@ -88,7 +87,6 @@ class Rows:
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """Return all rows of every column, in memory."""
         return self._taken(np.arange(self.count))
 
     def batch(self, positions: Positions) -> Batch:
@@ -110,10 +108,7 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add a tensor's rows to a digest, a limited number at a time.
-
-    `at` selects the rows and their order.
-    """
+    """Add a tensor's rows `at` to a digest, in that order and a limited number at a time."""
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):
@@ -156,7 +151,6 @@ class Order:
         return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def in_turn(self) -> list[Positions]:
-        """Return batches that contain all examples once, without shuffling."""
         return np.split(np.arange(self.count), range(self.batch_size, self.count, self.batch_size))
 
 
@@ -168,6 +162,5 @@ def _epoch(seed: int, count: int, number: int, aside: int) -> Positions:
 
 @lru_cache(maxsize=2)
 def _parted(seed: int, count: int, aside: int) -> tuple[Positions, Positions]:
-    """Return the positions that are set aside, and all others."""
     drawn = Seeded(seed, "set aside").permutation(count) if aside else np.arange(count)
     return np.sort(drawn[:aside]), np.sort(drawn[aside:])

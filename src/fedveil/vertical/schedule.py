@@ -1,12 +1,12 @@
 """The schedule of a step: each party's operations in order, computed beforehand by every party.
 
 A batch is cut into micro-batches so that one party computes while another's tensors travel. The
-order comes from list scheduling with simulated times: a free party takes the operation that can
-start first. Of several it takes a forward pass that another party waits for, then an operation that
-leads to a gradient that another party waits for, with the earliest micro-batch first. So a follower
-runs ahead with its forward passes while the leader works, and the leader returns each gradient
-before it turns to the next micro-batch. No clock is read when the programs run: they are lists of
-instructions, and a party waits for each message in its list.
+order comes from list scheduling with simulated times. A free party takes the operation that can
+start first. Among several it prefers a forward pass that another party waits for, then an operation
+that leads to a gradient that another party waits for, and then the earliest micro-batch. So a
+follower runs ahead with its forward passes while the leader works, and the leader returns each
+gradient before it turns to the next micro-batch. The resulting programs read no clock: they are
+lists of instructions, and a party waits for each message in its list.
 
 Whatever the speeds, the programs of one step guarantee:
 
@@ -19,7 +19,7 @@ Whatever the speeds, the programs of one step guarantee:
       `ready`    follower -> leader: it has checked everything that it receives in this step
       `commit`   leader -> follower: so has every party
 
-  Each is sent as early as it is true, while the last gradients are computed. It is omitted if the
+  Each is sent as early as possible, while the last gradients are computed. It is omitted if the
   last tensor in that direction implies it: if that tensor is sent after its sender's last receipt
   (and, for `commit`, if there is no other follower to hear from).
 """
@@ -125,7 +125,6 @@ def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
 
 
 def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Compute]]:
-    """Return each party's operations in the order in which it runs them."""
     needs = _needs(split, training)
     owner = {part.name: part.owner for part in split.parts}
     forward, backward = _awaited(split)
@@ -136,9 +135,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # each stage's next micro-batch
 
     def start(stage: _Stage) -> int | None:
-        """Return the earliest start of the stage's next operation, or None if it is still
-        unknown.
-        """
+        """Return the earliest start of the stage's next operation, or None if still unknown."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -166,10 +163,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return each stage's prerequisites within a micro-batch.
-
-    Stages come after their prerequisites.
-    """
+    """Return each stage's prerequisites within a micro-batch. A stage comes after them."""
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -186,7 +180,6 @@ def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
 
 
 def _returning(split: SplitModel, name: str) -> list[_Stage]:
-    """Return the backward passes that produce a gradient of the output of part `name`."""
     silent = {
         consumer
         for crossing in split.crossings
@@ -201,10 +194,9 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts whose forward pass leads to a tensor for another party.
+    """Return the parts whose forward, and those whose backward pass leads to another party.
 
-    The second result has the parts whose backward pass does. Both follow chains of parts of one
-    owner only.
+    Both sets follow chains of parts of one owner only.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -269,7 +261,6 @@ def _with_receipts(
 
 
 def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
-    """Return the tensors from other parties that an operation reads."""
     if step.kind != "backward":
         return [
             Transfer(crossing, step.micro, gradient=False)
@@ -286,7 +277,6 @@ def _arrivals(split: SplitModel, party: str, step: Compute) -> list[Transfer]:
 def _with_words(
     split: SplitModel, tensors: Mapping[str, Sequence[Instruction]]
 ) -> dict[str, Program]:
-    """Return the programs with `ready`, `commit` and `apply` added."""
     leader = split.leader
     ready = [name for name in split.followers if not _says_it(tensors[name], leader)]
     told_already = len(split.followers) == 1 and _says_it(tensors[leader], split.followers[0])
@@ -322,5 +312,4 @@ def _says_it(program: Sequence[Instruction], peer: str) -> bool:
 
 
 def _last(found: Iterable[bool]) -> int:
-    """Return the position of the last True in `found`, or -1 if there is none."""
     return max((place for place, here in enumerate(found) if here), default=-1)

@@ -85,7 +85,6 @@ class Signatures:
 
 
 def sign(own: Credentials, manifest: bytes) -> Signed:
-    """Sign a manifest with the key of a party's certificate."""
     key: Any = serialization.load_pem_private_key(own.key, None)
     data = _DOMAIN + manifest
     if isinstance(key, rsa.RSAPrivateKey):
@@ -118,7 +117,6 @@ def check_signed(party: str, signed: Signed, manifest: bytes, own: Credentials |
 def _check_named(
     party: str, leaf: x509.Certificate, others: list[x509.Certificate], own: Credentials
 ) -> None:
-    """Raise BundleInvalid unless a trusted authority says that the certificate is the party's."""
     if own.party_of(leaf, [party]) != party:
         raise BundleInvalid(
             f"the signature of {party} is made with the certificate of {described(leaf)}"

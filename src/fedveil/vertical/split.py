@@ -64,7 +64,6 @@ class Optimizer:
             positive("optimizer.gradient_norm", self.gradient_norm)
 
     def lr_of(self, step: int) -> float:
-        """Return the learning rate of a step. Steps are numbered from 1."""
         return self.lr * min(1.0, step / max(self.warmup_steps, 1))
 
     def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -147,10 +146,7 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """Return the compression of the output or `gradient`, if any.
-
-        EmbeddingDP bits have none.
-        """
+        """Return the compression of the output or its gradient. EmbeddingDP bits have none."""
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None
@@ -172,7 +168,6 @@ class SplitModel:
 
     @property
     def last(self) -> Part:
-        """Return the part whose output the loss reads."""
         return self.parts[-1]
 
     @cached_property
@@ -182,15 +177,12 @@ class SplitModel:
 
     @cached_property
     def followers(self) -> tuple[str, ...]:
-        """Return all parties except the leader, in the order of their first parts."""
         return tuple(dict.fromkeys(part.owner for part in self.parts if part.owner != self.leader))
 
     def owned_by(self, party: str) -> tuple[Part, ...]:
-        """Return the parts of one party, in order."""
         return tuple(part for part in self.parts if part.owner == party)
 
     def consumers(self, name: str) -> tuple[Part, ...]:
-        """Return the parts that read the part `name`, in order."""
         return tuple(part for part in self.parts if name in part.sources)
 
     def columns(self, party: str) -> tuple[str, ...]:
@@ -204,10 +196,7 @@ class SplitModel:
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:
-        """Return True if the part's output for an example never changes.
-
-        This is so if no weight changes in the part and in the parts on which it depends.
-        """
+        """Return True if no weight changes in the part or in those on which it depends."""
         part = self.by_name[name]
         moves = self.runs_backward(name) and not part.frozen
         return not moves and all(self.is_constant(source) for source in part.sources)
@@ -237,8 +226,7 @@ class SplitModel:
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
         """Map each part to True if its output's gradient would change its own or earlier
-        weights.
-        """
+        weights."""
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))

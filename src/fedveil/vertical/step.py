@@ -48,7 +48,7 @@ Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Te
 class Batch:
     """One party's rows of the examples in a step or a micro-batch.
 
-    `positions` are the examples' positions in the list that all parties have in the same order.
+    All parties have the examples in the same order; `positions` refers to that order.
     """
 
     positions: npt.NDArray[np.int64]
@@ -77,8 +77,6 @@ class Occasion:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Everything that is equal in all of a party's steps."""
-
     name: str
     split: SplitModel
     device: torch.device
@@ -94,7 +92,7 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number. Numbers are far enough apart to add that of a micro-batch."""
+        """Map each part to a number. Two differ by more than the number of micro-batches."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
@@ -103,10 +101,10 @@ class Step:
     """One party's instructions for one batch, executed one after another.
 
     `tells` are the indices in the program of the messages that carry the loss (`last_words`).
-    `number` is the number of the step or look, and `occasion` tells apart the reports of one
-    `number` that are drawn at different times. `subset` names the examples of the batch's
-    positions. `seed` is for random numbers that the party's modules draw from torch. Bytes
-    are counted if `measure` is True.
+    `number` is the number of the step or look. `occasion` distinguishes reports of one `number`
+    that are drawn at different times. `subset` names the examples to which the batch's positions
+    refer. `seed` is for torch's random numbers in the party's modules. Bytes are counted if
+    `measure` is True.
     """
 
     context: Context
@@ -141,7 +139,6 @@ class Step:
         self._tells = self.tells if self.training and self.context.tell_loss else frozenset()
 
     def run(self) -> Exchange[None]:
-        """Execute all instructions up to `Apply`, which is left to the caller."""
         for place, instruction in enumerate(self.program):
             match instruction:
                 case schedule.Compute():
@@ -186,11 +183,10 @@ class Step:
         return message
 
     def _told(self, place: int) -> dict[str, Value]:
-        """Return the loss as a field if the message at `place` carries it, otherwise nothing."""
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Return the message without the loss, which is saved if this message carries it."""
+        """Return the message without the loss, after saving the loss if there is one."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -236,10 +232,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the output of `source` as an input.
-
-        All parts here that read it add up their gradients.
-        """
+        """Return the output of `source` as an input. Its readers here add up their gradients."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))
@@ -265,7 +258,6 @@ class Step:
             torch.autograd.backward(loss)
 
     def _gradient(self, name: str, micro: int) -> torch.Tensor | None:
-        """Return the gradient of an output, from this party's own parts and other parties."""
         leaf = self._leaves.pop((name, micro), None)
         found = [] if leaf is None or leaf.grad is None else [leaf.grad]
         for crossing in self.context.split.crossings:
@@ -298,7 +290,6 @@ class Step:
         return {**sent, **self._told(place)}
 
     def _values_of(self, transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """Encode a tensor's values. Compressed ones include the error feedback."""
         crosses = transfer.crossing.compressed(gradient=transfer.gradient)
         if crosses is None or not crosses.error_feedback or not self.training:
             return fields_of(transfer, tensor)
@@ -314,7 +305,7 @@ class Step:
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Raise ExchangeError if the tensor contains NaN or infinity.
 
-        The error says `what` the tensor is, and names the parties whose values went into it.
+        The error describes the tensor by `what`, and names the parties whose values went into it.
         """
         if is_finite(tensor):
             return
@@ -365,7 +356,6 @@ class Step:
 
 
 def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Batch]:
-    """Cut a batch into micro-batches, which are views of it if the device is the CPU."""
     return [
         Batch(
             batch.positions[end - size : end],

@@ -30,8 +30,8 @@ class Checkpoint:
     """A party's state after a step.
 
     Tensors are written from their own memory, and read from the file one at a time. `metrics_bytes`
-    and `metrics_digest` identify the part of the metrics file that was written by then. `window`
-    has the sums for its next line.
+    and `metrics_digest` identify the metrics file's content at that step. `window` has the sums for
+    its next line.
     """
 
     step: int
@@ -71,13 +71,12 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Restore `party` from this checkpoint. An error names the tensor that does not fit."""
+        """Restore `party`. An error names the tensor that does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 
 
 def held(folder: RunFolder) -> list[int]:
-    """Return the steps of the checkpoints in a folder, in order."""
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{9}", name))
 
@@ -109,7 +108,7 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
 
 
 def from_last_step(command: str, path: Path) -> str:
-    """Return a sentence that says how to resume, with `command`, a run that ended early."""
+    """Return a sentence that says how to resume a run with `command`."""
     return (
         f"resume it with `{command} --resume {path}`, from the last step that all parties "
         f"have saved"

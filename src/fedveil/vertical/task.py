@@ -142,8 +142,7 @@ class Task(Protocol):
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return a batch's sums, such as loss_sum and correct, and `examples`, for use by
-        `averages`.
-        """
+        `averages`."""
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:
@@ -175,31 +174,26 @@ def check_party(task: Task, party: str) -> None:
 
 
 def assists_of(task: Task) -> Mapping[str, Assist]:
-    """Return, by name, the exchanges that only this task's followers support."""
     own: Mapping[str, Assist] = getattr(task, "assists", {})
     return own
 
 
 def files_of(task: Task, party: str) -> Mapping[str, bytes]:
-    """Return the files that this task saves in a run folder for a party."""
     own: Mapping[str, bytes] = getattr(task, "files", lambda party: {})(party)
     return own
 
 
 def notes_of(task: Task, party: str) -> Sequence[str]:
-    """Return this task's sentences on how a party's data was read."""
     own: Sequence[str] = getattr(task, "notes", lambda party: ())(party)
     return own
 
 
 def id_hint_of(task: Task, ids: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Return this task's sentence for parties with few common ids."""
     own: str = getattr(task, "id_hint", lambda ids: "")(ids)
     return own
 
 
 def predictions_of(task: Task) -> Callable[..., Mapping[str, Sequence[str]]] | None:
-    """Return the task's function that turns outputs into columns, or None if it has none."""
     own: Callable[..., Mapping[str, Sequence[str]]] | None = getattr(task, "predictions", None)
     return own
 
@@ -208,7 +202,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def initial(seed: int, part: str, make: Callable[[], M]) -> M:
-    """Call `make` for a part's module. `seed` and `part` determine its initial weights."""
+    """Call `make` for a part's module, with initial weights from `seed` and `part`."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
         return make()
@@ -244,7 +238,7 @@ class Measured:
                 self._kept.append((outputs.float(), labels))
 
     def quality(self) -> dict[str, Any]:
-        """Return the averages and figures, or nothing if no batch was added."""
+        """Return the averages and figures, empty without batches."""
         found: dict[str, Any] = averages(self._sums) if self._sums else {}
         if self._kept and self._figures is not None:
             outputs, labels = (torch.cat(part).numpy() for part in zip(*self._kept, strict=True))

@@ -28,9 +28,7 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return the tensors in a sealed file, read one at a time, and the file's other fields
-    first.
-    """
+    """Return the other fields of a sealed file first, and its tensors, read one at a time."""
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -78,14 +76,12 @@ def taken(
 
 
 def _made(dtype: torch.dtype, shape: list[int], raw: Array) -> torch.Tensor:
-    """Return a tensor with a copy of the bytes `raw` as its memory."""
     tensor = torch.empty(shape, dtype=dtype)
     _bytes_of(tensor)[:] = raw
     return tensor
 
 
 def _bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the memory of a contiguous tensor."""
     held: Array = tensor.reshape(-1).view(torch.uint8).numpy()
     return held
 

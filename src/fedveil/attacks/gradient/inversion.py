@@ -37,10 +37,8 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits for this effort, and the searches to try.
-
-    The search by squared distance comes first, then the one by angle with total variation.
-    """
+    """Return the limits for this effort, and the searches: by squared distance first, then by angle
+    with total variation."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -67,7 +65,7 @@ class View:
 
 
 class Sight:
-    """A job as its attacker sees it before the first report: what it knows, and whom it can ask."""
+    """A job before the first report, as its attacker sees it."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -110,7 +108,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield what the attacker sees in one round after another, each with a different cohort."""
+        """Yield the attacker's view of one round after another, each with a different cohort."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)

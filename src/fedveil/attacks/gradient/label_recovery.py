@@ -20,8 +20,8 @@ _EXACT = 1e-3
 class LastLayer:
     """The places of a model's last dense layer, its weight and any bias, in the parameter vector.
 
-    `inputs` is the mean of the layer's inputs, and `guesses` the mean of the softmax of its
-    outputs, both over inputs of the model that the attacker considers typical.
+    `inputs` is the mean of the layer's inputs, and `guesses` the mean softmax of its outputs, both
+    over inputs of the model that the attacker considers typical.
     """
 
     weight: slice
@@ -34,8 +34,7 @@ class LastLayer:
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
         """Return the last trainable dense layer, or None if its outputs are not the logits.
 
-        `model` holds the weights that the client trains from, and `probes` are inputs that the
-        attacker considers typical.
+        `model` holds the weights that the client trains from, `probes` typical inputs.
         """
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]
@@ -90,14 +89,14 @@ def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None 
     """Return the labels of a client with `count` examples, ascending.
 
     A class whose error (`error_of`) is negative is present. For a single example exactly one class
-    is, under any number of steps of SGD, so the label of an exact report is recovered with
-    certainty (Zhao et al. 2020). For several examples, a class's share of the examples is its
-    expected softmax less its error. Labels are assigned one by one, each to the class that lacks
-    most of its share.
+    is, after any number of SGD steps, so the label of an exact report is recovered with certainty
+    (Zhao et al. 2020). For several examples, a class's share of the examples is its expected
+    softmax less its error. Labels are assigned one by one, each to the class that lacks most of its
+    share.
 
     `scale` is how far one step moves a bias for a mean error of one (the client's learning rate).
-    It is None if that is unknown, as after many steps: then the errors of the present classes are
-    assumed to add up to what the softmax lacks of them.
+    It is None if unknown, as after many steps. The errors of the present classes are then assumed
+    to add up to the missing softmax.
     """
     error = error_of(reading, layer, count)
     there = error < 0

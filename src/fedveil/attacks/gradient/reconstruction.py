@@ -23,10 +23,10 @@ class Knowledge:
     """The attacker's knowledge besides the reading: the job, and typical data.
 
     The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
-    example, with values in `box`. If the reading is of the mean of several clients' updates,
-    `clients` is their number, and each has `count` examples. `probes` are typical inputs, from
-    which the inputs of the last layer are estimated (`prior` will do). `common` is the label to
-    guess without any knowledge.
+    example, with values in `box`. If the reading is the mean of several clients' updates, `clients`
+    is their number, and each has `count` examples. `probes` are typical inputs, from which the
+    inputs of the last layer are estimated (`prior` will do). `common` is the label to guess without
+    any knowledge.
     """
 
     training: UnrolledTraining
@@ -47,10 +47,10 @@ class Knowledge:
 class Search:
     """A way to search for the inputs whose update matches a reading.
 
-    It minimises the `squared` distance, by L-BFGS (Zhu et al. 2019), or the angle only (`cosine`),
-    with `variation` times the images' total variation, by Adam on signs (Geiping et al. 2020). The
-    best of `restarts` starts is taken, by its distance, which the attacker sees. No further start
-    is made once the distance is below `near`, and no further search once it is below `explains`.
+    It minimises the `squared` distance by L-BFGS (Zhu et al. 2019). Or it minimises the angle only
+    (`cosine`), with `variation` times the images' total variation, by Adam on signs (Geiping et al.
+    2020). The best of `restarts` starts is the one with the smallest distance, which the attacker
+    sees. A distance below `near` ends the starts, one below `explains` all searches.
     """
 
     distance: Literal["squared", "cosine"]
@@ -65,7 +65,7 @@ class Search:
 class Reconstruction:
     """Reconstructed examples and labels, and the distance of their update from the reading.
 
-    `by` names the search that found them. It is `guess` if the reading gave nothing to search by.
+    `by` names the search that found them, or is `guess` if the reading had nothing to search by.
     """
 
     examples: Float64s
@@ -107,10 +107,8 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer, or `joint` if the model has no such layer.
-
-    `joint` means that labels must be searched for together with the examples.
-    """
+    """Return the labels recovered from the last layer, or `joint` without such a layer: they are
+    then searched for together with the examples."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:
@@ -157,7 +155,7 @@ def _search(
 def _joint_labels(
     reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
 ) -> Int64s:
-    """Return labels that were searched for as distributions over the classes, with the examples."""
+    """Search for labels, as distributions over the classes, together with the examples."""
     measure = distance.squared if reading.scaled else distance.cosine
     shape, classes = (known.total, *known.prior.shape), _classes(known)
     pixels = known.prior.numel() * known.total
@@ -178,7 +176,6 @@ def _joint_labels(
 
 
 def _start(known: Knowledge, draw: torch.Generator, attempt: int) -> Tensor:
-    """Return the typical example plus noise, which is three times as wide with every attempt."""
     spread = 0.05 * (known.box[1] - known.box[0]) * 3**attempt
     noise = torch.randn((known.total, *known.prior.shape), generator=draw)
     start: Tensor = known.prior + spread * noise.to(known.prior.device)

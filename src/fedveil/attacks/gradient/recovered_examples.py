@@ -15,10 +15,8 @@ from fedveil.privacy.intervals import median, share
 
 
 def paired(originals: Float64s, found: Float64s) -> Float64s:
-    """Return the found examples in the order that matches them best to the originals.
-
-    The assignment has the least total squared error.
-    """
+    """Return the found examples in the order that matches the originals, with the least total
+    squared error."""
     flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
     costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
     columns: Int64s = linear_sum_assignment(costs)[1]
@@ -71,6 +69,6 @@ class Score:
         return [*figures, share("label accuracy", self.right, cases, guess=guessed)]
 
     def grid(self, columns: int = 8) -> bytes:
-        """Return a picture, as a PNG, with each original above its reconstruction."""
+        """Return a PNG with each original above its reconstruction."""
         shown: Sequence[list[Float64s]] = (self.originals[:columns], self.found[:columns])
         return pictures.grid(list(shown))

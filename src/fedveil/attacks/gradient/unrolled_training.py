@@ -22,8 +22,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class UnrolledTraining:
     """Local training from given weights, as a differentiable function of the examples.
 
-    The steps equal the client's trainer up to rounding, except for the order of the examples.
-    Nobody outside the client knows that order; here it is the given one in every epoch. It makes no
+    The steps equal the client's trainer up to rounding, except for the order of the examples. Only
+    the client knows that order, so the given order replaces it in every epoch. It makes no
     difference if a batch holds all of a client's examples. Buffers do not change here, and dropout
     is off.
     """
@@ -48,7 +48,6 @@ class UnrolledTraining:
         self.layout.write(torch.from_numpy(weights).to(device))
 
     def steps(self, count: int) -> int:
-        """Return the number of local steps of a client with `count` examples."""
         return self.plan.epochs * -(-count // self.plan.batch_size)
 
     def update(self, x: Tensor, targets: Tensor, clients: int = 1) -> Tensor:
@@ -90,9 +89,9 @@ class UnrolledTraining:
 
 
 def _at(start: Tensor, moved: Tensor | None) -> Tensor:
-    """Return the current weights, `start` plus the sum of steps so far, `moved`.
+    """Return the current weights: `start` plus `moved`, the sum of the steps so far.
 
-    Storing that sum separately loses no digits.
+    A separate sum loses no digits.
     """
     return start.requires_grad_() if moved is None else start + moved
 
@@ -107,10 +106,8 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return the step rule of `torch.optim.SGD`.
-
-    It returns None for a parameter without a gradient.
-    """
+    """Return the step rule of `torch.optim.SGD`. It returns None for a parameter without a
+    gradient."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(

@@ -26,7 +26,7 @@ def calibrated_loss(answers: Answers, references: References) -> Float64s:
     """Return how far each example's loss is below its mean under models trained without it.
 
     Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
-    attacks": a small loss reveals a member if it is small for the example's difficulty.
+    attacks". A loss reveals a member if it is small relative to the example's difficulty.
     """
     return answers.truth - references.outside(lambda given: given.truth)[0]
 
@@ -62,7 +62,6 @@ def online_lira(answers: Answers, references: References) -> Float64s:
 
 
 def _log_density(values: Float64s, means: Float64s, deviations: Float64s) -> Float64s:
-    """Return normal log-densities, without the constant."""
     return -(((values - means) / deviations) ** 2) / 2 - np.log(deviations)
 
 

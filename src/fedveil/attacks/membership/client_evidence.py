@@ -17,8 +17,7 @@ from fedveil.protections.reading import Reading
 class View:
     """A report, or the sum of a cohort's reports, as the server reads it.
 
-    `clients` are the clients whose updates may be in it. An update that is in it counts with the
-    factor `share`.
+    `clients` are the clients whose updates may be in it, each with the factor `share`.
     """
 
     reading: Reading
@@ -27,7 +26,7 @@ class View:
 
 
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
-    """Return what the server sees of a round: each report or, if these say nothing, their mean.
+    """Return the server's view of a round: each report or, if these say nothing, their mean.
 
     `turn_rate` is the probability with which each client of the cohort adds its update in secret.
     """
@@ -41,10 +40,10 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
     """Return for each candidate the log-likelihood ratio of "its update is in the view".
 
     `candidates[i]` is the update that candidate i would have sent. The mean of the other candidates
-    is what the view holds without it. Along the direction of the candidate's difference from that
-    mean, the view is taken as normal: around 0 without the candidate, around the `share` of that
-    difference with it. The spread, from the noise and from the other clients, is that over all
-    candidates. If the reading has no scale, the result is the number of spreads above 0.
+    estimates the view without it. The view is projected on the candidate's difference from that
+    mean, and taken as normal: around 0 without the candidate, around the `share` of that difference
+    with it. The spread, from the noise and from the other clients, is that over all candidates. If
+    the reading has no scale, the result is the number of spreads above 0.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -75,7 +74,7 @@ class Evidence:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add a view's evidence to that for each client whose update may be in it."""
+        """Add a view's evidence for each client whose update may be in it."""
         self._found[list(view.clients)] += log_odds
 
     @property

@@ -38,7 +38,7 @@ from fedveil.privacy.finding import Finding, Measured
 class Game:
     """A run's clients, and as many clients of other examples, with the candidates among both.
 
-    `present` is the job on its clients' examples, and `absent` the job on the others' examples.
+    `present` is the job of the clients, and `absent` that of the others.
     """
 
     present: Target
@@ -48,7 +48,7 @@ class Game:
 
     @classmethod
     def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
-        """Deal the job's examples to clients that are there and to clients that are not.
+        """Deal the job's examples to clients that take part and to clients that do not.
 
         Owners of examples stay whole. There are at most `most` candidates of each kind.
         """
@@ -93,7 +93,6 @@ class Game:
         return evidence.scores[: len(self.members)], evidence.scores[len(self.members) :]
 
     def _candidates(self, round: int, weights: Float32s, clip: float, entropy: Entropy) -> Float64s:
-        """Return the candidates' updates, members first, trained with the attacker's randomness."""
         rows = []
         for name, one, asked in (
             ("members", self.present, self.members), ("strangers", self.absent, self.strangers)
@@ -118,8 +117,8 @@ def measured(
 ) -> tuple[list[Measured], int]:
     """Return the metrics of the attack, and the number of rounds of each game.
 
-    The threshold is the best for a first game, which the attacker plays by itself. `step` is called
-    after each game with the number of games played and of all.
+    The threshold is the best one for a first game, which the attacker plays by itself. `step` is
+    called after each game with the numbers of games played and of all.
     """
     target.needs_client_unit("asks whether a client took part")
     rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))

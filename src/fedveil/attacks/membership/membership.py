@@ -125,7 +125,7 @@ class Case:
         return found
 
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
-        """Return the metrics of the attacks on one round's reports, of at most `most` clients.
+        """Return the metrics of the attacks on the reports of at most `most` clients in one round.
 
         If the reports say nothing, their sum is attacked, and the second result is True.
         """

@@ -30,7 +30,6 @@ class Answers:
 
     @property
     def columns(self) -> Float64s:
-        """Return all values of these answers, one row for each example."""
         return np.column_stack([self.truth, self.margin, self.top])
 
 

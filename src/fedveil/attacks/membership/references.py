@@ -1,6 +1,5 @@
-"""Reference models that an attacker trained on examples of its choice, to learn membership's
-effect.
-"""
+"""Reference models, trained by an attacker on examples of its choice to learn membership's
+effect."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _SHARED = 16
 
 @dataclass(frozen=True)
 class References:
-    """Reference models, which an attacker trained on examples of its choice.
+    """Reference models with known members.
 
     `answers[r]` are model r's answers. `held[r, i]` is True if model r was trained on example i.
     `y` are the examples' labels.
@@ -52,10 +51,11 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Return a quantity's mean and spread under models that were not trained on the example.
+        """Return a quantity's mean for each example, and its spread, under models not trained on
+        it.
 
-        `of` computes the quantity from a model's answers. There is a mean for each example, and one
-        standard deviation from these means for all examples: 1 if no two such models determine it.
+        `of` computes the quantity from a model's answers. The spread is one standard deviation for
+        all examples, from these means. It is 1 if no two such models determine it.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -117,8 +117,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method` that is best for the references, whose members are known.
 
-    Each reference model is attacked with the help of the others. The scores that the threshold is
-    later used on are not used here.
+    Each reference model is attacked with the help of the others. The scores to which the threshold
+    is applied later are not used here.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

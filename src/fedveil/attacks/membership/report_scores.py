@@ -28,10 +28,7 @@ Scorer: TypeAlias = Callable[[Reading, Float32s, Int64s], Float64s]
 
 
 class ReportScores:
-    """Computes membership scores from the reports of a round that starts at `weights`.
-
-    `model` gives the architecture.
-    """
+    """Computes membership scores from the reports of a round that starts at `weights`."""
 
     def __init__(self, model: nn.Module, weights: Float32s) -> None:
         self._model = copy.deepcopy(model).cpu().eval()
@@ -95,8 +92,8 @@ class Round:
     """The readings of one round's reports, and the examples to ask about, as rows of a table.
 
     Client i trained on the rows `held[i]`. Nobody trained on the rows `strangers[i]`, about which
-    it is also asked. If reports say nothing, the only reading is that of their mean (`summed`), and
-    all clients count as one.
+    the attacker asks too. If reports say nothing, the only reading is that of their mean
+    (`summed`), and all clients count as one.
     """
 
     readings: Sequence[Reading]
@@ -108,7 +105,7 @@ class Round:
         """Return the scores of all clients' own examples, and those of their strangers.
 
         Each score is reduced by the example's mean score under the reports of the other clients,
-        which never saw it: that mean shows how difficult the example is.
+        which never saw it. That mean shows the example's difficulty.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -58,7 +58,7 @@ class Pool:
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
         """Copy the target with the pool's `rows` as its training examples, dealt to clients again.
 
-        If there are fewer rows than clients, there are as many clients as rows, with one row each.
+        Fewer rows than clients give as many clients, with one row each.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
@@ -98,8 +98,8 @@ def play_round(
 
     `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that
     nobody trains on. Each client is asked about different strangers: as many as it has examples, if
-    there are enough. If the protection needs more than `most` clients for a round, there are more.
-    If reports say nothing, their mean is read instead.
+    there are enough. The number of clients exceeds `most` if the protection needs more. If reports
+    say nothing, their mean is read instead.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))
@@ -118,5 +118,4 @@ def play_round(
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:
-    """Return the indices where `held` is True, and the indices where it is False."""
     return np.flatnonzero(held), np.flatnonzero(~held)

@@ -1,8 +1,8 @@
 """Inversion with public examples: a network trained to turn outputs back into inputs.
 
-The attacker has examples of the same kind, and the bottom's output for each: it has asked (a
-follower answers for any example of its data, a service for anybody's), or it has a similar bottom.
-It needs neither weights nor architecture.
+The attacker has examples of the same kind, and the bottom's output for each. It may have asked for
+these (a follower answers for any example of its data, a service for anybody's), or have a similar
+bottom. It needs neither weights nor architecture.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report of these outputs.
-
-    That is the numbers themselves, or each bit's probability of 1.
-    """
+    """Return the expectation of a report: the outputs themselves, or each bit's probability of
+    1."""
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
         return flat
@@ -69,10 +67,7 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of as many reports as the evidence has.
-
-    `seen` is a report's expectation.
-    """
+    """Draw the mean of as many reports, with the expectation `seen`, as the evidence has."""
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
@@ -80,7 +75,7 @@ def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -
 
 
 class _Linear:
-    """The best linear map from noisy reports to inputs: ridge regression."""
+    """Ridge regression: the best linear map from noisy reports to inputs."""
 
     def __init__(
         self, centre: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, weights: torch.Tensor
@@ -137,7 +132,6 @@ def _trained(
 
 
 def _network(inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
-    """Return a dense network whose output is initially 0."""
     first, last = nn.Linear(inputs, _HIDDEN), nn.Linear(_HIDDEN, outputs)
     for parameter in first.parameters():
         nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=generator)

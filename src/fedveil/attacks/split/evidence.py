@@ -29,10 +29,8 @@ class Evidence:
 
     @classmethod
     def of(cls, reports: torch.Tensor, privacy: EmbeddingPrivacy | None) -> Evidence:
-        """Return the evidence of `reports`, [reports, examples, *output].
-
-        They were drawn under EmbeddingDP, or sent in the clear if `privacy` is None.
-        """
+        """Return the evidence of `reports`, [reports, examples, *output], sent in the clear if
+        `privacy` is None and under EmbeddingDP otherwise."""
         mean, count = reports.mean(dim=0), len(reports)
         if privacy is None:
             return cls(mean)

@@ -17,19 +17,19 @@ _STEP = 0.1
 
 
 class Prior(Protocol):
-    """Distribution of examples before any evidence. It maps free numbers to examples.
+    """Distribution of examples before any evidence. It maps free numbers, which a search varies,
+    to examples.
 
-    A search varies these numbers. `rate` is its initial step size.
+    `rate` is the initial step size of a search.
     """
 
     @property
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return the numbers that a search for `examples` examples starts from: likely ones."""
+        """Return likely numbers, from which a search for `examples` examples starts."""
 
-    def examples(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Map numbers to the examples that they represent."""
+    def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 
     def cost(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return -ln of the density at each example's numbers, up to a constant: [examples]."""
@@ -74,7 +74,8 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Smooth:
-    """Prior of images with values from `low` to `high` and mostly similar neighbouring pixels."""
+    """Prior of images with values from `low` to `high`, whose neighbouring pixels are mostly
+    similar."""
 
     shape: tuple[int, ...]
     low: float = 0.0
@@ -92,8 +93,6 @@ class Smooth:
 
 
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
-    """Map numbers to [0, 1] by a sigmoid that reaches both ends.
-
-    It is stretched by a tenth on either side, and clipped.
-    """
+    """Map numbers to [0, 1] by a sigmoid, stretched by a tenth on either side and clipped, so that
+    it reaches both ends."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)

@@ -89,10 +89,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One part whose output is sent, and what its inversion needs.
-
-    It has the examples to find, their reports, and the inversion methods.
-    """
+    """One part whose output is sent, with the examples to find, their reports and the inversion
+    methods."""
 
     target: SplitTarget
     part: Part
@@ -110,23 +108,20 @@ class Aim:
 
     @cached_property
     def images(self) -> bool:
-        """Return True if an example is a large enough image, [channels, height, width]."""
         shape = self._read("train", 1).shape[1:]
         return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 7
 
     @property
     def reports(self) -> int:
-        """Return how many reports of each example are used at most."""
+        """Return the most reports of each example that are used."""
         privacy = self.part.privacy
         drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
         return AVERAGED if drawn else 1
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """Return the evidence by its description: one report of each example, then several.
-
-        There are several only if repeated reports of an example differ.
-        """
+        """Return the evidence by its description: one report of each example, and several if they
+        differ."""
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
         found = {"": Evidence.of(reports[:1], self.part.privacy)}
@@ -136,7 +131,6 @@ class Aim:
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """Return the inversion methods by name."""
         shape = tuple(self.truth.shape[1:])
         alone: Prior = Gaussian.standard(shape)
         if self.images:
@@ -149,16 +143,13 @@ class Aim:
         }
 
     def plain(self, images: torch.Tensor) -> Float64s:
-        """Scale images to values in [0, 1]. 0 and 1 are the least and greatest public value."""
+        """Scale images to [0, 1], where 0 and 1 are the least and greatest public value."""
         low, high = self._range
         scaled: Float64s = ((images.double() - low) / (high - low)).clamp(0, 1).numpy()
         return scaled
 
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield metrics of how near the found examples are to the truth.
-
-        Their names begin with `what`.
-        """
+        """Yield metrics, named `what`..., of how near the found examples are to the truth."""
         if not self.images:
             yield from self._figures_of_table(what, found)
             return
@@ -171,7 +162,6 @@ class Aim:
             yield median(f"{what}{name}", values, guess=of_guess)
 
     def _figures_of_table(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield metrics of the numbers found and, if words' vectors were found, of the words."""
         numbers = self._numbers
         yield correlation(f"{what}correlation", self.truth[:, :numbers], found[:, :numbers])
         deep = module_of(self.part)
@@ -209,13 +199,12 @@ class Aim:
         return auxiliary.invert(public, outputs, evidence, chance, steps=steps, tell=tell)
 
     def _read(self, subset: Subset, most: int) -> torch.Tensor:
-        """Return the bottom's inputs for the first `most` examples of a subset."""
         found, module = _columns(self.target, self.part, subset, most), module_of(self.part)
         return module.joined(*found).detach() if isinstance(module, Deep) else found[0]
 
     @property
     def _numbers(self) -> int | None:
-        """Return how many of the bottom's inputs do not come from words. None means all."""
+        """Return how many of the bottom's inputs do not come from words, or None for all."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -229,7 +218,6 @@ class Aim:
         return whitebox_inversion.steady(_layers(module_of(self.part)))
 
     def _other_bottom(self, number: int) -> nn.Module:
-        """Return a bottom of the same architecture, with weights drawn from another seed."""
         job = self.target.job
         other = job.model_copy(update={"seed": job.seed + 1 + number})
         split = make_split(other, make_task(other))
@@ -253,7 +241,7 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 def _attackable(target: SplitTarget) -> list[Part]:
     """Return the parts that this attack inverts. Raises `AttackImpossible` if there are none.
 
-    They read one column of numbers, and perhaps words, and send their output to another party.
+    Such a part reads one column of numbers, and perhaps words, and another party gets its output.
     """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
@@ -272,20 +260,18 @@ def _attackable(target: SplitTarget) -> list[Part]:
 
 
 def _columns(target: SplitTarget, part: Part, subset: Subset, most: int) -> list[torch.Tensor]:
-    """Return a part's inputs for its owner's first `most` examples, one tensor per column."""
     rows = target.rows[subset][part.owner]
     held = rows.batch(np.arange(min(most, rows.count))).columns
     return [held[name] for name in part.columns]
 
 
 def _layers(module: nn.Module) -> nn.Module:
-    """Return the module that computes a part's output from numbers, without a table of words."""
     return module.layers if isinstance(module, Deep) else module
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress: `before` of `total` inversions are finished, and the current one, `what`,
-    has done `done` of `of` steps.
+    """Report progress: `before` of `total` inversions are finished, and step `done` of `of` of the
+    current one, `what`.
 
     Each inversion counts as a hundred steps.
     """

@@ -40,10 +40,10 @@ _WINDOW = 20
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Infer the labels at the first follower, from the first training step and from many steps.
 
-    The first step is simulated with several batches. In each of them the attacker knows one label
-    of every class, 10 at most. Over many steps there are two attackers. One knows 10 labels, those
-    of the examples that come first. The other knows none: the groups that it finds are matched to
-    the classes so that most are right.
+    The first step is simulated with several batches, in which the attacker knows one label of every
+    class, 10 at most. Over many steps there are two attackers. One knows the labels of the first 10
+    examples. The other knows none, and the groups that it finds are matched to the classes so that
+    most are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -78,7 +78,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _protection(privacy: PrivacySettings) -> str:
-    """Return the names of the protections that `privacy` gives the labels."""
     defence = privacy.label_protection
     held = [] if privacy.label_dp is None else ["label_dp"]
     return ", ".join(held + ([] if defence is None else [defence.name])) or "none"
@@ -131,14 +130,11 @@ class _Follower:
 
     @cached_property
     def shares(self) -> Float64s:
-        """Return the share of each class, which is assumed to be public."""
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """Return the gradients of a step, part by part, or zeros if none are sent.
-
-        There are `examples` rows.
-        """
+        """Return the gradients of a step, part by part, with `examples` rows: zeros if none are
+        sent."""
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
@@ -163,7 +159,7 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class, from gradient directions and the labels at indices `known`.
 
-        Under LabelDP groups of examples are found first, and then named by the known labels, since
+        Under LabelDP, groups of examples are found first and then named by the known labels, since
         training may have used other labels than these.
         """
         if self.eps is not None:
@@ -173,10 +169,8 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess each example's class, from groups that are found without labels.
-
-        The true labels at indices `known` then name the groups.
-        """
+        """Guess each example's class, from groups found without labels. The true labels at `known`
+        name the groups afterwards."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -184,20 +178,15 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses among the examples `of`.
-
-        It is compared with the share that guessing the most common class gets right.
-        """
+        """Return the share of right guesses among the examples `of`, beside that of guessing the
+        most common class."""
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
-    """Return the share of labels that the follower infers from the run's first training step.
-
-    The first step is simulated with `batches` different random batches. The share is over all
-    their examples.
-    """
+    """Return the share of labels inferred from the run's first training step, over `batches` random
+    batches."""
     size = follower.target.job.batch_size
     drawn = Seeded(0, "first step").generator()
     guesses, truth, judged, before = [], [], [], 0
@@ -242,17 +231,14 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC with which the rows' first singular vector separates the rare class.
-
-    Its sign is chosen so that the AUC is above 1/2.
-    """
+    """Return the AUC, at least 1/2, with which the rows' first singular vector separates the rare
+    class."""
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:
-    """Draw the positions of `count` examples, equally many of each class while they last."""
     order = drawn.permutation(len(labels))
     turns = np.empty(len(labels), np.int64)
     for value in np.unique(labels):

@@ -46,9 +46,9 @@ T = TypeVar("T")
 class Crossed:
     """Tensors that were sent in one step, by part, as received. Rows are in the batch's order.
 
-    `outputs` are sent from one party's part to another party's: numbers, or the bits of EmbeddingDP
-    as 0.0 and 1.0. `gradients` are returned for them, of the step's mean loss. If two parties sent
-    a gradient for one part, it is their sum, which the part's owner computes.
+    `outputs` are sent between parties: numbers, or the bits of EmbeddingDP as 0.0 and 1.0.
+    `gradients` are returned for them, of the step's mean loss. If two parties sent a gradient for
+    one part, it is their sum, which the part's owner computes.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -83,7 +83,6 @@ class SplitTarget:
 
     @classmethod
     def of_run(cls, folder: str | Path) -> SplitTarget:
-        """Load a finished run of all parties in one process, with its final models."""
         path = Path(folder)
         target = cls._made(VerticalJob.load(job_of(path)), path)
         for party in target.split.parties:
@@ -114,11 +113,10 @@ class SplitTarget:
 
     @property
     def examples(self) -> int:
-        """Return the number of training examples."""
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return how a part's output is sent. If it has several receivers, the first counts."""
+        """Return how a part's output is sent, to the first of several receivers."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -128,10 +126,8 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """Return the ledger's epsilon for an example whose output of a part was sent several times.
-
-        `reports` is that number.
-        """
+        """Return the ledger's epsilon for an example whose output of a part was sent `reports`
+        times."""
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
@@ -144,9 +140,9 @@ class SplitTarget:
         """Play one step on the training examples at `positions`, and return its messages.
 
         The parties are the run's own, each on a copy of its parts: nothing is learnt. A different
-        `step` draws different reports of the examples, as another epoch would. The run's first step
-        sends exactly these messages for its examples and the initial weights. Under `reuse` an
-        example's first report is repeated.
+        `step` draws different reports, as another epoch would. The run's first step sends exactly
+        these messages for its examples and the initial weights. Under `reuse` an example's first
+        report is repeated.
         """
         return self._step(self._parties(), positions, step)
 
@@ -185,10 +181,8 @@ class SplitTarget:
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient that a part's owner receives for the examples at `positions`.
-
-        It is [examples, *output].
-        """
+        """Return the gradient that a part's owner receives for the examples at `positions`:
+        [examples, *output]."""
         gradients = self.crossed(positions).gradients
         if part not in gradients:
             raise AttackImpossible(f"no gradient comes back to the part {part}")
@@ -226,7 +220,6 @@ class SplitTarget:
     def _arrived(
         self, heard: list[tuple[str, Message]], step: int, sizes: tuple[int, ...]
     ) -> Crossed:
-        """Return the tensors in the messages `heard`, checked and decoded as their receivers do."""
         found: dict[tuple[Crossing, bool], dict[int, torch.Tensor]] = defaultdict(dict)
         for sender, message in heard:
             if message.get("kind") != "tensor":
@@ -254,7 +247,7 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run one party's side of a conversation, and append each of its messages to `heard`."""
+    """Run one party's side of an exchange, and append each of its messages to `heard`."""
     answer: Message | None = None
     while True:
         try:
@@ -268,7 +261,6 @@ def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]])
 
 
 def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
-    """Return every party's rows of the examples common to all, in a run's agreed order."""
     owned = {name: task.owned(name, subset) for name in (task.leader, *task.followers)}
     positions = align({name: columns.ids for name, columns in owned.items()}, task.leader)
     return {
@@ -278,10 +270,8 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """Return the leader's training rows with the labels that training uses.
-
-    A run in `folder` has saved them. Otherwise they are drawn.
-    """
+    """Return the leader's training rows with the labels that training uses: those saved in
+    `folder`, or drawn anew."""
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:
         return rows

@@ -2,8 +2,8 @@
 
 The embedding sends a vector of each token, as numbers or as EmbeddingDP's bits. The gradient that
 the layers' owner receives is a function of the next token. The attacker has a table of the words'
-vectors: the leader's own, which a shared seed gives away, an older copy of it, or one that it
-learnt from windows whose text it knows. It may also have text of the same kind.
+vectors: the leader's own, which a shared seed reveals, an older copy of it, or one learnt from
+windows whose text it knows. It may also have text of the same kind.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
     """Return the probability that EmbeddingDP sends 1 for each of `values`.
 
-    `blur` is the standard deviation of the error in the attacker's values, as of an older table:
-    then a value near 0 says little of its bit. With 0 the values are exact.
+    `blur` is the standard deviation of the error in the attacker's values, as of an older table. A
+    large error makes the bit of a value near 0 uncertain. With 0 the values are exact.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -58,8 +58,7 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
     """Return ln Pr[the reports of a token | word] for all tokens and words, [tokens, words].
 
     `ones`, [tokens, values], counts the 1s in `reports` reports. `ones_odds`, [words, values], is
-    the probability of a 1 in one report. With one report and a known table, words are ordered as by
-    `nearest`.
+    the probability of a 1 in one report. One report and a known table give the order of `nearest`.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
@@ -78,10 +77,10 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """Return a table learnt from known text: the mean of each word's messages, and their number.
+    """Return the mean of each word's messages in known text, and their number.
 
-    If messages are bits, each mean starts from one report of 1/2, so that it is a probability of a
-    1. A word that never occurs has the mean of all.
+    A mean of bits starts from one report of 1/2, so that it is a probability of a 1. A word that
+    never occurs has the mean of all.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -92,7 +91,7 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
 
 @dataclass(frozen=True)
 class Habits:
-    """Statistics of a text: how frequent each word is, and how frequent after each other word."""
+    """Statistics of a text: the frequency of each word, and of each word after each other one."""
 
     words: Float64s
     after: Float64s
@@ -133,10 +132,8 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the most likely word at each place: [texts, length].
-
-    Without `habits` all words are equally likely beforehand.
-    """
+    """Return the most likely word at each place: [texts, length]. Without `habits` all words are
+    equally likely in advance."""
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
     return found
@@ -145,10 +142,10 @@ def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
     """Return the next token at each place, from the gradient of the head's input there.
 
-    `hidden`, [places, values], is that input, which was sent to the head. The head's scores are
-    inner products with the rows of `word`, and the loss is the mean cross-entropy of `tokens`
-    tokens. Then tokens · gradient = (mean of the rows by their probabilities) - (row of the next
-    token): that row is the nearest to the mean less tokens · gradient.
+    `hidden`, [places, values], is that input. The head's scores are its inner products with the
+    rows of `word`, and the loss is the mean cross-entropy of `tokens` tokens. So tokens · gradient
+    is the mean of the rows, weighted by their probabilities, minus the next token's row. The next
+    token's row is therefore the nearest one to that mean minus tokens · gradient.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)
@@ -157,7 +154,8 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """Return how often the likeliest word is right, if the words' codes are random bits.
+    """Return the exact probability that the likeliest word is right, if the words' codes are
+    random bits.
 
     There is one report of `values` bits, all words are equally likely, and ties are guessed. With
     the flip probability q, the true code agrees with the report in A ~ Bin(values, 1 - q) bits, and
@@ -165,8 +163,7 @@ def ceiling(values: int, words: int, eps: float | None) -> float:
 
         sum over a of  Pr[A = a] · (F(a)^words - F(a - 1)^words) / (words · f(a)),
 
-    where f and F are the probability mass and the distribution function of Bin(values, 1/2). The
-    result is exact.
+    where f and F are the probability mass and the distribution function of Bin(values, 1/2).
     """
     integer("words", words, 1)
     true = _binomial(values, lie(eps))[::-1]
@@ -183,7 +180,6 @@ def ceiling(values: int, words: int, eps: float | None) -> float:
 
 
 def _binomial(n: int, p: float) -> Float64s:
-    """Return the probabilities of 0..n under the binomial distribution Bin(n, p)."""
     k = np.arange(n + 1)
     log_choose = _log_binomial(n) + n * math.log(2)
     law: Float64s = np.exp(log_choose + special().xlogy(k, p) + special().xlog1py(n - k, -p))

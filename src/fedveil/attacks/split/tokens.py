@@ -41,9 +41,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens at the follower, from vectors and from gradients.
 
     The follower has the leader's tokenizer. As each metric says, it also has the leader's tables
-    ("known table"), those that the shared seed gives ("own copy", of a finished run), or the text
-    of as many windows as it reads ("known text"). For "with habits" it has held-out text of the
-    same kind too.
+    ("known table"), those from the shared seed ("own copy", of a finished run), or the text of as
+    many windows as it reads ("known text"). "With habits" adds held-out text of the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -77,8 +76,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
     """Return the tokens that each attacker recovers from the vectors of the forward pass.
 
-    `read` are the messages of the windows to read, and `pairs` those of windows whose text is
-    known.
+    `read` are the messages of the windows to read, and `pairs` those of windows with known text.
     """
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
@@ -100,10 +98,8 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that each attacker recovers from the backward pass.
-
-    The result is empty if nothing is sent back.
-    """
+    """Return the next tokens that each attacker recovers from the backward pass, none without
+    one."""
     if read.returned is None:
         return {}
     found = {
@@ -153,7 +149,6 @@ class _Cut:
 
     @property
     def bits(self) -> bool:
-        """Return True if the bits of EmbeddingDP are sent, and not numbers."""
         return self.target.crossing(self.part).privacy is not None
 
     @property
@@ -171,7 +166,6 @@ class _Cut:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Return the number of words, and the number of values of a word's vector."""
         words, values = self.word.shape
         return words, values
 
@@ -198,8 +192,8 @@ class _Cut:
     ) -> Float64s:
         """Return ln Pr[reports | word] at each place. `sent` holds sums of `reports` reports.
 
-        `word` and `position` are the tables of words' and positions' vectors, and `blur` is the
-        standard deviation of their error.
+        `word` and `position` are the tables of words' and positions' vectors, with errors of
+        standard deviation `blur`.
         """
         spread = (blur or 1e-3 * float(word.std())) / math.sqrt(reports)
         found = np.empty((*sent.shape[:2], len(word)))
@@ -226,7 +220,7 @@ class _Cut:
 class _Heard:
     """Messages for some windows: their first report, the sum of all, and the returned gradients.
 
-    `returned` holds the gradients and the values that they belong to, [tokens, values], or is None.
+    `returned` holds the gradients and their values, [tokens, values], or is None.
     """
 
     first: Float64s

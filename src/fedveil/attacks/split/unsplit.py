@@ -53,9 +53,8 @@ def invert(
 
     Inputs lie between `low` and `high`. `make` returns a bottom of the right architecture with
     different weights for every number. `starts` of them are tried for a third of the rounds, and
-    the one that fits best gets all of `rounds`. If two solutions fit equally (an image and its
-    negative, say), the darker and smoother is chosen, as in the source. `tell` is called in every
-    round.
+    the best one gets all of `rounds`. Of two solutions that fit equally (such as an image and its
+    negative), the darker and smoother is chosen, as in the source. `tell` is called in every round.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds
@@ -113,10 +112,8 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the misfit of the bottom's outputs for these inputs.
-
-        It is 1 if the mean of the evidence is always guessed.
-        """
+        """Return the misfit of the bottom's outputs for these inputs, relative to that of always
+        guessing the mean."""
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale
@@ -130,7 +127,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of a guess that knows nothing: the numbers' mean, or even odds for bits."""
+    """Return the misfit of a guess without knowledge: the numbers' mean, or even odds for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -1,7 +1,7 @@
 """Inversion with a known bottom: likely examples whose outputs fit the evidence.
 
-The attacker has the bottom with its weights. In one process a leader has a follower's first
-weights: they are drawn from the job's seed. Between machines every party draws its own.
+The attacker has the bottom with its weights. In one process a leader can draw a follower's first
+weights from the job's seed. Between machines every party has a seed of its own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    Adam optimizes the prior's parameters, which determine the examples. It begins at the prior's
-    own start, and its learning rate falls to 0. If the evidence is empty, the search stays at the
-    prior's most likely examples. `tell` is called after each of the `steps` steps.
+    Adam optimises the prior's parameters, which determine the examples. It begins at the prior's
+    start, and its learning rate falls to 0. Without evidence the result is the prior's most likely
+    examples. `tell` is called after each of the `steps` steps.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():

@@ -53,8 +53,8 @@ class Imprint:
     """A layer that sorts examples into cells by statistics, so that its gradient reveals them.
 
     `directions`, [statistics, features], compute the statistics of an example. Each row of `edges`
-    holds the rising bounds of one statistic's cells: one bound more than there are cells. No
-    example reaches the last cell, which measures the noise.
+    holds the rising bounds of one statistic's cells, one more than there are cells. The last cell
+    is unreachable and measures the noise.
     """
 
     directions: Float64s
@@ -87,7 +87,6 @@ class Imprint:
 
     @property
     def statistics(self) -> int:
-        """Return the number of statistics."""
         return len(self.directions)
 
     @property
@@ -97,7 +96,6 @@ class Imprint:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the layer's weight."""
         return self.statistics * (self.cells + (self.form == "relu"))
 
     @property
@@ -149,7 +147,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return what a reading of a change of `model` says about every cell."""
+        """Return the sums of every cell, from the reading of a change of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 

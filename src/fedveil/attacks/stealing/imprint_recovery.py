@@ -6,8 +6,9 @@ several statistics. An example found in a cell of its own is subtracted from its
 others, which leaves those with one example fewer. As in an invertible Bloom filter, three
 statistics need about a cell and a half for each example.
 
-Every client receives an equal model. Zhao et al. ("LOKI", 2023) send each client a different model,
-which fedveil's masks do not survive (docs/secure-aggregation.md): this form needs no such thing.
+Every client receives an equal model. This attack does not need a different model for each client,
+as that of Zhao et al. ("LOKI", 2023) does. Under fedveil's masks theirs fails
+(docs/secure-aggregation.md).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _PEELABLE = 0.05
 def cells_needed(examples: int, statistics: int) -> int:
     """Return how many cells each statistic needs to recover this number of examples.
 
-    That is 4 per example if there is one statistic. If there are several, it is 1.6 per example,
-    divided among them. 8 spare cells are added for each statistic.
+    One statistic needs 4 per example. Several need 1.6 per example, divided among them. Each
+    statistic gets 8 spare cells.
     """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
@@ -85,10 +86,10 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find the examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the cells that hold something. Returns the examples, and the cells that are left.
-    A cell holds one example if its delta is one example's, and if its quotient of sums lies in the
-    range of values and in the cell. Two examples with deltas of one sign have twice the delta, two
-    of different signs none, and three of different signs are almost never in the range.
+    `there` marks the non-empty cells. Returns the examples, and the remaining cells. A cell holds
+    one example if its delta is one example's, and if its quotient of sums lies in the range of
+    values and in the cell. Two examples with deltas of one sign have twice the delta, two of
+    different signs none, and three of different signs are almost never in the range.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -122,12 +123,11 @@ def _peeled(
 
 
 def _among(example: Float64s, found: Float64s, slack: float) -> bool:
-    """Return True if an example is among those found, with no feature further away than `slack`."""
     return bool(len(found)) and bool(np.abs(found - example).max(axis=1).min() < slack)
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells that an example is certainly in, and `cell`, in which it was found.
+    """Return `cell`, in which the example was found, and the cells that it is certainly in.
 
     `noise` is the standard deviation of its entries.
     """
@@ -141,8 +141,8 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
     """Return a mask of the examples that may lie in their cell.
 
-    `noise` is the standard deviation of their entries. If it is negated, the mask is of examples
-    that surely lie in their cell.
+    `noise` is the standard deviation of their entries. A negative `noise` marks the examples that
+    surely lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

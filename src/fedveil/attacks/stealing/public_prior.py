@@ -24,7 +24,6 @@ class PublicLaw:
 
     @classmethod
     def of(cls, public: Array) -> PublicLaw:
-        """Fit the distribution to `public` examples [examples, ...]."""
         flat = public.reshape(len(public), -1).astype(np.float64)
         mean = flat.mean(axis=0)
         centred = flat - mean
@@ -37,8 +36,8 @@ class PublicLaw:
     def restore(self, noisy: Float64s, noise: Float64s, known: Bools | None = None) -> Float64s:
         """Return denoised examples, with the least mean squared error (Wiener's filter).
 
-        Row i has noise of standard deviation `noise[i]` in every feature, none if that is 0.
-        Features that are not `known` are replaced by the mean's.
+        Row i has noise of standard deviation `noise[i]` in every feature. Features that are not
+        `known` get the mean's value.
         """
         offset = noisy - self.mean
         if known is not None:
@@ -49,6 +48,6 @@ class PublicLaw:
         return np.clip(best, self.low, self.high)
 
     def unit(self, examples: Array) -> Float64s:
-        """Return examples as rows with values in [0, 1], for image metrics."""
+        """Return examples as rows of values in [0, 1], for image metrics."""
         flat = examples.reshape(len(examples), len(self.mean)).astype(np.float64)
         return (flat - self.low) / max(self.high - self.low, 1e-12)

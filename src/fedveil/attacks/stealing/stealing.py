@@ -38,9 +38,9 @@ _SHOWN = 10
 class Loot:
     """The result of an attack that steals data, as rows with values in [0, 1].
 
-    `originals` are the clients' examples, and `offered` are the attacker's candidates for them.
-    `public` are an equal number of public examples: the candidates of a baseline attacker that
-    guesses. `saw` says what the attacker saw.
+    `originals` are the clients' examples, `offered` the attacker's candidates for them, and
+    `public` as many public examples, the candidates of a baseline attacker that guesses. `saw`
+    describes the attacker's view.
     """
 
     originals: Float64s
@@ -49,10 +49,8 @@ class Loot:
     saw: str
 
     def figures(self) -> list[Measured]:
-        """Return the share of examples recovered, their quality, and the share of true candidates.
-
-        The last is left out if there are no candidates.
-        """
+        """Return the share of examples recovered, their quality and, with candidates, the share of
+        true ones."""
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
         guess = len(matched(self.originals, self.public)) / cases
@@ -78,10 +76,8 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return pairs (original, candidate) that are alike, as many as possible.
-
-    Two are alike if their PSNR is at least `decibels`. None occurs in two pairs.
-    """
+    """Return as many pairs (original, candidate) as possible with a PSNR of at least `decibels`,
+    each index once."""
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -94,7 +90,6 @@ def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_
 
 
 def _errors(originals: Float64s, offered: Float64s) -> Float64s:
-    """Return the mean squared error of every original and every candidate."""
     squares = np.sum(originals**2, axis=1)[:, None] + np.sum(offered**2, axis=1)
     errors: Float64s = np.maximum(squares - 2 * originals @ offered.T, 0) / originals.shape[1]
     return errors
@@ -118,10 +113,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """Copy the target with only one cohort's clients.
-
-    Together these hold at most `wanted` examples.
-    """
+    """Copy the target with only one cohort's clients, which together hold at most `wanted`
+    examples."""
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
     held = [target.rows(client)[:each] for client in range(cohort)]
@@ -132,12 +125,12 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """Attack one round of the target's clients.
+    """Attack one round of the target's clients. Returns the loot, and the target with the model
+    sent.
 
-    Returns the loot, and the target with the model sent. The attacker first sends a model that
-    suffices for one client's report. If the reports reveal nothing it plays the round again, with a
-    model that suffices for the sum of the cohort. An attacker that knows the job sends that model
-    at once.
+    The attacker first sends a model that suffices for one client's report. If the reports reveal
+    nothing, it plays the round again with a model that suffices for the sum of the cohort. An
+    attacker that knows the job sends that model at once.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes

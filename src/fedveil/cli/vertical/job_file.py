@@ -56,7 +56,6 @@ def ended(folder: Path) -> dict[str, object]:
 
 
 def of_accounts(figures: Mapping[str, Iterable[Line]]) -> dict[str, object]:
-    """Return the privacy costs for JSON."""
     from fedveil.run_display import of_lines
 
     return {party: of_lines(lines) for party, lines in figures.items()}

@@ -163,7 +163,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job, or None if the folder `old` has it. Runs before torch is imported."""
+    """Return the job, or None if the folder `old` has it. Called before torch is imported."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
@@ -214,7 +214,8 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return where and how `party` meets the others. `option` is the one that named `address`."""
+    """Return the address at which, and the settings with which, `party` meets the others. Errors
+    name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -80,17 +80,15 @@ class ClientsData:
         return {name: array for name, array in vars(self).items() if array is not None}
 
     def only(self, client: ClientId) -> ClientsData:
-        """Return this data without the examples of other clients."""
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         usable = None if self.usable is None else self.usable[mine]
         return self.of_one(client, self.x[mine], self.y[mine], usable)
 
     def examples(self, client: ClientId) -> int:
-        """Return the client's number of examples."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's own examples. They are a view if they are to stay `unchanged`.
+        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy.
 
         `entropy` is the randomness of the client's training.
         """
@@ -104,7 +102,6 @@ class ClientsData:
 
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:
-    """Return True if the indices are consecutive integers."""
     if indices[-1] - indices[0] != len(indices) - 1:  # most clients, without a pass
         return False
     return bool((np.diff(indices) == 1).all())
@@ -227,7 +224,6 @@ class ClientSide:
         return self._training.chunk
 
     def examples(self, client: ClientId) -> int:
-        """Return the client's number of examples."""
         return self._training.examples(client)
 
     @property
@@ -236,10 +232,8 @@ class ClientSide:
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the global weights that the array `model` holds.
-
-        Discards the client halves of the last round.
-        """
+        """Start a round with the global weights in the array `model`. Discards the client halves of
+        the last round."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -288,7 +282,6 @@ class ClientSide:
         return Made(client, reply.message, effort=effort)
 
     def _reply(self, message: Message, client: ClientId) -> Answer:
-        """Return the client's answer to a message that needs no update."""
         effort = Effort()
         try:
             with _measured(effort), own_errors(self.protection):
@@ -315,7 +308,8 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new half that continues from `state`, which is empty before the first phase."""
+        """Return a new half that continues from `state`. A state is empty before the first
+        phase."""
         half = self._new_half(client)
         if state:
             half.take_up(state)
@@ -330,7 +324,6 @@ def _update(trained: Answer) -> Update:
 
 @contextmanager
 def _measured(effort: Effort) -> Iterator[None]:
-    """Record the block's duration and warnings in `effort`."""
     began = time.perf_counter()
     try:
         with WarningsNoted(effort):
@@ -340,7 +333,7 @@ def _measured(effort: Effort) -> Iterator[None]:
 
 
 class _Ears(threading.local):
-    """The `Effort` in which this thread's warnings are recorded. None if they are not recorded."""
+    """The `Effort` that records this thread's warnings, or None."""
 
     effort: Effort | None = None
 
@@ -354,8 +347,8 @@ _filters = ExitStack()
 class WarningsApart:
     """Record each thread's warnings separately. Python itself has one warning filter per process.
 
-    Entering costs more than recording a few warnings, so a thread that plays many clients stays
-    inside.
+    Entering is slow compared with recording a few warnings, so a thread that plays many clients
+    stays inside.
     """
 
     def __enter__(self) -> None:

@@ -1,8 +1,8 @@
 """The state that clients keep from round to round, in files of the run's folder or of the client.
 
-A file's name consists of the client and the round that wrote it. A round reads only the files of
+A file is named after its client and the round that wrote it. A round reads only the files of
 earlier rounds, so a repeated round starts from the same state. A state is final once its round has
-ended with the client's report in its sum. The states of other clients in that round are deleted.
+ended with the client's report in the sum. The states of the round's other clients are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
-    """Return the client states in the folder `run`, which resumes after its first `done` rounds."""
+    """Return the client states in the folder `run` of a run that resumes after `done` rounds."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"
@@ -48,10 +48,8 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from a round before `round`, or None.
-
-        A state has `dimension` entries.
-        """
+        """Return the client's newest state, of `dimension` entries, from before `round`. None if
+        there is none."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None
@@ -69,7 +67,6 @@ class ClientStates:
             self._write(self._path(client, round), sealed({"kept": kept}))
 
     def clients(self) -> list[ClientId]:
-        """Return the clients that have a saved state."""
         return sorted({client for client, _ in self._files()})
 
     def settle(self, round: int, summed: Collection[ClientId]) -> None:
@@ -78,11 +75,11 @@ class ClientStates:
         self._drop((client, at) for client, at in written if at == round and client not in summed)
 
     def forget_after(self, done: int) -> None:
-        """Delete the states of rounds after round `done`, which will be repeated."""
+        """Delete the states of rounds after `done`, which will be repeated."""
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Delete the states that no round after round `done` reads."""
+        """Delete the states that no round after `done` reads."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 

@@ -17,8 +17,7 @@ class Executor(Carrier):
         """Start a round, whose global weights are in `context`."""
 
     def shown(self) -> dict[str, Any]:
-        """Return what the round's record says about where its clients were trained."""
+        """Return the round record's entries about where its clients were trained."""
         return {}
 
-    def close(self) -> None:
-        """Release processes and memory."""
+    def close(self) -> None: ...

@@ -32,10 +32,7 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports.
-
-        `server` receives each report once it is made.
-        """
+        """Yield the answers without their reports, which go straight into `server`."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def _answers(

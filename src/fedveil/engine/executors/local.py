@@ -9,11 +9,11 @@ import numpy as np
 
 from fedveil.base import own_code
 from fedveil.engine.assembly import ModelShape, make_client_side, make_client_sides, worker_count
+from fedveil.engine.cluster.shards import Shards
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
-from fedveil.engine.executors.shards import Shards
 from fedveil.engine.executors.threads import Threads
 from fedveil.federated.job import Job
 
@@ -32,8 +32,8 @@ def start_locally(
 ) -> Executor:
     """Return threads if clients train in native code, otherwise worker processes.
 
-    Clients train in this process if there are no workers. `pack` returns the objects of the calling
-    script for workers (`own_code.packed`). `cores` is the number of cores to use (default: all).
+    Without workers, clients train in this process. `pack` returns the objects of the calling script
+    for workers (`own_code.packed`). `cores` is the number of cores to use (default: all).
     `starting` is called with each step's name, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)

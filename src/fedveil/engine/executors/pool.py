@@ -56,9 +56,7 @@ _MAX_CHUNK = 8
 
 @dataclass
 class InSlot(Answer):
-    """Stands for a report that lies in the worker's slot of shared memory, from `begin` to
-    `end`.
-    """
+    """A report that lies between `begin` and `end` of the worker's slot of shared memory."""
 
     begin: int
     end: int
@@ -173,8 +171,7 @@ class WorkerPool(Executor):
         """Send each worker its setup, and wait until all are ready.
 
         `run` is the run's folder. `own` holds the objects of the calling script that the job names
-        (`own_code.packed`). `ready` is called with the number of workers that are ready and the
-        total number of workers.
+        (`own_code.packed`). `ready` is called with the numbers of ready and of all workers.
         """
         setup = WorkerSetup(
             job=job,
@@ -201,9 +198,8 @@ class WorkerPool(Executor):
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield the clients' answers as they arrive.
 
-        A client stays with the worker that played it first in this round, because that worker has
-        the client's half. All other clients go to free workers, in portions that shrink towards the
-        end.
+        A client stays with the worker that played it first in this round and so has its half. All
+        other clients go to free workers, in portions that shrink towards the end.
         """
         return self._answers("ask", messages)
 
@@ -248,10 +244,8 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """If all clients get the same message object, send it to each worker once and return True.
-
-        Otherwise return False.
-        """
+        """Send a message that all clients share to each worker once. Returns False if they share
+        none."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False
@@ -275,7 +269,6 @@ class WorkerPool(Executor):
             worker.send((word, worker.free.pop(), items))
 
     def close(self) -> None:
-        """End the workers and release the shared memory."""
         for worker in self._workers:
             worker.close()
         self._data.close()

@@ -18,7 +18,6 @@ from fedveil.rounds.outcomes import Answer, Folded, Refused, Report
 
 
 def encoded(answer: Answer) -> Answer:
-    """Return the answer with its report encoded."""
     if not isinstance(answer, Made):
         return answer
     began = time.perf_counter()
@@ -60,10 +59,9 @@ class Folding:
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove the worker's server half and return it: pickled, and the arrays of its sums.
+        """Remove and return the worker's server half: pickled, and the arrays of its sums.
 
-        Arrays are copied into `room` while they fit, and returned as (begin, end) there. The other
-        arrays are returned as bytes.
+        Arrays that fit into `room` are copied there and returned as (begin, end), others as bytes.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(self.take(), protocol=5, buffer_callback=buffers.append)
@@ -81,7 +79,7 @@ class Folding:
         return pickled, places
 
     def take(self) -> ServerRound:
-        """Remove the worker's server half from this object and return it."""
+        """Remove and return the worker's server half."""
         half, self._server = self._half(), None
         return half
 

@@ -29,7 +29,6 @@ class Span:
 
     @property
     def nbytes(self) -> int:
-        """The size of the array in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -55,7 +54,6 @@ class SharedBlock:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SharedBlock:
-        """Return a block with copies of `arrays`."""
         block = cls.allocate({name: (a.dtype, a.shape) for name, a in arrays.items()})
         for name, array in arrays.items():
             block.array(name)[...] = array

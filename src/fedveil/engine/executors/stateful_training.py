@@ -33,8 +33,7 @@ class Way(Protocol):
     """
 
     @property
-    def size(self) -> int:
-        """The number of entries of a client's state."""
+    def size(self) -> int: ...
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
         """Return the weights from which training starts, and a correction of its gradients or None.
@@ -51,9 +50,9 @@ class Way(Protocol):
         """
 
     def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
-        """Return the client's new state, after a report that carries the update `carried`.
+        """Return the client's new state, after a report of the update `carried`.
 
-        `carried` is the update as the protection has clipped it, without noise. `change` is that of
+        `carried` is the update after the protection's clipping, without noise. `change` is as in
         `update`.
         """
 
@@ -95,10 +94,10 @@ class Scaffold:
     """Keeps the client's control variate.
 
     Server and client exchange the model and the mean variate in one vector. The change of the
-    variate is reported multiplied by `unit`, the job's learning rate: this is its effect on the
-    weights in one step. `trainable` is False for buffers, which have no gradients, so their
-    variates stay zero. The client's variate changes by what its report carries, clipped like the
-    report. So the server's variate stays the mean of the clients'.
+    variate is reported multiplied by `unit`, the job's learning rate, which gives its effect on the
+    weights in one step. `trainable` is False for buffers: they have no gradients, so their variates
+    stay zero. The client's variate changes by the update in its report, after the report's
+    clipping. So the server's variate stays the mean of the clients'.
     """
 
     trainable: Bools
@@ -128,8 +127,8 @@ class Scaffold:
 class Dynamic:
     """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
 
-    `trainable` is False for buffers, which stay out of the sum. A change counts as its report
-    carries it, clipped like the report. So the server's state stays the mean of the clients'.
+    `trainable` is False for buffers, which stay out of the sum. A change counts as it is in the
+    report, after clipping. So the server's state stays the mean of the clients'.
     """
 
     trainable: Bools
@@ -155,9 +154,8 @@ class Dynamic:
 class KeptTraining(Training):
     """Trains clients one by one, each from its own state.
 
-    A client saves its new state when it has made its report. The state is final once the report is
-    known to be in its round's sum; otherwise it is deleted. A client without a report keeps its
-    state.
+    A client saves its new state when it has made its report. The state becomes final if the report
+    is in its round's sum, and is deleted otherwise. Without a report the state is unchanged.
     """
 
     chunk = least = 1

@@ -48,7 +48,8 @@ def main(descriptor: int) -> None:
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
     """Move messages from the pipe to `inbox`, so that the sender never has to wait.
 
-    Ends the process when the pipe closes, even during training: nobody needs the answers any more.
+    Ends the process when the pipe closes, even during training, because nobody needs the answers
+    any more.
     """
     while True:
         try:

@@ -149,8 +149,7 @@ def read(record: ArrayRecord) -> Arrays:
 
 def digest(arrays: Arrays) -> bytes:
     """Return a digest of all arrays from which clients start, including those that stay with
-    them.
-    """
+    them."""
     whole = hashlib.sha256()
     for name, array in arrays.items():
         whole.update(repr((name, str(array.dtype), array.shape)).encode())

@@ -1,6 +1,5 @@
 """Carries a protected round's messages over Flower's grid, inside the messages of the user's
-app.
-"""
+app."""
 
 from __future__ import annotations
 
@@ -29,10 +28,9 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 class AppCarrier(Carrier):
     """Sends each phase's messages, and reads the replies as they arrive.
 
-    `invited`: the messages that the inner strategy would send. Their content is sent in the phase
-    `trains`. `offer`: one object for all of these messages, so that Flower stores it once.
-    `reveal`: the metrics that a reply may contain in clear beside its report. `metrics`: those that
-    each reply contained.
+    `invited`: the inner strategy's messages. Their content is sent in the phase `trains`. `offer`:
+    one object for all of these messages, so that Flower stores it once. `reveal`: the metrics that
+    a reply may contain in clear beside its report. `metrics`: those that each reply contained.
     """
 
     grid: Grid
@@ -51,7 +49,6 @@ class AppCarrier(Carrier):
                 yield answer
 
     def _out(self, asked: Mapping[ClientId, Message], training: bool) -> Sequence[FlowerMessage]:
-        """Build Flower's messages. Content common to several clients is one object."""
         out = []
         for words, clients in shared(asked):
             encoded, made = encode(words), list[tuple[RecordDict, RecordDict]]()

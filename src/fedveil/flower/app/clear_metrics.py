@@ -83,7 +83,6 @@ class Means:
                 self._sums[name] = (known, totals, weights + weight)
 
     def record(self) -> dict[str, Metric]:
-        """Return the mean of each metric, by its name."""
         found: dict[str, Metric] = {}
         for name, (length, totals, weights) in self._sums.items():
             means = [total * (1 / weights) for total in totals]

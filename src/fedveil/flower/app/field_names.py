@@ -1,4 +1,4 @@
-"""Field names and client numbers that client and server both use in their messages."""
+"""Field names and client numbers that client and server share in their messages."""
 
 from __future__ import annotations
 
@@ -19,5 +19,4 @@ def number_of(node: int) -> ClientId:
 
 
 def node_of(client: ClientId) -> int:
-    """Return Flower's number of a client."""
     return client % (1 << 64)

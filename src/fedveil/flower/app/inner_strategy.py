@@ -61,7 +61,6 @@ def check_inner(strategy: Strategy, *, takes_averages: bool) -> None:
 
 
 def _own_aggregation(strategy: Strategy) -> str | None:
-    """Return the name of an aggregation function that is not Flower's own, or None."""
     aggregate = getattr(strategy.aggregate_train, "__func__", None)
     if aggregate not in [known.aggregate_train for known in _AVERAGING]:
         return "aggregate_train"

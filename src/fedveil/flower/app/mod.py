@@ -56,14 +56,14 @@ class ProtectMod:
     """A mod of a `ClientApp` that sends replies to training messages only as reports.
 
     A training message must come from a `ProtectedStrategy`. The app trains as without this mod. The
-    mod computes the update, which is the reply's arrays minus the received ones, runs the
-    protection's client half on it with the operating system's randomness, and sends the report. The
-    report is charged to this client's own account before the app trains. Under a protection with a
-    guarantee, a report leaves whatever the training does: a failed or non-finite update counts as
-    zero, and only this client's log says so. Metrics stay at the client unless the server's
-    `reveal` asks for them and this client's own `reveal` allows it. Replies to evaluation and
-    queries contain the same metrics, and nothing else. An error is sent as its kind, never as its
-    text, which might contain data.
+    mod computes the update, which is the reply's arrays minus the received ones. It runs the
+    protection's client half on it, with the operating system's randomness, and sends the report.
+    The report is charged to this client's own account before the app trains. Under a protection
+    with a guarantee, a report leaves whatever the training does: a failed or non-finite update
+    counts as zero, and only this client's log says so. Metrics stay at the client unless the
+    server's `reveal` asks for them and this client's own `reveal` allows it. Replies to evaluation
+    and queries contain these metrics only. An error is sent as its kind, never as its text, which
+    might contain data.
 
     The keyword arguments pin this client's demands (`Options`, and a protection's own parameters),
     as do the run and node configurations. An offer that protects less, or that would bring this
@@ -193,8 +193,8 @@ class _Answer:
     ) -> tuple[ClientRound, Message, MetricRecord]:
         """Charge the report, let the app train, and answer with the report of the result.
 
-        `kept` is the client half's state from an earlier phase of the round, or None. `time` fixes
-        when the answer leaves.
+        `kept` is the client half's state from an earlier phase of the round, or None. The answer
+        leaves at the time fixed by `time`.
         """
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
@@ -275,7 +275,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state that the client half had after an earlier phase of this round, or None.
+        """Return the client half's state after an earlier phase of this round, or None.
 
         Raises an error if the terms of the offer have changed since.
         """
@@ -288,8 +288,7 @@ class _Answer:
 
     def _examples(self, content: RecordDict) -> int:
         """Return the reply's number of examples, or 1 if the server does not weight clients by
-        it.
-        """
+        size."""
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key
@@ -304,10 +303,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove the protection's fields and the offer from the message, and return them.
-
-    The app then gets the message without them.
-    """
+    """Remove the protection's fields and the offer from the app's message, and return them."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -328,7 +324,6 @@ def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
 
 
 def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
-    """Return the metrics in `names`. Logs the names of all other content, once per reply."""
     metrics, held = revealed(content, names)
     if held:
         log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))
@@ -336,9 +331,8 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a value for each of `names`, NaN if it is missing: its absence would reveal
-    something.
-    """
+    """Return a value for each of `names`. A missing one becomes NaN, because absence would reveal
+    something."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
@@ -363,7 +357,6 @@ def _evaluated(
 
 
 def _take_time(message: FlowerMessage) -> Options:
-    """Remove the server's timing option from the message, and return it."""
     content = message.content
     if TIME not in content:
         return Options()
@@ -380,10 +373,6 @@ def _state_of(context: Context) -> SealedState:
 
 
 def _lasting(context: Context, kind: str) -> Path:
-    """Return the path of a file that this client keeps for the whole run.
-
-    `kind` is part of its name.
-    """
     folder = StateFolder.for_accounts(context.node_config.get(STATE_FOLDER))
     return folder.file(_run_of(context), context.node_id, kind)
 

@@ -15,10 +15,11 @@ _LINK, _MOD = make_ffn(lambda message, context: message, [lambda *chain: chain[0
 
 
 def mod_outside() -> str | None:
-    """Return why the calling mod must not answer: another mod runs outside it. Otherwise None.
+    """Return why the calling mod must not answer, if another mod runs outside it. Otherwise None.
 
-    The outer mod would get the report in place of the arrays, so that its clipping or noise is
-    silently lost. Whatever it adds leaves the client after the protection, without being charged.
+    The outer mod would get the report in place of the arrays, so its clipping or noise would
+    silently be lost. Its additions would leave the client after the protection, without being
+    charged.
     """
     at_work, *outside = [*_mods()] or [None]
     if not outside:
@@ -31,7 +32,6 @@ def mod_outside() -> str | None:
 
 
 def _mods() -> Iterator[Any]:
-    """Yield the mods on the call stack for this message, the innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
         if frame.f_code is _LINK:

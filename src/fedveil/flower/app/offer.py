@@ -23,7 +23,7 @@ class Offer:
     """The terms of a round, equal for all of its clients.
 
     `weight_key`: the metric in an app's reply that contains its number of examples. `dimension`:
-    the number of entries of the update. `clients`: the largest number of clients that are asked.
+    the number of entries of the update. `clients`: the largest number of clients that may be asked.
     """
 
     options: Options
@@ -32,7 +32,6 @@ class Offer:
     clients: int
 
     def words(self) -> Message:
-        """Return the offer as a message's fields."""
         options = self.options
         parameters = options.parameters.model_dump(exclude_none=True)
         return {
@@ -51,8 +50,8 @@ class Offer:
     def read(cls, words: Message, known: Collection[str]) -> Offer:
         """Read the offer from an untrusted message. Raises `MessageInvalid`.
 
-        `known`: the custom protections that this client's own settings name. No other code is
-        imported at a server's request.
+        `known`: the custom protections that this client's own settings name. A server cannot cause
+        the import of any other code.
         """
         parameters = {
             name.removeprefix(_PARAMETER): value
@@ -84,10 +83,7 @@ class Offer:
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest of the run and these terms.
-
-        It is equal for all clients that get equal terms.
-        """
+        """Return a digest of the run and these terms, equal for clients with equal terms."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 

@@ -103,20 +103,17 @@ class Options(Settings):
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Split a text at its commas into names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys in a Flower configuration that begin with "fedveil.", without that prefix."""
+    """Return the keys in a Flower configuration that begin with "fedveil.", without the prefix."""
     return {key.removeprefix(PREFIX): v for key, v in config.items() if key.startswith(PREFIX)}
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the keys of a configuration and of keyword arguments.
-
-    Raises `JobError` if they contradict each other.
-    """
+    """Merge the keys of a configuration and of keyword arguments. Raises `JobError` if they
+    differ."""
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "
@@ -166,10 +163,7 @@ def _options_of(parameters: type[Settings]) -> type[Options]:
 
 
 def _text(value: Any) -> Any:
-    """Convert a sequence of names to one text, as in a configuration.
-
-    Other values pass unchanged.
-    """
+    """Join a sequence of names to one text, as in a configuration. Other values pass unchanged."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return ", ".join(map(str, value))
     return value

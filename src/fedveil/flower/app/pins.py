@@ -42,10 +42,8 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return the demands of the three sources. A source without demands is left out.
-
-    Raises `JobError` for an invalid key.
-    """
+    """Return the demands of the three sources that have any. Raises `JobError` for an invalid
+    key."""
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),
@@ -59,8 +57,8 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
     The offer must name the pin's protection, and both epsilon and delta of a report of the whole
     update must be at most those of the pin. Any other offer counts as weaker. The server learns the
-    sum of the clients' weights, so weights must come from a metric that this client names. `run` is
-    the number of the Flower run.
+    sum of the clients' weights, so this client must name the metric with its weight. `run` is the
+    number of the Flower run.
     """
     try:
         check(offer.options)
@@ -90,7 +88,7 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if a pin says that the client trusts the server, so that `limited` do not apply.
 
-    If one of the pins in `limited` is the client's own, only the client's own pins can say so.
+    If one of the pins in `limited` is the client's own, only its own pins can say so.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -128,20 +126,17 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return how many seconds after the request an answer leaves: the longest time that any side
-    asks for. None means no fixed time.
-    """
+    """Return the seconds after the request at which an answer leaves: the longest that any side
+    asks for. None means no fixed time."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 
 
 def own_protections(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the custom protections that this client's pins name."""
     return frozenset(pin.options.protection for pin in pins if pin.options.protection)
 
 
 def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
-    """Return every (epsilon, delta) limit of this client's whole run."""
     said = [pin.options for pin in pins]
     stated = [(of.max_epsilon, of.delta) for of in said if of.max_epsilon is not None]
     totals = [total_of(of.position, of.parameters) for of in said if of.protection is not None]
@@ -149,7 +144,7 @@ def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
 
 
 def _on_its_word(options: Options) -> bool:
-    """Return True if the loss under these options holds only if the server is trusted."""
+    """Return True if the stated loss holds only for a trusted server."""
     return options.protection is not None and options.position.rests_on_server(options.parameters)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveil.base.files import alone, write_whole
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.base.validate import integer
 from fedveil.errors import DeploymentError, RunFolderError
@@ -15,13 +15,12 @@ from fedveil.privacy.ledger_message import MAX_ROUND
 from fedveil.protections.base import State
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
-_LEDGER, _STATE = "ledger.", "state."
+_LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
     """The number of started rounds, their charges, and the protection's state (None: the initial
-    one).
-    """
+    one)."""
 
     rounds: int
     ledger: Ledger
@@ -33,8 +32,8 @@ class KeptRounds:
 
     Before the first report of a round is requested, the file on disk counts the round as started
     and all requested clients as charged. So a process that is killed during the round has charged
-    them. When the round closes, charges for reports that certainly have not been sent are taken
-    back. No other process may write the file meanwhile.
+    them. When the round closes, it takes back charges for reports that certainly have not been
+    sent. No other process may write the file meanwhile.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:
@@ -43,7 +42,6 @@ class KeptRounds:
         self._written: bytes | None = None
 
     def read(self) -> Kept | None:
-        """Return what an earlier process saved, or None if there is no file."""
         if not self._path.parent.is_dir():
             raise DeploymentError(f"{self._path.parent} is no folder, and the ledger is kept there")
         if not self._path.exists():
@@ -54,8 +52,8 @@ class KeptRounds:
                 fields = unsealed(self._written)
                 terms = take(fields, "terms", str)
                 rounds = integer("rounds", take(fields, "rounds", int), 1, MAX_ROUND)
-                ledger = Ledger.from_state(_part(fields, _LEDGER))
-                state = _part(fields, _STATE) if take(fields, "moved", bool) else None
+                ledger = Ledger.from_state(within(_LEDGER, fields))
+                state = within(_STATE, fields) if take(fields, "moved", bool) else None
         except RunFolderError as error:
             raise DeploymentError(str(error)) from None
         if terms != self._terms:
@@ -66,11 +64,10 @@ class KeptRounds:
         return Kept(rounds, ledger, state)
 
     def write(self, kept: Kept) -> None:
-        """Save `kept` in place of the earlier content."""
         fields: dict[str, Value] = {
             "terms": self._terms, "rounds": kept.rounds, "moved": kept.state is not None,
-            **{f"{_LEDGER}{name}": value for name, value in kept.ledger.to_state().items()},
-            **{f"{_STATE}{name}": value for name, value in (kept.state or {}).items()},
+            **prefixed(_LEDGER, kept.ledger.to_state()),
+            **prefixed(_STATE, kept.state or {}),
         }  # fmt: skip
         data = sealed(fields)
         with alone(self._path):
@@ -82,7 +79,3 @@ class KeptRounds:
                 )
             write_whole(self._path, data, 0o600)
         self._written = data
-
-
-def _part(fields: Message, prefix: str) -> dict[str, Value]:
-    return {n.removeprefix(prefix): v for n, v in fields.items() if n.startswith(prefix)}

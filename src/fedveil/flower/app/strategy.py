@@ -1,6 +1,5 @@
 """The server's side: a strategy that wraps another one and gives it one averaged reply per
-round.
-"""
+round."""
 
 from __future__ import annotations
 
@@ -43,12 +42,11 @@ _WRAPPED = (
 class ProtectedStrategy(Strategy):
     """Runs the rounds of `strategy` under a protection.
 
-    Where `strategy` would send its training messages, this one sends them with an offer, adds up
-    the reports of the clients' `ProtectMod` as they arrive, and hands `strategy` one reply: the
-    global arrays plus the protection's aggregate update. So `strategy` can be any strategy that
-    averages the clients' arrays and continues from the average (FedAvg, FedAvgM, FedProx,
-    FedAdagrad, FedAdam, FedYogi). Any other reply of a client is refused and counted, and never
-    averaged.
+    It sends the training messages of `strategy` with an offer, and adds up the reports of the
+    clients' `ProtectMod` as they arrive. Then it hands `strategy` one reply: the global arrays plus
+    the protection's aggregate update. So `strategy` can be any strategy that averages the clients'
+    arrays and continues from the average (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi).
+    Any other reply of a client is refused and counted, and never averaged.
 
     `takes_averages`: set it to True if `strategy` overrides the aggregation and still works when it
     receives that one averaged reply. The default is False.
@@ -117,7 +115,6 @@ class ProtectedStrategy(Strategy):
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"
 
     def summary(self) -> None:
-        """Log the protection, and the inner strategy's own summary."""
         log.info("\t├──> Protection: %s", self._terms)
         for advise in self.options.position.advice:
             if (sentence := advise(self.options.parameters, Cohort(None, None))) is not None:
@@ -204,7 +201,7 @@ class ProtectedStrategy(Strategy):
         """Return the inner strategy's result for the revealed metrics.
 
         Clients count equally unless all of them reveal their weight. A reply without a revealed
-        metric is left out, and so is a metric that some of the replies lack.
+        metric is ignored, and so is a metric that some of the replies lack.
         """
         shown = []
         for reply in replies:
@@ -283,12 +280,10 @@ class ProtectedStrategy(Strategy):
         self._keep(record)
 
     def _write(self, rounds: int, state: State | None) -> None:
-        """Save the current ledger with the number of rounds and the state, if there is a file."""
         if self._kept is not None:
             self._kept.write(Kept(rounds, self.ledger, state))
 
     def _note(self, record: RoundRecord, outcome: Outcome, carrier: AppCarrier) -> None:
-        """Record the round's outcome, and the mean over clients of each revealed metric."""
         record.rejected, record.withheld = outcome.rejected, outcome.withheld
         record.failed, record.dropped = outcome.failed, len(outcome.dropped)
         record.bytes_up = outcome.bytes_up
@@ -313,10 +308,8 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if enough clients take part.
-
-        Raises an error if they do not and no round succeeded.
-        """
+        """Return True if enough clients take part. Raises an error if too few do and no round has
+        succeeded yet."""
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)
@@ -351,7 +344,6 @@ class ProtectedStrategy(Strategy):
         log.warning("fedveil: a single report is promised %s: %s", figure, more)
 
     def _content(self, arrays: ArrayRecord, record: RoundRecord) -> RecordDict:
-        """Return the content of the one reply that the inner strategy averages."""
         metrics = MetricRecord({self.weight_key: record.reports, **record.metrics})
         key = str(getattr(self.strategy, "arrayrecord_key", "arrays"))
         return RecordDict({key: arrays, METRICS: metrics})

@@ -1,6 +1,5 @@
-"""One call of the app behind the mod: returns its reply if it comes in time, never a failure's
-reason.
-"""
+"""One call of the app behind the mod. Returns its reply if in time, and never a failure's
+reason."""
 
 from __future__ import annotations
 
@@ -23,10 +22,8 @@ class AppFailed(Exception):
 def ask_in_time(
     time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
 ) -> RecordDict:
-    """Return the content of the app's reply.
-
-    The app's state is saved only if it replies in time.
-    """
+    """Return the content of the app's reply. The app's state is saved only if it replies in
+    time."""
     own = copy.deepcopy(context) if time.is_set else context
     content = time.trained(lambda: _ask_app(message, own, call_next))
     if own is not context:
@@ -36,10 +33,6 @@ def ask_in_time(
 
 
 def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
-    """Return the content of the app's reply.
-
-    The reason of a failure is only in this client's log.
-    """
     try:
         reply = call_next(message, context)
     except (Exception, SystemExit) as error:

@@ -22,7 +22,7 @@ EMPTY_ROSTER = """\
 def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
     """Return the project file of a Flower app called `name`, which runs a fedveil `what`.
 
-    `extras` are those of fedveil that it needs. `folder` describes its key of that name.
+    `extras` are those of fedveil that it needs. `folder` describes the key `folder`.
     """
     return _PYPROJECT.format(
         name=name, what=what, extras=extras, folder=folder, version=__version__
@@ -32,7 +32,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     """Write the files of an app, given their texts by name. Returns their paths.
 
-    An existing file is never overwritten unless its content is equal.
+    A file that exists with other content is never overwritten.
     """
     taken = [
         path
@@ -55,7 +55,6 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Return True if the file at `path` contains exactly this text."""
     try:
         return read_bytes(path, MOST_DATA_BYTES) == text.encode()
     except OSError:

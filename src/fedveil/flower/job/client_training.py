@@ -51,8 +51,8 @@ def own_data(
 ) -> ClientsData:
     """Return the client's examples: from its own `function`, or its part of the job's data set.
 
-    If `form` is given, each of the function's training records is read by itself, and everything
-    else that it returns is ignored.
+    With `form`, each of the function's training records is read by itself, and everything else that
+    it returns is ignored.
     """
     if function is None:
         data = load_data(job)
@@ -65,10 +65,7 @@ def own_data(
 
 
 def example_count(job: Job, client: ClientId, function: str | None) -> int:
-    """Count the client's examples.
-
-    Under `privacy.unit: example` its records are not read for this.
-    """
+    """Count the client's examples, under `privacy.unit: example` without reading its records."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function).examples(client)
@@ -81,9 +78,6 @@ def _save_state(
     protection: Protection,
     asked: Message,
 ) -> None:
-    """Save the client's new state: the report of `update`, which the message `asked` asked for, is
-    made.
-    """
     training.reported(client, protection.carried(update, asked))
 
 
@@ -125,10 +119,8 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and its number of examples.
-
-        Raises any error of the training.
-        """
+        """Return the client's update and its number of examples. Raises any error of the
+        training."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -151,10 +143,7 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples as inputs of the trained part.
-
-        They are cached in the process.
-        """
+        """Return the client's examples as inputs of the trained part, cached in the process."""
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -180,7 +169,6 @@ class Training:
         return seen
 
     def _form(self) -> Form:
-        """Return the form that every training record must have."""
         shape = self._shape
         assert isinstance(shape.example_shape, tuple), "the trainer takes nothing else"
         return Form(

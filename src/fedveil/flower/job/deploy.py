@@ -36,8 +36,8 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 def write_app(folder: Path, job: Job) -> list[Path]:
     """Write the app of a job that `deployable` returned. Returns the files.
 
-    The modules of the user's functions that the job names are copied into the app. An existing file
-    is never overwritten unless its content is equal.
+    The app gets a copy of the modules of the user's functions in the job. A file that exists with
+    other content is never overwritten.
     """
     name = _app_name(job.name)
     extras = "torch,flower,language" if job.has_language_model else "torch,flower"
@@ -57,17 +57,13 @@ def write_app(folder: Path, job: Job) -> list[Path]:
 
 
 def _app_name(name: str) -> str:
-    """Convert the job's name to Flower's format: letters, digits and hyphens, beginning with a
-    letter.
-    """
+    """Convert the job's name to Flower's format: letters, digits and hyphens, a letter first."""
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "job"
     return (plain if plain[0].isalpha() else f"job-{plain}")[:_MAX_NAME].strip("-")
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """Return the source of the modules that contain these user's functions, whole packages
-    included.
-    """
+    """Return the source of the modules, with their whole packages, of these user's functions."""
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

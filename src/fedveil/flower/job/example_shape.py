@@ -25,16 +25,13 @@ def telling(shape: Shape) -> Value:
 
 
 def telling_form(shape: ModelShape) -> Message:
-    """Return the message fields that describe a record, in addition to an example's shape."""
     targets = np.array(shape.target_shape, np.int64)
     return {_TARGETS: targets, _WHOLE_TARGETS: shape.whole_targets, _WHOLE: shape.whole_examples}
 
 
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
-    """Read the form of targets and examples from the message `common`.
-
-    Returns a target's shape, then True if targets are whole numbers, then True if examples are.
-    """
+    """Return from the message `common` a target's shape, and if targets and examples are whole
+    numbers."""
     if _TARGETS not in common:
         return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())

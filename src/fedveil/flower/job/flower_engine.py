@@ -36,9 +36,9 @@ _LET_GO_S = 60.0
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: `named` in the run configuration, otherwise one named after the job.
+    """Return the run's folder: `named` in the run configuration, or one named after the job.
 
-    So a restart of the same job finds its folder and resumes there.
+    A restart of the same job therefore resumes in its folder.
     """
     if named:
         return Path(str(named))
@@ -46,10 +46,7 @@ def run_path(job: Job, named: object = None) -> Path:
 
 
 def open_folder(path: Path, job: Job) -> RunFolder:
-    """Open the folder as a new one, or to resume.
-
-    Raises an error if it has a different job's run.
-    """
+    """Open the folder as a new one, or to resume. Raises an error if it has another job's run."""
     end = time.monotonic() + _LET_GO_S
     while True:
         try:
@@ -71,10 +68,8 @@ def open_folder(path: Path, job: Job) -> RunFolder:
 
 
 class FlowerEngine(Engine):
-    """Carries messages to SuperNodes, which train as clients.
-
-    The server has only the test examples.
-    """
+    """Carries messages to SuperNodes, which train as clients. The server has only the test
+    examples."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -86,20 +81,17 @@ class FlowerEngine(Engine):
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Save the server's own data, the test examples, and return the job unchanged."""
+        """Save the test examples, the server's only data, and return the job unchanged."""
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         return job
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
-        """Try the model on the server's test examples, which belong to no client."""
         batches = batches_of_the_test(job, self._dataset)
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Make the protection. No key comes from the job's seed.
-
-        Raises an error for unsendable reports.
-        """
+        """Make the protection, without any key from the job's seed. Raises an error for unsendable
+        reports."""
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(job.training.sent_length(dimension), np.float32)
         check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))

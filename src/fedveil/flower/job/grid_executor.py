@@ -10,14 +10,14 @@ from flwr.serverapp import Grid
 from fedveil.base.message import Message, encode
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
-from fedveil.errors import MessageInvalid, RunStopped
+from fedveil.errors import RunStopped
 from fedveil.federated.job import Job
-from fedveil.flower.exchange import exchange, reply_was_lost
+from fedveil.flower.exchange import exchange, reply_was_lost, reported
 from fedveil.flower.job import job_client
 from fedveil.flower.job.example_shape import telling, telling_form
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD
-from fedveil.flower.records import addressed_records, common_record, encoded_message, to_records
+from fedveil.flower.records import addressed_records, common_record, to_records
 from fedveil.protections.base import Protection, RoundContext
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import shared
@@ -165,11 +165,7 @@ class GridExecutor(Executor):
             if word == job_client.FAILED:
                 return outcomes.Failed(client, "the client's own log says why")
             return None if reply_was_lost(reply) else outcomes.Unreached(client)
-        try:
-            return outcomes.Report(client, encoded_message(reply.content))
-        except MessageInvalid as error:
-            size = sum(record.count_bytes() for record in reply.content.values())
-            return outcomes.Refused(client, size, str(error))
+        return reported(client, reply)
 
     def _farewells(self) -> list[FlowerMessage]:
         node_of, question = self._members.node_of, f"query.{job_client.FORGET}"

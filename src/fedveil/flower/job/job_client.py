@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from flwr.app import Context, Error, Message
@@ -61,6 +62,21 @@ TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
 _log = logging.getLogger("flwr")
 
 
+class Owner(Protocol):
+    """The demands of a site's owner, which hold for every job and no job can lift.
+
+    With an owner, a client sends a report of zero in place of an update that cannot be used, under
+    every protection: a missing report would reveal something that nobody has permitted.
+    """
+
+    @property
+    def answer_after_s(self) -> float | None:
+        """Return the seconds after a request before which no report leaves, or None."""
+
+    def charge(self, protection: Protection, asked: Words) -> None:
+        """Charge the report that `asked` asks for. Raises an error if none may leave."""
+
+
 @dataclass(frozen=True)
 class Member:
     """This SuperNode's identity, from its node configuration.
@@ -69,7 +85,8 @@ class Member:
     it, the client has the part of the job's data set that the split gives to its number. `seeded`:
     True if its reports use the job's seed. `keys` and `accounts`: its folders of keys and of own
     accounts. `identity`: the file with its private key. `roster`: the file with every client's
-    public key. `job`: the operator's own copy of the job.
+    public key. `job`: the operator's own copy of the job. `owner`: the demands of the site's owner,
+    if it has a policy.
     """
 
     client: ClientId
@@ -80,13 +97,12 @@ class Member:
     identity: Path | None
     roster: Path | None
     job: Path | None
+    owner: Owner | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Return the member that a node configuration describes.
-
-        The key `partition-id` is accepted in place of `client`.
-        """
+        """Return the member that a node configuration describes. `partition-id` may replace
+        `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -113,20 +129,35 @@ class Member:
 
 
 def make_app(folder: Path) -> ClientApp:
-    """Return the ClientApp of the app in `folder`."""
     job = app_folder.read_job(folder)
     app = ClientApp()
+    handle = _guarded(lambda m, c: answer(job, Member.of(c.node_config, job), m, c))
     for action in find(job.protection.name).phases:
-        app.train(action)(_guarded(lambda m, c: _answer(job, m, c)))
-    app.query(INTRODUCE)(_guarded(lambda m, c: _introduce(job, c)))
-    app.query(FORGET)(_guarded(lambda m, c: _forget(job, c)))
+        app.train(action)(handle)
+    app.query(INTRODUCE)(handle)
+    app.query(FORGET)(handle)
     return app
 
 
-class _Misaddressed(Exception):
-    """Raised if the message is meant for a different client: the server has an outdated node
-    number.
+def answer(job: Job, member: Member, message: Message, context: Context) -> bytes:
+    """Return the member's encoded answer to any message of the job.
+
+    Raises an error if it has none: nothing about the error may leave the machine.
     """
+    match message.metadata.message_type.split("."):
+        case ["query", kind] if kind == INTRODUCE:
+            return _introduce(job, member)
+        case ["query", kind] if kind == FORGET:
+            SealedState(member.keys, job_digest(job), member.client, context.state).erase()
+            return encode({})
+        case ["train", phase] if phase in find(job.protection.name).phases:
+            return _answer(job, member, message, context)
+    raise MessageInvalid("a message of a kind that no job sends")
+
+
+class _Misaddressed(Exception):
+    """Raised if the message is for another client, because the server has an outdated node
+    number."""
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
@@ -158,8 +189,7 @@ def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, 
     return reply
 
 
-def _introduce(job: Job, context: Context) -> bytes:
-    member = Member.of(context.node_config, job)
+def _introduce(job: Job, member: Member) -> bytes:
     _check_own_job(job, member)
     answer: dict[str, Value] = {"client": member.client}
     if "examples" in job.deployment.reveal:
@@ -167,12 +197,6 @@ def _introduce(job: Job, context: Context) -> bytes:
 
         answer["examples"] = example_count(job, member.client, member.data)
     return encode(answer)
-
-
-def _forget(job: Job, context: Context) -> bytes:
-    member = Member.of(context.node_config, job)
-    SealedState(member.keys, job_digest(job), member.client, context.state).erase()
-    return encode({})
 
 
 def _check_own_job(job: Job, member: Member) -> None:
@@ -192,7 +216,7 @@ def _check_own_job(job: Job, member: Member) -> None:
         )
 
 
-def _answer(job: Job, message: Message, context: Context) -> bytes:
+def _answer(job: Job, member: Member, message: Message, context: Context) -> bytes:
     addressee, asked, common = from_addressed_records(message.content)
     trains = "weights" in common
     kept_fields = [KEPT_FIELD, SUMMED_FIELD] if job.keeps_state else []
@@ -203,7 +227,6 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
     opening = take(common, "opening", bool)
     if not (1 <= round <= job.rounds and dimension >= 1):
         raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
-    member = Member.of(context.node_config, job)
     if addressee != member.client:
         raise _Misaddressed
     _check_own_job(job, member)
@@ -233,7 +256,7 @@ def _answer(job: Job, message: Message, context: Context) -> bytes:
             mine.take_up(kept)
         return mine
 
-    with FixedTime(job.deployment.answer_after_s if trains else None) as time:
+    with FixedTime(_answer_after_s(job, member) if trains else None) as time:
         if trains:
             answered = _trained(job, member, protection, asked, common, half, time)
         else:  # no update needed: no model, no examples
@@ -256,8 +279,8 @@ def _trained(
 ) -> Reply:
     """Answer the phase in which clients train. The request is charged before any example is read.
 
-    `asked` is the message to this client, `common` the message to all, and `time` fixes when the
-    answer leaves.
+    `asked` is the message to this client, `common` the message to all. The answer leaves at the
+    time fixed by `time`.
     """
     from fedveil.flower.job.client_training import Training
 
@@ -268,12 +291,15 @@ def _trained(
         )
     training = Training(job, common, partial(kept_states, job, common, member.accounts))
     _charge(job, member, protection, asked)
+    if member.owner is not None:
+        member.owner.charge(protection, asked)
     answered = answer_trained(
         protection,
         lambda examples: half(examples, training.model),
         lambda: half(1, training.model),
         asked,
         lambda: time.trained(lambda: training.update(member.client, member.data)),
+        always=member.owner is not None,
     )
     if answered.unusable is not None:
         foreign = not isinstance(answered.unusable, FedveilError)
@@ -287,14 +313,20 @@ def _trained(
     return answered
 
 
+def _answer_after_s(job: Job, member: Member) -> float | None:
+    """Return the later of the times that the job and the owner ask for."""
+    owners = None if member.owner is None else member.owner.answer_after_s
+    said = (job.deployment.answer_after_s, owners)
+    return max((seconds for seconds in said if seconds is not None), default=None)
+
+
 def _told(error: BaseException) -> str:
-    """Describe an error, with the file and line if it was raised in the user's own code."""
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report. The limits are the job's: a server that lies does not end its run there."""
+    """Charge a report, up to the job's limits. A lying server does not end its run at them."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

@@ -43,7 +43,6 @@ class Members:
 
     @property
     def node_of(self) -> Mapping[ClientId, int]:
-        """The node number of each connected client."""
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
@@ -74,8 +73,7 @@ class Members:
                 self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Poll until `enough` of the `wanted` clients are connected or `limit_s` seconds have
-        passed.
+        """Poll until `enough` of the `wanted` clients are connected, at most `limit_s` seconds.
 
         Returns how many of them are connected.
         """

@@ -39,7 +39,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of the run in `folder`. It is drawn at the first call."""
+    """Return the name of the run in `folder`, drawn at the first call."""
     path = folder / RUN
     if path.exists():
         with intact(path):
@@ -64,8 +64,7 @@ class _OwnStates(ClientStates):
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         """Yield client and round of each existing file, and of each sealed file that was
-        deleted.
-        """
+        deleted."""
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
         gone = ((int(client), int(round)) for client, round in numbers)

@@ -64,7 +64,7 @@ class AliasTables:
     def _weights(self, law: Float64s) -> _Weights:
         """Return integer weights of the symbols, of the remainder, and of empty columns (0).
 
-        They sum to 2^64. The remainder stands for what the symbols' rounded-down weights leave out.
+        They sum to 2^64. The remainder makes up for the rounding down of the symbols' weights.
         """
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
@@ -152,10 +152,9 @@ def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     """Return each column's threshold and partner, which share the symbols' weights among columns.
 
     A draw below the threshold is the column's own symbol, any other draw the partner. Columns are
-    filled in order. A symbol that is too light for its column is topped up by the current heavy
-    symbol. A heavy symbol that has given so much that it fits its own column is topped up by the
-    next heavy one. Running sums of the deficits and surpluses determine the pairs; they stay below
-    2^64.
+    filled in order. The current heavy symbol tops up a symbol that is too light for its column. A
+    heavy symbol that has become light enough for its own column is topped up by the next heavy one.
+    Running sums of the deficits and surpluses determine the pairs; they stay below 2^64.
     """
     capacity = np.uint64(2**64 // len(weights))
     heavy = np.flatnonzero(weights >= capacity)

@@ -27,7 +27,7 @@ def byte_tables(probability: Fraction) -> AliasTables:
 def double_above_q(eps: float) -> float:
     """Return 1 / (e^eps + 1) rounded up, so that the resulting loss never exceeds eps.
 
-    eps is read as the shortest decimal that identifies it: the number that a job's author wrote.
+    eps is read as the shortest decimal that identifies it: the number in the job file.
     """
     with localcontext(prec=60, rounding=ROUND_UP):
         q = 1 / (as_written(eps).exp() + 1) * (1 + Decimal("1e-55"))

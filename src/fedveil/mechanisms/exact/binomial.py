@@ -22,10 +22,8 @@ _MAX_TRIALS = 1 << 11
 
 
 class Binomial:
-    """Draws exactly from the binomial distribution with a rational probability.
-
-    The number of trials is chosen for each draw.
-    """
+    """Draws exactly from the binomial distribution with a rational probability and any number of
+    trials."""
 
     def __init__(self, probability: Fraction) -> None:
         self._probability = probability
@@ -38,7 +36,7 @@ class Binomial:
         return total
 
     def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
-        """Return one independent draw for each entry of `trials`, of that number of trials."""
+        """Return one independent draw for each number of trials in `trials`."""
         total = np.zeros(len(trials), np.int64)
         power = 1
         while power <= trials.max(initial=0):
@@ -55,7 +53,6 @@ class Binomial:
 
 
 def _pieces(trials: int) -> list[int]:
-    """Split a number of trials into numbers that each have a table. They sum to `trials`."""
     whole, rest = divmod(trials, _MAX_TRIALS)
     return [_MAX_TRIALS] * whole + [rest] * (rest > 0)
 
@@ -67,10 +64,8 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return the binomial distribution in floating point.
-
-    It is computed in 40 digits, so that nothing underflows.
-    """
+    """Return the binomial distribution in floating point, from 40 digits so that nothing
+    underflows."""
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
         zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)
@@ -84,7 +79,6 @@ def _law(probability: Fraction, trials: int) -> list[float]:
 
 
 def _exact_law(probability: Fraction, trials: int) -> list[int]:
-    """Return the binomial distribution as exact integer weights."""
     one = probability.numerator
     zero = probability.denominator - one
     return list(

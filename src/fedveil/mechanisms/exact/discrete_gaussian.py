@@ -1,6 +1,4 @@
-"""Exact and fast draws from the discrete Gaussian, by integer tables without floating-point
-tails.
-"""
+"""Exact and fast draws from the discrete Gaussian, by integer tables with exact tails."""
 
 from __future__ import annotations
 

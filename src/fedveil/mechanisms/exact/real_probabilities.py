@@ -88,9 +88,9 @@ def at_least_zero(a: int, b: int, x: float) -> bool:
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
     """Return `monotone(e^x)`, whose integers each rise or fall with the argument, exactly.
 
-    It is evaluated at both ends of an interval around e^x, at rising precision from `digits` on,
-    until they agree. They will, because e^x is transcendental for a float x != 0: a fraction (a + b
-    e^x)/(c + d e^x) times 2^bits is an integer only if it does not depend on x.
+    It is evaluated at both ends of an interval around e^x, with more and more digits (from
+    `digits`), until the results agree. They will, because e^x is transcendental for a float x != 0:
+    a fraction (a + b e^x)/(c + d e^x) times 2^bits is an integer only if it does not depend on x.
     """
     while True:
         low, high = (monotone(end) for end in exp_bounds(x, digits))

@@ -1,11 +1,10 @@
 """A code for sets of whole numbers that comes within a few percent of their entropy.
 
-A set of h of the numbers 0..d-1 has an entropy of log2 C(d, h) bits. Each number is split into
-its lowest bits, sent as they are, and the rest, the number of its bucket; there are 8 to 16
-buckets for each member (for dense sets a bucket for each number). A row of marks then tells the
-gaps between the members' buckets, and is written by an arithmetic coder with the exact
-probability of the next mark, members left / marks left, so that it takes log2 C(marks, h) bits
-whatever the set.
+A set of h of the numbers 0..d-1 has an entropy of log2 C(d, h) bits. Each number is split into its
+lowest bits, which are sent unchanged, and the number of its bucket. There are 8 to 16 buckets for
+each member (for dense sets a bucket for each number). A row of marks encodes the gaps between the
+members' buckets. An arithmetic coder writes it with the exact probability of the next mark, members
+left / marks left, so that it takes log2 C(marks, h) bits whatever the set.
 
     code := lowest bits of all members, in order, zero bits up to a whole byte
             arithmetic code of the marks, without zero bytes at its end
@@ -87,8 +86,8 @@ def _layout(dim: int, count: int) -> tuple[int, int]:
     """Return the number of low bits that a code sends unchanged, and its number of marks.
 
     Marks encode the rest of the `count` numbers. With low bits, several numbers may share a bucket,
-    and a mark stands for a number or for the end of a bucket. Without them, a mark says whether a
-    number belongs to the set.
+    and a mark is a number or the end of a bucket. Without them, a mark is set if its number is in
+    the set.
     """
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
@@ -98,7 +97,6 @@ def _layout(dim: int, count: int) -> tuple[int, int]:
 
 
 def _low_size(low_bits: int, count: int) -> int:
-    """Return how many bytes the low bits of `count` numbers take in a code."""
     return -(-low_bits * count // 8)
 
 
@@ -114,7 +112,6 @@ def _unpack_low(data: bytes, low_bits: int, count: int) -> Int64s:
 
 @compiled()
 def _carry(out: Uint8s, size: int) -> None:
-    """Add one to the big-endian number formed by the first `size` bytes."""
     at = size - 1
     while out[at] == 0xFF:
         out[at] = 0
@@ -157,7 +154,6 @@ def _write(places: Any, marks: int, out: Uint8s) -> int:
 
 
 def _read(code: Any, marks: int, places: Int64s) -> None:
-    """Decode the set marks of a row of `marks` from `code`, padded with zeros, into `places`."""
     value, width, at = 0, _WINDOW, 4
     for i in range(4):
         value = value << 8 | (code[i] if i < len(code) else 0)

@@ -228,19 +228,16 @@ class ThresholdSearch:
         return float(np.exp(moment - total).max()), slack
 
     def _tabulate(self, count: int) -> None:
-        """Compute the logarithms that selections of h < `count` dimensions need."""
         self._log_inside = _log_binomials(self._topk, count)
         self._log_outside = _log_binomials(self._dim - self._topk, count)
         self._log_v = np.concatenate([[-np.inf], np.log(np.arange(1, count))])
 
 
 def _log(whole: int) -> float:
-    """Return ln of a non-negative integer of any size, -inf for 0."""
     return math.log(whole) if whole else -math.inf
 
 
 def _log_binomials(n: int, count: int) -> Float64s:
-    """Return log C(n, v) for v = 0..count - 1, with -inf for v > n."""
     v = np.arange(1.0, count)
     with np.errstate(divide="ignore"):
         return np.concatenate([[0.0], np.cumsum(np.log(np.maximum(n - v + 1, 0)) - np.log(v))])

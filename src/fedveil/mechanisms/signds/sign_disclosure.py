@@ -30,9 +30,10 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     Before the report both signs are equally likely. Assumptions: changes are exchangeable and not
     0, both signs are equally likely for every size, and the top-k set lies within the changes of
     the report's sign. The last holds if there are at least topk of them: about half of the d =
-    `dim` changes have that sign. Let v be how many of the h selected dimensions are in the top-k
-    set, R = E[v] / h, t = topk, and o = (h - E[v]) / (d - t), the probability of selecting a weight
-    outside the set. Then
+    `dim` changes have that sign.
+
+    Let v of the h selected dimensions be in the top-k set. Let R = E[v] / h and t = topk. A weight
+    outside the set is selected with probability o = (h - E[v]) / (d - t). Then
 
         Pr[selected | the report's sign]  = 2 E[v] / d + (1 - 2 t / d) o
         Pr[selected | the other sign]     = o

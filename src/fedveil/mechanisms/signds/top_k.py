@@ -130,10 +130,8 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many digits at either end of the range mean NaN or infinity.
-
-    A digit is the first 16 bits of a float's key.
-    """
+    """Return how many digits at either end of the range stand for NaN or infinity. A digit is the
+    first 16 bits of a float's key."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
@@ -151,8 +149,8 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
     """Return the key of a float: an integer that orders like floats, in reverse if flipped.
 
     `bits` are the float's bits as an integer. `magnitude` masks all of them but the sign. The key
-    of -0.0 comes just before that of 0.0, although the floats are equal. This is harmless: keys
-    only serve to find the smallest member, and the later passes compare floats.
+    of -0.0 precedes that of 0.0, although the floats are equal. This is harmless: keys only serve
+    to find the smallest member, and the later passes compare floats.
     """
     wide = np.int64(bits) ^ flip
     return wide ^ ((wide >> 63) & magnitude)

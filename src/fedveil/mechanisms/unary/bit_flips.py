@@ -1,6 +1,6 @@
 """Draws the sum S of a perturbed one-hot code's states from its flipped bits.
 
-Every bit of a code except the parameter's own is 1 with probability q: it is flipped. In rr the
+Every bit of a code except the parameter's own is 1 with probability q, that is, flipped. In rr the
 own bit is flipped with probability q too; in oue it is a fair coin. All are independent. So the
 sampler jumps from one flipped bit to the next through the codes of a vector, laid end to end:
 
@@ -52,9 +52,10 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite `sums` with a draw, for each parameter, of its perturbed code's sum.
+        """Overwrite each of `sums` with a draw of a parameter's perturbed code: the sum of the
+        states whose bits are 1.
 
-        The sum is that of the states whose bits are 1. `states` are the parameters' true states.
+        `states` are the parameters' true states.
         """
         if self._own_lies:
             sums[:] = states
@@ -152,7 +153,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
     """Write the parameter and the state of the bit at each of these positions.
 
-    Uses floating point, in which processors divide faster. Exact up to 2^50.
+    Processors divide faster in floating point, which is exact up to 2^50.
     """
     states = 2 * cells + 1
     for k in range(len(places)):

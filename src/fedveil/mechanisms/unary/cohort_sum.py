@@ -1,8 +1,9 @@
 """Draws a cohort's sum of S at once, for simulations with thousands of clients.
 
-Let m(v) of n clients be in state v. Bit v is 1 in Binomial(m(v), p) + Binomial(n - m(v), q) of
-their codes, independently for every v, and the sum of the clients' S is Σ v * that count. So a few
-hundred exact binomial draws per parameter replace any number of reports.
+Let m(v) of n clients be in state v. For every v, independently, the number of codes in which bit v
+is 1 is Binomial(m(v), p) + Binomial(n - m(v), q). The sum of the clients' S is the sum over v of v
+times that number. So a few hundred exact binomial draws per parameter replace any number of
+reports.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ class CohortSum:
         _count(self._counts, states, self._cells)
 
     def merge(self, other: CohortSum) -> None:
-        """Add the counts of another cohort to this one."""
         self._claim(other.clients)
         self._counts += other._counts
 

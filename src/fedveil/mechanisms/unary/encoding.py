@@ -210,7 +210,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return the sampler of code sums that suits rarely flipped bits, or None otherwise."""
+        """Return the sampler that suits rarely flipped bits, or None if bits flip often."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -230,10 +230,8 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw codes, and overwrite `sums` with each one's sum of the states whose bits are 1.
-
-        Tables for this many states would be too large.
-        """
+        """Draw codes, and overwrite `sums` with each one's sum of the states whose bits are 1. For
+        more states than tables can hold."""
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
@@ -370,7 +368,6 @@ class UnaryEncoding:
 
     @property
     def _span(self) -> tuple[int, int, int]:
-        """Return the least and the largest sum of a code's states, and a packed sum's bits."""
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:

@@ -33,10 +33,8 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return, as a function of values, ln of the probability that they are rounded to `states`.
-
-    There is no perturbation.
-    """
+    """Return, as a function of values, ln of the probability of rounding to `states`, without
+    perturbation."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -72,7 +70,7 @@ def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> 
     """Return, as a function of values, the sum over parameters of ln of a mean probability.
 
     `chance` gives the probability of each parameter's report for given states. The mean is over the
-    two states that a value may be rounded to.
+    two states to which a value may be rounded.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -35,10 +35,8 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and how many values were beyond the clip.
-
-    The clip is `value_range`, on either side of 0.
-    """
+    """Return the nearest states of `start + update`, and how many values exceed `value_range` in
+    magnitude."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -214,10 +212,11 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round every value by comparing the first 64 binary digits of its fraction with a random word.
+    """Round every value by comparing the first 64 binary digits of its fraction with a random
+    word.
 
-    Lists the indices of values that this leaves undecided, whose state is the one nearer to zero
-    for now. Returns their number, or -1 for a NaN.
+    Lists the indices of values that this leaves undecided, and rounds them towards zero for now.
+    Returns their number, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

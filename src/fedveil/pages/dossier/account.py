@@ -1,10 +1,10 @@
 """The accounts of a finished run, read from its folder and checked against each other.
 
 A federated run keeps its ledger in its checkpoint. The checkpoint has a digest of its own and one
-of the run's metrics, and the job is saved twice. A vertical run keeps one account per party. It
+of the run's metrics, and the job is saved twice. A vertical run keeps one account per party, which
 must follow from the job and from how often the examples were sent.
 
-Digests are no signatures. A folder in which all files were rewritten to match is not recognised.
+Digests are no signatures: a folder in which all files were rewritten consistently is accepted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ class Evidence:
 
     @property
     def vertical(self) -> bool:
-        """True if the run trained a split model."""
         return is_vertical(self.run)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from fedveil.base.files import write_whole
 from fedveil.errors import RunFolderError
-from fedveil.pages.dossier.account import Evidence, read_evidence
+from fedveil.pages.dossier.account import Account, Evidence, read_evidence
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.statements import Statement, shown, statements, worst
 from fedveil.pages.page import Code, Fact, Page, Part, Points, Section
@@ -37,27 +38,21 @@ class Dossier:
 
     def write(self, folder: Path) -> Iterator[Path]:
         """Write the dossier's files to `folder`, and yield their paths."""
-        if folder.exists() and not folder.is_dir():
-            raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
-        make_folder(folder)
-        record = registry_record(self.evidence, self.statements)
-        contents = {
-            PAGE: self.page().html(),
-            RECORD: json.dumps(record, indent=1, allow_nan=False) + "\n",
-            SCRIPT: (files(__package__) / SCRIPT).read_text("utf-8"),
-        }
-        for name, text in contents.items():
-            with explained(folder):
-                write_whole(folder / name, text.encode(errors="backslashreplace"))
-            yield folder / name
+        yield from write_dossier(
+            folder, self.page(), registry_record(self.evidence, self.statements)
+        )
 
     def page(self) -> Page:
-        """Return the dossier as a page."""
         stated = [s for s in self.statements if s.lines]
         empty = [f"{s.title}: {s.missing}." for s in self.statements if not s.lines]
         sections = [Section(s.title, [Points(s.lines)]) for s in stated]
         sections += [Section("Not stated", [Points(empty)])] if empty else []
-        sections += [Section("Recompute the epsilons", self._recompute())]
+        digests = [[name, digest] for name, digest in self.evidence.files.items()]
+        parts = [
+            *recompute_parts(self.evidence.accounts),
+            Table(["file of the run", "SHA-256"], digests),
+        ]
+        sections += [Section("Recompute the epsilons", parts)]
         lead = (
             "The answers to what NIST SP 800-226 asks of a claim of differential privacy, from the "
             "records of this run. This page is evidence for a review, and no verdict."
@@ -71,16 +66,32 @@ class Dossier:
         figure = Figure(found.epsilon, found.delta)
         return Fact("Privacy guarantee", str(figure), f"For {found.of}.", TONES[figure.promise])
 
-    def _recompute(self) -> list[Part]:
-        rows = [
-            [a.of, *shown(a), ", ".join(dict.fromkeys(r["law"] for r in a.releases)) or "none"]
-            for a in self.evidence.accounts
-        ]
-        digests = [[name, digest] for name, digest in self.evidence.files.items()]
-        return [
-            "The script composes the releases in the record with dp-accounting. It does not use "
-            "fedveil. It checks the composition. It cannot check that the run drew its noise.",
-            Code("pip install dp-accounting\npython recompute.py record.json"),
-            Table(["for", "epsilon", "delta", "laws"], rows),
-            Table(["file of the run", "SHA-256"], digests),
-        ]
+
+def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
+    """Write a page, a record, and the script that recomputes the accounts of the record."""
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
+    make_folder(folder)
+    contents = {
+        PAGE: page.html(),
+        RECORD: json.dumps(record, indent=1, allow_nan=False) + "\n",
+        SCRIPT: (files(__package__) / SCRIPT).read_text("utf-8"),
+    }
+    for name, text in contents.items():
+        with explained(folder):
+            write_whole(folder / name, text.encode(errors="backslashreplace"))
+        yield folder / name
+
+
+def recompute_parts(accounts: Sequence[Account]) -> list[Part]:
+    """Return the parts of a page on how to recompute the epsilons of its record."""
+    rows = [
+        [a.of, *shown(a), ", ".join(dict.fromkeys(r["law"] for r in a.releases)) or "none"]
+        for a in accounts
+    ]
+    return [
+        "The script composes the releases in the record with dp-accounting. It does not use "
+        "fedveil. It checks the composition. It cannot check that the noise was drawn.",
+        Code("pip install dp-accounting\npython recompute.py record.json"),
+        Table(["for", "epsilon", "delta", "laws"], rows),
+    ]

@@ -1,4 +1,4 @@
-"""Reads a block of a CSV file with pyarrow, if that gives the cells that Python's reader gives."""
+"""Reads a block of a CSV file with pyarrow, if Python's reader would give the same cells."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _MOST_LINE = 1 << 17
 
 
 class ArrowBlock(Piece):
-    """The rows of a block, parsed once: planned numbers as numbers, and all other columns as
-    texts.
-    """
+    """The rows of a block, parsed once: planned numbers as numbers, other columns as texts."""
 
     unit = "line"
 
@@ -36,7 +34,6 @@ class ArrowBlock(Piece):
 
     @cached_property
     def _texts(self) -> Any:
-        """All columns as texts."""
         return self._parse.as_texts(self._plan)
 
     def cells(self, column: str) -> list[str]:
@@ -127,8 +124,8 @@ def read(
 ) -> ArrowBlock | None:
     """Return the rows of a block that begins at `line`.
 
-    Returns None unless each line is a row, and quotes only surround whole cells. Then no reader
-    could see other cells.
+    Returns None unless each line is a row, and quotes only surround whole cells: another reader
+    would otherwise see other cells.
     """
     if find_spec("pyarrow") is None:
         return None
@@ -145,7 +142,7 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return the number of lines, or None for lines or quotes that readers see in several ways."""
+    """Return the number of lines, or None for lines or quotes on which readers disagree."""
     buffer = np.frombuffer(block, np.uint8)
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # to Python's reader it ends a line
@@ -170,7 +167,6 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
 
 
 def _missing(words: Any) -> Any:
-    """Return a mask of the markers."""
     import pyarrow.compute as pc
 
     return reduce(pc.or_, (pc.equal(words, marker) for marker in _NULLS))

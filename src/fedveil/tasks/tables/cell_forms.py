@@ -145,7 +145,7 @@ NOUNS: Final[Mapping[str, str]] = {
 
 
 def is_missing(cell: str, stated: Collection[str]) -> bool:
-    """Return True if a cell has no number: it is empty or a known marker, or a `stated` one."""
+    """Return True if a cell has no number: it is empty, a known marker, or one of `stated`."""
     return cell.lower() in NO_NUMBER or cell in stated
 
 

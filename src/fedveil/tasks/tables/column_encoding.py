@@ -68,7 +68,6 @@ class Scale(Settings):
         return self.scaled(table, column, self.filled(table, column))
 
     def scaled(self, table: Table, column: str, values: Float64s) -> Float32s:
-        """Return `values`, which are the `filled` ones, scaled."""
         with np.errstate(over="ignore"):
             scaled: Float32s = ((values - self.mean) / self.deviation).astype(np.float32)
         if not np.isfinite(scaled).all():
@@ -91,9 +90,8 @@ class Scale(Settings):
 
 
 class Numbers(Settings):
-    """The encoding of a column of numbers: its kind, its scale, and the quantiles that separate
-    its intervals.
-    """
+    """The encoding of a column of numbers: its kind, its scale, and the quantiles between
+    intervals."""
 
     kind: Kind = "number"
     scale: Scale
@@ -128,10 +126,7 @@ class Words(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give places to the training words that are most frequent.
-
-        Ties are broken alphabetically.
-        """
+        """Give places to the most frequent training words. Ties are broken alphabetically."""
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -156,9 +151,7 @@ class Classes(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows: whole numbers by value, then other
-        texts.
-        """
+        """Return the `count` classes of the training rows: whole numbers by value, then texts."""
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -197,18 +190,16 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if this encoding has the number of places that `places` gives for each column
-        of words, and `bins` intervals for each column of numbers.
-        """
+        """Return True if this encoding has these `places` in each column of words, and `bins`
+        intervals in each column of numbers."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
 
     @property
     def features(self) -> Features:
-        """Return the number of intervals of each column of numbers, and of places of each of
-        words.
-        """
+        """Return the number of intervals of each number column, and of places of each word
+        column."""
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),
@@ -256,7 +247,7 @@ def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return what np.quantile returns, which does not know that numbers are ordered."""
+    """Return the result of np.quantile, which does not know that numbers are ordered."""
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]
@@ -273,7 +264,6 @@ def _present(table: Table, column: str) -> Float64s:
 
 
 def _as_ordered(text: str) -> tuple[int, int, str]:
-    """Return a sort key: whole numbers by value, before all other texts."""
     digits = text.removeprefix("-")
     whole = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
     return (0, int(text), text) if whole else (1, 0, text)

@@ -1,7 +1,7 @@
 """Reads a table from CSV with a header. Empty lines are skipped.
 
-If pyarrow is installed, it reads the blocks whose quotes and lines leave no choice. Python's reader
-takes over, until the end of the file, at the first block that has any. Both give the same cells.
+If pyarrow is installed, it reads the blocks whose quotes and lines are unambiguous. From the first
+ambiguous block to the end of the file, Python's reader takes over. Both give the same cells.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, plan: Plan, refusals: Refusals) -> Iterator[Piece]:
     """Yield the file's rows in pieces, with the columns of `plan`.
 
-    Adds a row of another length than the header's to `refusals`, and leaves it out.
+    Omits a row of another length than the header's, and adds it to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")

@@ -56,9 +56,8 @@ class CsvFormat:
 
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
-        """Open the file as blocks of text. Each ends with the end of a line, if the file has one
-        within the limit of a line's length.
-        """
+        """Open the file as blocks of text that end with a line, if lines are within the length
+        limit."""
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 
@@ -102,17 +101,15 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the sentence's end that says which key states a format."""
+    """Return the end of a sentence, with the key that states a format."""
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
     return f"write {place}.{stated}"
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return the stated format of a file, with guesses for what is not stated.
-
-    `place` is the path of the file's settings in the job, for messages.
-    """
+    """Return the format of a file, with guesses for what `settings` do not state. Errors use
+    `place`, the path of these settings in the job."""
     with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
         head = raw.read(_AT_ONCE)
     for begin, what in _KNOWN.items():

@@ -28,9 +28,7 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append `piece` to columns, which share its bytes. All pieces of a column must have the
-        same type.
-        """
+        """Append `piece` to columns, which share its bytes. A column has pieces of one type."""
         place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
         for column in columns:

@@ -182,7 +182,6 @@ def _up_to(ordered: Float64s, points: Float64s | Sequence[float]) -> Float64s:
 
 
 def _counted(values: Float64s, groups: Float64s) -> list[int]:
-    """Return the number of values in each group, the last of which has the missing ones."""
     present = values[~np.isnan(values)]
     found = np.bincount(np.searchsorted(groups, present, side="left"), minlength=len(groups) + 1)
     return [*found.tolist(), len(values) - len(present)]

@@ -45,7 +45,7 @@ class IdColumn:
         self._ids.append(np.array(ids, np.str_))
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
-        """Add refusals of ids. Returns their rows, without those that are `known`."""
+        """Add refusals of ids. Returns their rows, except those already `known`."""
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
             kind = "" if row in known else _kind(cell)
@@ -89,7 +89,6 @@ _PROBLEMS: Final = {
 
 
 def _kind(cell: str) -> str:
-    """Return which of the problems an id has, or ""."""
     if not cell:
         return "empty"
     if len(cell) > MOST_ID_LETTERS:

@@ -21,7 +21,7 @@ _LOOSER: Final = {
 
 
 def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
-    """Return the ids as the rules write them. Spaces around an id are gone already."""
+    """Return the ids as the rules write them. Spaces around ids are already removed."""
     alter = _alter(rules)
     if _are_plain("".join(ids), rules):
         return list(ids)
@@ -29,7 +29,7 @@ def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
 
 
 def _are_plain(joined: str, rules: IdSettings) -> bool:
-    """Return True if no rule could alter ids, by their letters. Most files' ids are so."""
+    """Return True if no rule can alter ids of these letters, as in most files."""
     if rules.case == "fold" or rules.leading_zeros == "drop":
         return False
     return joined.isascii() and not (rules.whole_numbers and "." in joined)

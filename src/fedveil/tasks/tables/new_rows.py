@@ -1,4 +1,5 @@
-"""Rows to score: a file without labels, encoded with what was computed from the training rows."""
+"""Rows to score: a file without labels, in the encoding that was computed from the training
+rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One column of numbers, in whatever form its cells have: the form is found while it is read.
+"""One column of numbers. The form of its cells is found while it is read.
 
-All forms that could be meant are tried together. A form that cannot read a cell is out. Forms that
-are still in at the end must agree on every cell, or another column must show which mark is decimal
-and whether days are first. Otherwise the column is refused, with the key that states its form.
+All possible forms are tried together. A form that cannot read a cell is excluded. Forms that remain
+at the end must agree on every cell, or another column must show which mark is decimal and if days
+come first. Otherwise the column is refused, with the key that states its form.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class Cells:
         self._cache: dict[str, list[float]] = {}
 
     def numbers(self, word: str) -> list[float]:
-        """Return the number in a cell by each form: NaN if it is missing, infinite if not of the
-        form.
-        """
+        """Return the number in a cell by each form: NaN if missing, infinite if not of the form."""
         found = self._cache.get(word)
         if found is None:
             if is_missing(word, self.empty):
@@ -52,7 +50,7 @@ class Cells:
 
 
 class NumberColumn:
-    """Reads one column into `spool`, a piece at a time. `forms` are those that are still in."""
+    """Reads one column into `spool`, a piece at a time. `forms` are the remaining ones."""
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
@@ -156,7 +154,7 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose the form, by the forms that other columns have shown. Returns the form.
+        """Choose the form by the `decided` forms of other columns, and return it.
 
         If nothing decides between two, adds a refusal that names the key.
         """
@@ -177,7 +175,7 @@ class NumberColumn:
 
 
 def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
-    """Choose the form of every column of a file. Returns it by the column's name."""
+    """Choose the form of every column of a file, and return it by the column's name."""
     made = list(columns)
     decided = {form for column in made if (form := column.evidence) is not None}
     for group in (_DECIMALS, _ORDERS):

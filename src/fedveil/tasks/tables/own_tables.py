@@ -65,9 +65,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the owners whose table header can be read here, and the leader if it has no
-        features.
-        """
+        """Return the owners whose table header is readable here, and a leader without features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -97,11 +95,9 @@ class Tables(ByLabel):
         return self._of(party).owned[subset]
 
     def notes(self, party: str) -> Sequence[str]:
-        """Return sentences on how a party's files were read, for its own log."""
         return self._of(party).said
 
     def id_hint(self, ids: Mapping[str, Ids]) -> str:
-        """Return a sentence on the rules of ids, for parties with few common ones."""
         return hint({party: own.tolist() for party, own in ids.items()}, self._settings.ids)
 
     def files(self, party: str) -> dict[str, bytes]:
@@ -109,7 +105,6 @@ class Tables(ByLabel):
         return {new_rows.encoding_file(party): encoding, new_rows.summary_file(party): summary}
 
     def new_rows(self, party: str, path: str, folder: Path) -> NewRows:
-        """Read the rows of a file to score, with the encoding of `party` in `folder`."""
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
@@ -119,7 +114,6 @@ class Tables(ByLabel):
 
     @cached_property
     def class_names(self) -> Sequence[str] | None:
-        """Return the names of the classes in the leader's file."""
         label = self._encoding(self.leader).label
         return label.classes if isinstance(label, Classes) else None
 
@@ -147,7 +141,8 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding. They need no table if the encoding is saved."""
+        """Return the sizes of an owner's encoding, without reading its table if the encoding is
+        saved."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 
@@ -162,7 +157,6 @@ class Tables(ByLabel):
         return encoding
 
     def _kept(self, party: str) -> Path | None:
-        """Return the file of a party's saved encoding, or None if there is none."""
         kept = None if self._folder is None else self._folder / new_rows.encoding_file(party)
         return kept if kept is not None and kept.exists() else None
 
@@ -196,7 +190,7 @@ class _Chosen:
 
     @property
     def features(self) -> Features:
-        """Return the sizes of the features' encoding, which do not depend on the rows."""
+        """Return the sizes of the features' encoding, which are independent of the rows."""
         return Features(
             intervals=(self._bins,) * len(self.numbers),
             places=tuple(self.table.categories[name] for name in self.words),
@@ -218,9 +212,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return which of the file's `columns` are features to train on, in the order of the
-        file.
-        """
+        """Return the file's `columns` that are features to train on, in the file's order."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -258,7 +250,7 @@ class _Held:
 
     @cached_property
     def summary(self) -> Summary:
-        """Return the summary of the training rows, beside which new rows are seen to drift."""
+        """Return the summary of the training rows, the basis of drift."""
         return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:

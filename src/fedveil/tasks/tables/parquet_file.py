@@ -74,7 +74,6 @@ class _Batch(Piece):
 
 
 def _strings(values: Any) -> Any:
-    """Return numbers as texts, as an error message shows them."""
     import pyarrow as pa
 
     shown = [None if cell is None else str(cell) for cell in values.to_pylist()]
@@ -82,7 +81,6 @@ def _strings(values: Any) -> Any:
 
 
 def _kind(kind: Any) -> Any:
-    """Return the type of a column's values, even if the column is dictionary-encoded."""
     from pyarrow import types
 
     return kind.value_type if types.is_dictionary(kind) else kind
@@ -150,7 +148,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a file. Each distinct value of the columns in `texts` is in memory only once."""
+    """Open a file. Memory holds each distinct value of the columns in `texts` only once."""
     try:
         from pyarrow import parquet
     except ImportError:

@@ -1,4 +1,4 @@
-"""Everything that is wrong with one file, as one sentence."""
+"""All problems of one file, as one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Problem:
 class Refusals:
     """Collects problems of the file `path`: of single rows, and of whole columns.
 
-    Problems of rows are counted by kind. Only the first rows of each kind are kept.
+    Problems of rows are counted by kind, and only the first rows of each kind are saved.
     """
 
     path: str

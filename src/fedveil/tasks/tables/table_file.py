@@ -53,7 +53,7 @@ class Table:
     """The wanted columns of a file, in the order of its rows. No two rows have the same id.
 
     The columns are on disk. `known` has the distinct words of each column of words. `said` has
-    sentences on how the file was read, and `kinds` what each column of numbers contains.
+    sentences on how the file was read, and `kinds` the content of each column of numbers.
     """
 
     path: str
@@ -105,9 +105,8 @@ def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = N
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
-    """Raise DataInvalid if names are not in `columns`. `named` has them by the key that names
-    them.
-    """
+    """Raise DataInvalid if names are not in `columns`. `named` lists them by the key that has
+    them."""
     known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
@@ -124,8 +123,8 @@ def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collec
 def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """Read the wanted columns of a file, piece by piece.
 
-    Raises DataInvalid with all problems of its cells. If `refusals` are given, problems are added
-    to them instead, and the rows are of use only for finding more of them.
+    Raises DataInvalid with all problems of its cells. With `refusals` it adds the problems to them
+    instead, and returns rows that only serve to find more problems.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
@@ -164,10 +163,10 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
 
 
 def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
-    """Plan which columns are read as plain numbers in the next piece, by what has been read.
+    """Plan the columns to read as plain numbers in the next piece, from those read so far.
 
     If commas separate cells, a number without quotes has a decimal point. Otherwise, only columns
-    that cannot be read in another way are planned.
+    that have one possible form are planned.
     """
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"
@@ -177,7 +176,7 @@ def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
-    """Yield what was found of columns of numbers that are no plain ones."""
+    """Yield sentences on columns of numbers that are not plain."""
     kinds = {
         "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
         "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",
@@ -213,7 +212,7 @@ class _WordColumn:
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str], bool]:
-    """Return the file's pieces, what is said of its format, and if commas separate its cells."""
+    """Return the file's pieces, a sentence on its format, and True if commas separate cells."""
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)

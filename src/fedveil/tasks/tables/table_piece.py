@@ -15,8 +15,8 @@ from fedveil.base.array_types import Float64s, Int32s
 class Plan:
     """The columns to read from a file. `numbers` grows and shrinks while the file is read.
 
-    `numbers` are columns of plain numbers so far, with the decimal mark `decimal`. All others are
-    read as texts.
+    `numbers` are columns that so far have plain numbers, with the decimal mark `decimal`. All
+    others are read as texts.
     """
 
     names: Sequence[str]
@@ -47,8 +47,8 @@ class Piece(ABC):
         return self.coded(column)
 
     def numbers(self, column: str, decimal: str) -> Float64s | None:
-        """Return a column of plain numbers, or None if its texts must be read.
+        """Return a column of plain numbers, NaN if missing. None if its texts must be read.
 
-        `decimal` is their decimal mark, if they are written. A missing number is NaN.
+        `decimal` is the decimal mark of written numbers.
         """
         return None

@@ -75,11 +75,6 @@ def align_found(
 def _lacking(
     sizes: Mapping[str, int], shared: Mapping[str, int], used: int, leader: str, subset: str
 ) -> list[str]:
-    """Return a sentence for every follower whose examples differ from the leader's.
-
-    `shared` has, for each follower, the number of examples that it and the leader have. `used` is
-    the number of examples that all parties have.
-    """
     notes = []
     for party, size in sizes.items():
         if party == leader or not size or not sizes[leader]:

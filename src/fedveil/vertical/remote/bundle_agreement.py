@@ -2,11 +2,11 @@
 
     contents     follower -> leader    the SHA-256 of the follower's contents.json
     manifest     leader -> followers   the manifest: the run, the step and every party's SHA-256
-    signature    both ways             a certificate and a signature of it, empty without TLS
+    signature    both ways             a certificate and its signature, empty without TLS
     signatures   leader -> followers   those of all parties
 
-A follower signs a manifest only if it is its own: built from its own job, run and step, with its
-own SHA-256. It accepts another party's signature only with a certificate of its own authority.
+A follower signs only a manifest with its own job, run, step and SHA-256. It accepts another party's
+signature only with a certificate of its own authority.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 
 
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message.
-
-    After a limit, skips messages of the step that the limit ended.
-    """
+    """Return the peer's next message, skipping those of a step that a limit ended."""
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)
@@ -100,7 +97,7 @@ def _follow(
 
 
 def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
-    """Return the manifest in a message if it is this party's too. Raises MessageInvalid."""
+    """Decode the manifest in a message. Raises MessageInvalid unless it is this party's too."""
     if len(data) > bundle.MOST_SIGNATURES_BYTES:
         raise MessageInvalid(f"its manifest has {len(data):,} bytes")
     told = bundle.parsed_manifest(data)

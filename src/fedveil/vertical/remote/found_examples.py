@@ -29,7 +29,7 @@ class FoundExamples:
     positions: Mapping[Subset, Positions]
 
     def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Encode this for the party's folder. It is valid only for these ids."""
+        """Encode for the party's folder. The bytes are valid only for these ids."""
         rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
         return sealed({"name": self.name, "ids": _digest(ids), **rows})
 

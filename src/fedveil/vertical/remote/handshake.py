@@ -46,7 +46,7 @@ _DUE: Mapping[str, frozenset[str]] = {
 
 
 def described(split: SplitModel) -> dict[str, Any]:
-    """Describe the parts and crossings of a model as data that parties can compare."""
+    """Describe a model's parts and crossings as data, so that parties can compare them."""
     # A module, or an optimiser of its own, is known to its owner alone.
     parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
     for part in split.parts:
@@ -120,10 +120,8 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake.
-
-    `begin` is the leader's message if already received.
-    """
+    """Run a follower's side of the handshake. `begin` is the leader's message if already
+    received."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -208,7 +206,6 @@ def _steps(message: Message) -> set[int]:
 
 
 def _counts(message: Message) -> dict[Subset, int]:
-    """Return the number of ids in every subset, as stated in a party's message."""
     counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
     if min(counts.values()) < 0:
         raise MessageInvalid("its number of ids is negative")
@@ -223,10 +220,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the ids of a new attempt, in all subsets, to the count for `party`, and save the count.
-
-    Returns the new count.
-    """
+    """Add the ids of a new attempt to the saved count for `party`. Returns the new count."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -235,7 +229,7 @@ def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
-    """Return the examples that all parties have, and for each follower the fields that prove it."""
+    """Return the common examples, and for each follower the fields that prove them."""
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
         if own.align_by == "digests":
@@ -338,9 +332,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield sentences on what each other party has learnt about this party's ids, for its own
-    log.
-    """
+    """Yield sentences for this party's log on what each peer has learnt about its ids."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -368,7 +360,7 @@ def _checked_rows(
 
     After an intersection, the message refers to ids in the order of `exchanged`. Raises
     `MessageInvalid` for rows whose ids the leader has not proved to have sent. `leads` is the
-    number of ids that the leader says that it has.
+    leader's stated number of ids.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

@@ -43,7 +43,6 @@ class Standing:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of ids of every subset, as fields of a message."""
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:

@@ -105,10 +105,10 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find, for each follower, the places of the leader's ids. Raises Unfit for an invalid answer.
+    """Find the places of the leader's ids at each follower. Raises Unfit for an invalid answer.
 
-    `counts` has the number of ids that each follower says that it has. If a follower or the leader
-    has none, there is nothing to find.
+    `counts` has each follower's stated number of ids. There is nothing to find if a follower or the
+    leader has none.
     """
     blinding = Blinding(Secure())
     places: dict[Set, Mapping[str, Positions]] = {}
@@ -123,11 +123,10 @@ def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> 
 def follow(
     ids: Mapping[Set, Ids], leads: Counts, leader: str, attempt: int, first: Message
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
-    """Run a follower's side. Returns the leader's message that ends it, and the exchanges by
-    subset.
+    """Run a follower's side. Returns the leader's last message, and the exchanges by subset.
 
-    `leads` has the number of ids that the leader says that it has; `first` is its first message. A
-    subset is omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
+    `leads` has the leader's stated numbers of ids; `first` is its first message. A subset is
+    omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -169,11 +168,10 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the places, and each follower's ids in two forms: as it sent them, and raised to
-        k.
+        """Return the places, and each follower's ids as it sent them and raised to the leader's
+        exponent.
 
-        k is the leader's exponent, that of `blinding`. The next batch travels to every follower
-        while the leader raises the current one.
+        The next batch travels to every follower while the leader raises the current one.
         """
         sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
@@ -217,7 +215,6 @@ class _Table:
         return Unfit(follower, f"{follower} broke the alignment: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
-        """Return, for each point in `own`, its position in `theirs`, or -1 if it is not there."""
         mine, others = _as_values(own), _as_values(theirs)
         order = np.argsort(others, kind="stable")
         sorted_others = others[order]

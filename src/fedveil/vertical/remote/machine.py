@@ -73,8 +73,6 @@ PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
 
 @dataclass(frozen=True)
 class Session:
-    """The outcome of a session: the leader's result, and this party's privacy account."""
-
     folder: Path
     run: PartyRun
     result: Any
@@ -210,7 +208,7 @@ class Machine:
 
     @property
     def has_finished(self) -> bool:
-        """Return True once all parties have said that their files are written."""
+        """Return True if all parties have said that their files are written."""
         return self.folder is not None and (self.folder.path / FINISHED).exists()
 
     def play(
@@ -253,10 +251,7 @@ class Machine:
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
-        """Write a run's first files.
-
-        This happens only after the handshake has accepted the party.
-        """
+        """Write a run's first files. Called only after the handshake has accepted the party."""
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
@@ -274,7 +269,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity, in case all other parties that know it are killed."""
+        """Save the run's identity now, in case every other party that knows it is killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -290,10 +285,7 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run.
-
-        In this process it remains the same object if other parties restart.
-        """
+        """Return the party's run, the same object again if only other parties restarted."""
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -326,9 +318,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files, because until then one may need the
-        others.
-        """
+        """Wait until all parties have written their files. Until then one may need the others."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
@@ -353,7 +343,6 @@ def drawn_seed() -> int:
 
 
 def _kept_seed(path: Path) -> int | None:
-    """Return the party's own seed from its folder, or None if it has none yet."""
     if not path.exists():
         return None
     with intact(path):
@@ -364,7 +353,8 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the head of the peer's log from its last message, which must be the one `due`."""
+    """Return the head of the peer's log from its last message. Raises unless the message is
+    `due`."""
     try:
         only_fields(message, *due, "lines", "head")
         if {name: message[name] for name in due} != due:
@@ -381,8 +371,7 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
     """Return the follower's name: the one `named`, the task's only one, or that in the
-    certificate.
-    """
+    certificate."""
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

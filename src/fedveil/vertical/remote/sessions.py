@@ -42,8 +42,8 @@ FOLLOWER = "fedveil vertical follower"
 class Meeting:
     """The address at which a party meets the others, and the functions that report to its user.
 
-    Without credentials the link is plaintext, which is allowed only on loopback addresses. A party
-    that is away for more than `patience_s` seconds ends the session.
+    Without credentials the link is plaintext, allowed only on loopback addresses. The session ends
+    if a party is away for more than `patience_s` seconds.
     """
 
     address: Address
@@ -119,7 +119,7 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader, which recognises the beginning of a new attempt."""
+    """A follower's channel to the leader. `receive` raises StartOver if a new attempt begins."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
@@ -127,7 +127,6 @@ class Attentive:
         self._link = link
 
     def receive(self) -> dict[str, Value]:
-        """Return the leader's next message. Raises StartOver if it begins a new attempt."""
         message = self._link.receive()
         if message.get("kind") == "begin":
             raise StartOver(message)
@@ -135,9 +134,7 @@ class Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part in all sessions of the leader with the trained model, one after another,
-    forever.
-    """
+    """Take part in all sessions of the leader with the trained model, one after another."""
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)

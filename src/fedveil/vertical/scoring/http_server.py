@@ -75,7 +75,6 @@ class HttpServer:
         return server, Address(host, server.sockets[0].getsockname()[1])
 
     async def end(self) -> None:
-        """Let answers that are on their way leave, then close all connections."""
         if tasks := set(self._tasks):
             _, waiting = await asyncio.wait(tasks, timeout=_END_S)
             for task in waiting:
@@ -119,7 +118,6 @@ class HttpServer:
         writer: asyncio.StreamWriter,
         client: Sequence[str] | None,
     ) -> bool:
-        """Answer one request. Returns True if the connection stays open for another."""
         try:
             request = await self._request(connection, reader, client)
         except h11.RemoteProtocolError as error:
@@ -138,7 +136,7 @@ class HttpServer:
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, client: Sequence[str] | None
     ) -> Request | Answer | None:
-        """Read a request. Returns None at the connection's end, an Answer if it is refused."""
+        """Read a request. Returns None at the connection's end, an Answer to refuse the request."""
         head: h11.Request | None = None
         body, size = list[bytes](), 0
         limit = asyncio.timeout(IDLE_S)
@@ -167,7 +165,8 @@ class HttpServer:
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Returns False: a caller that refuses a request closes the connection."""
+    """Send a response. Returns False, so that a caller that refuses a request closes the
+    connection."""
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:

@@ -13,11 +13,11 @@ from scipy.special import softmax
 
 from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
-from fedveil.errors import InvalidValue, RunFolderError
+from fedveil.errors import InvalidValue
 from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
-from fedveil.vertical.predictions import told_numbers, told_scores
+from fedveil.vertical.predictions import TABLE, new_file, told_numbers, told_scores
 from fedveil.vertical.rows import Positions
 from fedveil.vertical.scoring.scorer import MOST_ROWS, Scorer
 from fedveil.vertical.scoring.sources import Source
@@ -28,7 +28,7 @@ Columns = Mapping[str, Sequence[str]]
 class Decision:
     """Turns outputs into columns: the prediction, and the probabilities of all classes.
 
-    A calibrator and a threshold come from the bundle. They were chosen at training.
+    The calibrator and the threshold come from the bundle.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -103,19 +103,13 @@ def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
 
 
 class ScoreFile:
-    """A new CSV file with the predictions for all rows of the leader's file that can be scored."""
+    """A new CSV file with the predictions for all common rows of the leader's file."""
 
     def __init__(self, path: Path) -> None:
-        if path.suffix != ".csv":
-            raise InvalidValue(f"--out {path} must end in .csv")
-        if path.exists():
-            raise RunFolderError(f"{path} already exists; it is not overwritten")
-        if not path.parent.is_dir():
-            raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
-        self._path = path
+        self._path = new_file(path, TABLE)
 
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
-        """Score and write all rows, and return the numbers of rows by what happened to them."""
+        """Score and write all rows. Returns the number of rows by outcome."""
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)
         if decision.note is not None:

@@ -84,10 +84,8 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side. Returns its positions of the common rows.
-
-    `begin` is the leader's message if already received.
-    """
+    """Run a follower's side, from the leader's message `begin` if already received. Returns its
+    positions of the common rows."""
     leader = scorer.split.leader
     message = begin if begin is not None else (yield from received(leader))
     try:
@@ -123,7 +121,6 @@ def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
 
 
 def _rows(scorer: Scorer, message: Message, exchanged: intersection.Exchanged | None) -> Positions:
-    """Return this party's rows from the leader's last message, after checking its proof."""
     if message.get("kind") != "aligned":
         raise MessageInvalid(f"it sent {message.get('kind')!r} where 'aligned' was due")
     rows: Positions = take_array(message, "rows", np.int64, (None,))
@@ -137,7 +134,6 @@ def _rows(scorer: Scorer, message: Message, exchanged: intersection.Exchanged | 
 
 
 def _applied(scorer: Scorer, message: Message) -> int:
-    """Return the number of ids in a party's first message. Raises MessageInvalid."""
     if take(message, "bundle", bytes) != scorer.bundle.name:
         raise MessageInvalid(f"its bundle is of another model than that of {scorer.name}")
     count: int = take(message, "ids", int)

@@ -113,7 +113,6 @@ class ScoredExamples:
         return [max(states, key=epsilon)]
 
     def _merge(self) -> None:
-        """Add the counts of the current rows to those of all examples."""
         others = ~np.isin(self._known, self._own)
         sent = self._scored > 0
         keys = np.concatenate([self._known[others], self._own[sent]])
@@ -123,7 +122,7 @@ class ScoredExamples:
 
 
 def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Read the counts of training: ids in sorted order, times, and which have a label."""
+    """Read the counts of training: ids in sorted order, times sent, and which have a label."""
     path = bundle.path / SENT
     with intact(path):
         held = unsealed(read_bytes(path, MOST_STATE_BYTES))
@@ -141,7 +140,6 @@ def _keys(digests: npt.NDArray[np.uint8]) -> _Keys:
 
 
 def _looked_up(keys: _Keys, known: _Keys, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the value of each key in the sorted keys `known`, or 0 if it is not there."""
     if not len(known):
         return np.zeros(len(keys), np.int64)
     place = np.minimum(np.searchsorted(known, keys), len(known) - 1)

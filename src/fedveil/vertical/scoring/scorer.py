@@ -159,7 +159,6 @@ class Scorer:
         return Scores(allowed, empty if outputs is None else outputs)
 
     def finish(self) -> Exchange[None]:
-        """Tell the followers that there are no more requests."""
         for follower in self.followers:
             yield Send(follower, {"kind": "enough", "request": self._request + 1})
 
@@ -188,7 +187,6 @@ class Scorer:
             raise ExchangeError(f"{leader} sent an invalid request: {error}") from None
 
     def _look(self, positions: Positions) -> Exchange[Array | None]:
-        """Send this party's values of the rows, and return the outputs at the leader."""
         if not len(positions):
             return None
         assert self._rows is not None, "use comes first"

@@ -68,7 +68,7 @@ class PredictionService:
         return self._decision.note
 
     async def run(self, address: Address, listening: Callable[[Address], None]) -> None:
-        """Answer requests until this is cancelled, or until a party is lost, which is raised."""
+        """Answer requests until cancelled. Raises an error if a party is lost."""
         if self._own is None:
             check_plaintext("--http", address)
         try:
@@ -150,7 +150,6 @@ class PredictionService:
             work.exception()  # an answer that nobody waits for any more may have failed
 
     def _predicted(self, ids: Sequence[str], who: str, probabilities: bool) -> list[dict[str, Any]]:
-        """Return the answer for each id. Runs in the one thread that scores."""
         known = [one for one in dict.fromkeys(ids) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
@@ -193,7 +192,7 @@ _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": (
 
 
 def _ids_in(body: bytes) -> tuple[list[str], bool]:
-    """Return the ids in a request's body, and whether it asks for one. Raises InvalidValue."""
+    """Return the ids in a request's body, and True if it asks for one id. Raises InvalidValue."""
     try:
         asked = json.loads(body)
     except MALFORMED:

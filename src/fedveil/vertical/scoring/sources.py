@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """The leader's access to all parties' parts."""
-
     leader: Scorer
 
     @property
@@ -48,7 +46,7 @@ class Source(Protocol):
         """Return the positions of the leader's rows that all parties have, in order."""
 
     def scores(self, rows: Positions) -> Scores:
-        """Return the outputs of some of the leader's rows, which must be common and distinct."""
+        """Return the outputs of some common, distinct rows."""
 
 
 class Together:
@@ -168,7 +166,6 @@ def serve(scorer: Scorer, meeting: Meeting) -> NoReturn:
 
 
 def bundles_in(path: Path) -> list[Path]:
-    """Return the bundles in `path`: itself, or those of all parties in a run's folder."""
     if (path / CONTENTS).is_file():
         return [path]
     found = sorted(file.parent for file in path.glob(f"*/{BUNDLE}/{CONTENTS}"))
@@ -206,7 +203,7 @@ def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
 
 
 def _places(common: Positions, count: int) -> npt.NDArray[np.int64]:
-    """Return the place among the common rows of each of a party's `count` rows, or -1."""
+    """Return each of a party's `count` rows' place among the common ones, or -1."""
     place = np.full(count, -1, np.int64)
     place[common] = np.arange(len(common))
     return place

@@ -12,16 +12,16 @@ from typing import ClassVar
 
 import pytest
 
-from experiments import EXPERIMENTS
+from experiments import EXPERIMENTS, catalog
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.outcome_page import Repeated, page, tally, verdicts
+from experiments.reproduction import BEGUN, reproduce
 from fedveil.cli.exits import Exit
 from fedveil.errors import ExperimentsMissing, FolderInUse, InvalidValue, RunFolderError
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import RunFolder
-from fedveil.studies import catalog
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from fedveil.studies.outcome_page import Repeated, page, tally, verdicts
-from fedveil.studies.reproduction import BEGUN, reproduce
+from fedveil.studies import checkout
 from folders import ROOT
 
 Command = Callable[..., tuple[int, str, str]]
@@ -176,8 +176,8 @@ def test_a_name_that_is_none(command: Command) -> None:
 def test_an_installed_fedveil_says_where_the_experiments_are(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    installed = tmp_path / "lib" / "site-packages" / "fedveil" / "studies" / "catalog.py"
-    monkeypatch.setattr(catalog, "__file__", str(installed))
+    installed = tmp_path / "lib" / "site-packages" / "fedveil" / "studies" / "checkout.py"
+    monkeypatch.setattr(checkout, "__file__", str(installed))
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "__init__.py").touch()  # a user's own
     code, _, err = command("reproduce", *arguments)
@@ -191,10 +191,10 @@ def test_an_installed_fedveil_says_where_the_experiments_are(
 def test_an_installed_fedveil_finds_the_experiments_of_the_checkout_that_it_is_run_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "a" / "b" / "c" / "catalog.py"))
+    monkeypatch.setattr(checkout, "__file__", str(tmp_path / "a" / "b" / "c" / "checkout.py"))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(ROOT))])
     monkeypatch.chdir(ROOT)
-    assert catalog.find("toy").name == "toy"
+    assert checkout.module("catalog").find("toy").name == "toy"
     assert sys.path[0] == str(ROOT)
 
 
@@ -206,7 +206,7 @@ def test_another_package_of_that_name_is_not_taken_for_the_experiments(
     Path(other.__file__).touch()
     monkeypatch.setitem(sys.modules, "experiments", other)
     with pytest.raises(ExperimentsMissing, match=r"experiments\.py hides fedveil's experiments in"):
-        catalog.find("toy")
+        checkout.module("catalog")
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,6 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """The size of the examples in bytes."""
         return int(self.x.nbytes + self.y.nbytes)
 
 
@@ -73,7 +73,6 @@ class Shards:
         self._of: dict[ClientId, tuple[Piece, slice]] = {}
 
     def add(self, piece: Piece) -> None:
-        """Add the clients of `piece`."""
         bounds = piece.offsets.tolist()
         for client, start, stop in zip(
             piece.clients.tolist(), bounds[:-1], bounds[1:], strict=True
@@ -91,16 +90,14 @@ class Shards:
         return next(iter(self._of.values()))[0].x
 
     def clients(self) -> list[ClientId]:
-        """Return the clients whose examples are here."""
         return list(self._of)
 
     def examples(self, client: ClientId) -> int:
-        """Return the client's number of examples."""
         mine = self._of[client][1]
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's own examples. They are a view if they are to stay `unchanged`.
+        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy.
 
         `entropy` is the randomness of the client's training.
         """
@@ -112,11 +109,11 @@ class Shards:
         return ClientData.of(as_floats(x), y, entropy, usable)
 
     def as_arrays(self, clients: int) -> ClientsData:
-        """Return all examples in single arrays. The clients from 0 to `clients` - 1 may occur."""
+        """Return all examples in single arrays. Clients are numbered from 0 to `clients` - 1."""
         sizes = np.zeros(clients + 1, np.int64)
         for client in self._of:
             sizes[client + 1] = self.examples(client)
-        parts = [(piece, mine) for _, (piece, mine) in sorted(self._of.items(), key=_by_client)]
+        parts = [(piece, mine) for _, (piece, mine) in sorted(self._of.items(), key=itemgetter(0))]
         some = [piece.usable[mine] for piece, mine in parts if piece.usable is not None]
         return ClientsData(
             np.concatenate([piece.x[mine] for piece, mine in parts]),
@@ -125,7 +122,3 @@ class Shards:
             np.cumsum(sizes),
             np.concatenate(some) if some else None,
         )
-
-
-def _by_client(item: tuple[ClientId, tuple[Piece, slice]]) -> ClientId:
-    return item[0]

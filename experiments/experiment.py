@@ -11,10 +11,8 @@ from typing import ClassVar, Literal
 from fedveil.errors import InvalidValue
 from fedveil.pages.plot import Plot
 from fedveil.pages.table import Table
+from fedveil.studies.checkout import Scale as Scale
 
-#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible;
-#: `medium` is as much of the source's own size as two cores do in about half an hour.
-Scale = Literal["small", "medium", "full"]
 Tell = Callable[[str], None]
 Answer = Literal["agrees", "differs", "says nothing"]
 
@@ -24,7 +22,7 @@ class Verdict:
     """A number or trend in the source, beside ours.
 
     `held_to` is the bound that decides, and `why` the reason. The answer is "says nothing" if a run
-    that had to learn for an answer did not.
+    that had to learn did not.
     """
 
     what: str
@@ -59,7 +57,6 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """True if the results agree."""
         return self.answer == "agrees"
 
 
@@ -100,7 +97,5 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Run the experiment. Parts that are already finished in `folder` are not repeated.
-
-        `tell` is called with a description of each step.
-        """
+        """Run the experiment, without repeating parts that are finished in `folder`. `tell` is
+        called with a description of each step."""

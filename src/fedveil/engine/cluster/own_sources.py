@@ -27,7 +27,7 @@ def packed_sources(names: Iterable[str]) -> bytes:
 
 
 def unpack_sources(archive: bytes, folder: Path) -> None:
-    """Write what another machine `packed_sources` into `folder`, and find its modules there."""
+    """Write an archive from `packed_sources` into `folder`, and make its modules importable."""
     if not archive:
         return
     with zipfile.ZipFile(io.BytesIO(archive)) as held:

@@ -16,13 +16,13 @@ from fedveil.base import own_code
 from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.message import Message, decode
 from fedveil.engine.assembly import ModelShape, make_protection
+from fedveil.engine.cluster.machine_check import Facts, facts
+from fedveil.engine.cluster.own_sources import unpack_sources
+from fedveil.engine.cluster.shards import Piece, Shards
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.local import start_locally
-from fedveil.engine.executors.machine_check import Facts, facts
-from fedveil.engine.executors.own_sources import unpack_sources
 from fedveil.engine.executors.pool import WorkerPool
-from fedveil.engine.executors.shards import Piece, Shards
 from fedveil.errors import FedveilError, StatesUnreachable
 from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext, ServerRound
@@ -38,8 +38,7 @@ class MachineSetup:
     """Everything that a machine needs to begin.
 
     `own` are the objects of the calling script (`own_code.packed`). `batch` is for `machine_check`.
-    `proof` is the content of the file PROOF in the run's folder `run`, if
-    clients keep state there.
+    If clients keep state, `proof` is the content of the file PROOF in the run's folder `run`.
     """
 
     job: Job
@@ -57,7 +56,7 @@ class MachineSetup:
 
 @dataclass(frozen=True)
 class PackedSetup:
-    """A setup that can be read once the user's own code is there, which its job may need."""
+    """A setup in bytes, readable once the user's own code, which its job may need, is unpacked."""
 
     sources: bytes
     own: bytes
@@ -83,8 +82,8 @@ class Request:
 class Work:
     """A phase for some of a machine's clients. `model` and `context` are those of the round.
 
-    `fold`: the reports are added up here. `before` are the round's earlier phases of these clients,
-    if another machine that played them was lost.
+    With `fold` the machine adds up the reports. `before` are these clients' earlier phases of the
+    round, if another machine that played them was lost.
     """
 
     context: RoundContext
@@ -99,8 +98,8 @@ class Played:
 
     The columns stand for `Folded` answers: number of bytes, and seconds of training, protection and
     aggregation. `others` are all other answers. `half` is the sum of the folded reports. `took_s`
-    is the machine's time. `fixed` is True if it would have to restart its worker processes to get
-    other clients' examples.
+    is the machine's time. `fixed` is True if other clients' examples would need a restart of its
+    worker processes.
     """
 
     clients: Sequence[ClientId] = ()
@@ -111,7 +110,6 @@ class Played:
     fixed: bool = False
 
     def answers(self) -> Iterable[Answer]:
-        """Yield all answers."""
         for client, (size, *seconds) in zip(self.clients, self.columns.tolist(), strict=True):
             yield Folded(client, int(size), effort=Effort(*seconds))
         yield from self.others
@@ -134,7 +132,6 @@ class Machine:
         self._done: list[Request] = []
 
     def facts(self) -> Facts | FedveilError:
-        """Return what this machine's reports depend on."""
         setup = self._setup
         if setup.proof is not None:
             found = None
@@ -154,7 +151,7 @@ class Machine:
         self._renew()
 
     def take(self, clients: Sequence[ClientId]) -> None:
-        """Forget these clients' examples: they train elsewhere."""
+        """Forget the examples of these clients, which train elsewhere from now on."""
         self._shards.drop(clients)
         self._renew()
 
@@ -171,7 +168,6 @@ class Machine:
         return played
 
     def close(self) -> None:
-        """Release processes, memory and files."""
         if self._executor is not None:
             self._executor.close()
         if self._folder is not None:
@@ -218,16 +214,13 @@ class Machine:
         return self._executor
 
     def _renew(self) -> None:
-        """Close worker processes, which have a copy of the examples. The next phase restarts
-        them.
-        """
+        """Close worker processes, whose examples are outdated. The next phase restarts them."""
         if isinstance(self._executor, WorkerPool):
             self._executor.close()
             self._executor = None
 
 
 def _messages(request: Request) -> Mapping[ClientId, Message]:
-    """Return each client's message. Clients with equal messages share one object."""
     return {
         client: message
         for encoded, clients in request.messages
@@ -237,12 +230,11 @@ def _messages(request: Request) -> Mapping[ClientId, Message]:
 
 
 def _lasting(answer: Answer) -> Answer:
-    """Return the answer with a report of its own, which may be kept."""
+    """Return the answer with a copy of its report, which stays valid."""
     return replace(answer, data=bytes(answer.data)) if isinstance(answer, Report) else answer
 
 
 def _columns(answers: Iterable[Answer], half: ServerRound) -> Played:
-    """Return a phase's answers, with the folded ones as columns, and `half`."""
     clients, rows, others = list[ClientId](), list[tuple[float, ...]](), list[Answer]()
     for answer in answers:
         effort = answer.effort

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from fedveil.studies.evidence import Lost, idle, learnt, with_interval
+from experiments.evidence import Lost, idle, learnt, with_interval
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.message import Message, encode
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost
+from fedveil.engine.cluster.machine import MachineSetup, Played, Request, Work
+from fedveil.engine.cluster.membership import Member, Membership
+from fedveil.engine.cluster.placement import SLACK, Group, groups, placed
+from fedveil.engine.cluster.shards import pieces
 from fedveil.engine.executors.client_side import ClientsData
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.executors.machine import MachineSetup, Played, Request, Work
-from fedveil.engine.executors.membership import Member, Membership
-from fedveil.engine.executors.placement import SLACK, Group, groups, placed
-from fedveil.engine.executors.shards import pieces
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf, shared
@@ -31,8 +31,6 @@ _NO_MODEL = np.empty(0, np.float32)
 
 @dataclass
 class _Used:
-    """A machine's clients and seconds of work in a round."""
-
     clients: int = 0
     busy_s: float = 0.0
 
@@ -110,7 +108,6 @@ class ManyMachines(Executor):
         return {MACHINES: machines} | ({RETRAINED: self._retrained} if self._retrained else {})
 
     def close(self) -> None:
-        """End all machines."""
         self._members.close()
 
     def _answers(
@@ -176,7 +173,6 @@ class ManyMachines(Executor):
         *,
         fold: bool,
     ) -> None:
-        """Ask `clients` on their machines, and add the calls to `calls`."""
         if self._requests and not self._repeatable:
             clients = [c for c in clients if (at := self._at.get(c)) is not None and at.alive]
         if not clients:
@@ -197,8 +193,6 @@ class ManyMachines(Executor):
                     calls[machine.call("play", work, self._model)] = machine, some
 
     def _shares(self, clients: Sequence[ClientId]) -> dict[Member, list[ClientId]]:
-        """Return each machine's part of `clients`, which has their examples."""
-
         def home(group: Group) -> Member | None:
             machine = self._at.get(group[0]) or self._homes.get(group[0])
             return machine if machine is not None and machine.alive else None
@@ -223,7 +217,7 @@ class ManyMachines(Executor):
         return {m: [c for group in work for c in group] for m, work in shares.items() if work}
 
     def _deal(self) -> None:
-        """Give every client a machine. Clients stay where they are as far as that is fair."""
+        """Give every client a machine, its present one as far as that is fair."""
         while True:
             if not self._members.ready:
                 self._members.gather()
@@ -244,10 +238,8 @@ class ManyMachines(Executor):
             return
 
     def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:
-        """Bring the examples of clients to the machines that are to train them.
-
-        Yields each transfer of a piece once it has begun.
-        """
+        """Send clients' examples to the machines that are to train them. Yields each transfer after
+        its start."""
         leaving: dict[Member, list[ClientId]] = {}
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]
@@ -280,7 +272,7 @@ def _request(
     clients: Sequence[ClientId],
     encoded: dict[int, bytes],
 ) -> Request:
-    """Return the messages to `clients`. `encoded` holds the messages that are encoded already."""
+    """Return the messages to `clients`. `encoded` caches encoded messages."""
     theirs = {client: messages[client] for client in clients if client in messages}
     parts = []
     for message, receivers in shared(theirs):

@@ -44,10 +44,8 @@ class Facts:
     trained: str
 
     def check(self, other: Facts, name: str) -> None:
-        """Raise `MachineDiffers` unless a machine with the facts `other` gives the same bytes.
-
-        `name` is that machine's name.
-        """
+        """Raise `MachineDiffers` unless the machine `name`, with the facts `other`, gives the same
+        bytes."""
         for package, version in self.versions.items():
             theirs = other.versions.get(package, "none")
             if theirs != version:
@@ -68,7 +66,7 @@ class Facts:
 
 
 def facts(job: Job, shape: ModelShape, batch: ClientsData, dimension: int) -> Facts:
-    """Return the facts of this machine. `batch` holds a few examples for a training."""
+    """Return this machine's facts. `batch` holds a few examples for a training."""
     return Facts(_versions(), _sources(), _trained(job, shape, batch, dimension))
 
 
@@ -94,7 +92,6 @@ def _sources() -> str:
 
 
 def _trained(job: Job, shape: ModelShape, batch: ClientsData, dimension: int) -> str:
-    """Return a digest of what a client with the examples `batch` would train and report."""
     entropy, model = Seeded(job.seed, "machine check"), whole(make_model(job, shape))
     trainer = make_trainer(job, model, shape.example_shape)
     if trainer.native:

@@ -8,22 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.arms import Arm, accuracy, curve, falls, listed, mean_accuracy, settings, trained
 from experiments.leakage import leakage
 from fedveil.entry.simulation import simulate
 from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
-from fedveil.studies.several_runs import (
-    Arm,
-    accuracy,
-    curve,
-    falls,
-    first_round,
-    listed,
-    mean_accuracy,
-    settings,
-    trained,
-)
+from fedveil.studies.several_runs import first_round
 
 
 def job(name: str, **more: object) -> Job:

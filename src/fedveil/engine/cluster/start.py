@@ -9,15 +9,15 @@ from pathlib import Path
 from fedveil.base import own_code
 from fedveil.base.files import write_whole
 from fedveil.engine.assembly import ModelShape, make_model, make_protection, make_trainer
+from fedveil.engine.cluster.cluster import Cluster
+from fedveil.engine.cluster.machine import PROOF, MachineSetup
+from fedveil.engine.cluster.machine_check import facts
+from fedveil.engine.cluster.many_machines import ManyMachines
+from fedveil.engine.cluster.membership import Membership
+from fedveil.engine.cluster.own_sources import packed_sources
+from fedveil.engine.cluster.ray_cluster import RayCluster
 from fedveil.engine.executors.client_side import ClientsData
-from fedveil.engine.executors.cluster import Cluster
 from fedveil.engine.executors.executor import Executor
-from fedveil.engine.executors.machine import PROOF, MachineSetup
-from fedveil.engine.executors.machine_check import facts
-from fedveil.engine.executors.many_machines import ManyMachines
-from fedveil.engine.executors.membership import Membership
-from fedveil.engine.executors.own_sources import packed_sources
-from fedveil.engine.executors.ray_cluster import RayCluster
 from fedveil.errors import ClusterUnavailable
 from fedveil.federated.job import Job
 from fedveil.learning.own_layers import whole
@@ -86,7 +86,7 @@ def _packed(job: Job) -> bytes:
 
 
 def _leave_proof(folder: Path) -> str:
-    """Write a new text into the run's folder, by which a machine knows that it reads this one."""
+    """Write a random text into the run's folder, by which a machine recognises the folder."""
     proof = os.urandom(16).hex()
     write_whole(folder / PROOF, proof.encode(), 0o600)
     return proof

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from experiments.catalog import about, find
+from experiments.experiment import Outcome, Scale, Tell
+from experiments.outcome_page import Repeated, long_tables, page
 from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
 from fedveil.errors import RunFolderError
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder
-from fedveil.studies.catalog import about, find
-from fedveil.studies.experiment import Outcome, Scale, Tell
-from fedveil.studies.outcome_page import Repeated, long_tables, page
 from fedveil.studies.several_runs import resumed_by
 
 #: File that marks an experiment's folder, with its duration so far.
@@ -51,7 +51,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
 
 
 def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
-    """Return the seconds already spent in this folder. Raises an error if it has other content."""
+    """Return the seconds already spent in this folder. Raises an error for any other content."""
     file = folder.path / BEGUN
     if not file.exists():
         if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):
@@ -79,8 +79,8 @@ def _timed(
 ) -> Iterator[Callable[[], float]]:
     """Save the total duration at the end of the block, even after an error.
 
-    Yields a function that returns the seconds so far. `again` is True if a finished experiment is
-    only read, which does not count.
+    Yields a function that returns the seconds so far. Reading a finished experiment (`again`) does
+    not count.
     """
     began = time.perf_counter()
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import PackedSetup
-from fedveil.engine.executors.machine_check import Facts
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import PackedSetup
+from fedveil.engine.cluster.machine_check import Facts
 from fedveil.errors import ClusterUnavailable, RunStopped
 
 #: Seconds to wait for a first machine before giving up, and for the others after the first one.
@@ -32,7 +32,6 @@ class Member:
 
     @property
     def cores(self) -> int:
-        """The number of cores that the machine may use."""
         return self.place.cores
 
     def call(self, method: str, *arguments: Any) -> Call:
@@ -100,7 +99,7 @@ class Membership:
         return self._welcome(0.0)
 
     def lose(self, member: Member) -> None:
-        """Give up a machine that was lost. It may be started again at the same place later."""
+        """Give up a lost machine. A new one may be started at the same place later."""
         if member.alive:
             member.alive = False
             member.remote.end()
@@ -109,7 +108,6 @@ class Membership:
                 self.ready.remove(member)
 
     def close(self) -> None:
-        """End all machines."""
         closing = [member.call("close") for member in self.ready]
         limit = time.monotonic() + 5
         while closing and time.monotonic() < limit:
@@ -130,14 +128,12 @@ class Membership:
                 self._joining[member.call("facts")] = member
 
     def _name(self, place: Place) -> str:
-        """Return a name for the machine at `place` that no other one has."""
         if place.key not in self._names:
             alike = sum(name.split(" ")[0] == place.name for name in self._names.values())
             self._names[place.key] = f"{place.name} ({alike + 1})" if alike else place.name
         return self._names[place.key]
 
     def _welcome(self, timeout_s: float) -> bool:
-        """Check the machines that have started. Returns True if some of them are ready now."""
         before = len(self.ready)
         if not self._joining:
             time.sleep(0.0 if self.ready else timeout_s)
@@ -167,7 +163,6 @@ class Membership:
             self._event(f"machine {member.name} with {member.cores} cores has joined")
 
     def _missing(self) -> str:
-        """Return what a run that cannot begin yet waits for."""
         if not self._joining and not self.ready:
             if self._lost:
                 return "all its machines were lost"

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedveil.base.own_code import described
 from fedveil.base.untrusted import read_text
-from fedveil.engine.executors.cluster import Call, Cluster, MachineLost, Place, Remote
-from fedveil.engine.executors.machine import Machine
+from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
+from fedveil.engine.cluster.machine import Machine
 from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 
 #: The value of `simulation.on` for the cluster that Ray finds by itself.
@@ -23,7 +23,7 @@ _ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
 
 
 class RayCluster(Cluster):
-    """The Ray cluster at `address`. Ray finds it by itself if the address is in `FOUND`.
+    """The Ray cluster at `address`, which Ray finds by itself if it is in `FOUND`.
 
     `workers` is the number of cores of a machine, or None for all cores of its node. With `gpus`,
     each machine has one GPU.
@@ -132,7 +132,6 @@ class _Actor(Remote):
 
 
 def _reason(lost: Exception) -> str:
-    """Return in a few words how a machine was lost."""
     text = str(lost)
     if "OOM" in text or "memory" in text.lower():
         return "it ran out of memory"
@@ -149,7 +148,6 @@ def _ray() -> Any:
 
 
 def _running() -> str | None:
-    """Return the address in RAY_ADDRESS, or that of the cluster that `ray start` has started."""
     known = os.environ.get("RAY_ADDRESS", "")
     if ":" in known:
         return known
@@ -161,6 +159,5 @@ def _running() -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Raise an error unless something listens at `address`."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     socket.create_connection((host, int(port)), _ANSWER_S).close()

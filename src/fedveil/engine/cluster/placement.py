@@ -32,9 +32,9 @@ def placed(
     """Return the groups that each machine trains, in the order of `work`.
 
     The longest group is placed first. It stays at its `home`, where its examples are, unless that
-    machine would take longer than the ideal time by more than the share `slack`. Then it goes to
-    the machine that is free first. `seconds` is a client's expected time on one core, and `cores`
-    the machines' cores.
+    machine would take longer than the ideal time by more than the share `slack`. Otherwise it goes
+    to the machine that is free first. `seconds` is a client's expected time on one core, and
+    `cores` are the machines' cores.
     """
     names = list(cores)
     length = {group: sum(map(seconds, group)) for group in work}

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class MachineLost(Exception):
-    """A machine was lost, or cannot be reached. Nothing of the call's result is known."""
+    """A machine was lost or cannot be reached. The call's result is unknown."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Place:
 
 
 class Call(ABC):
-    """A call of a machine that may still be under way."""
+    """A call of a machine. It may still be under way."""
 
     @abstractmethod
     def result(self) -> Any:
@@ -67,7 +67,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
-        """Return those calls that have ended: at least one, unless `timeout_s` passes first."""
+        """Return the calls that have ended: at least one, unless `timeout_s` passes first."""
 
     @abstractmethod
     def close(self) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.evidence import LEAST_SEEDS
+from experiments.experiment import Experiment, Outcome, Scale, Verdict
 from fedveil import __version__
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import CONFIDENCE
-from fedveil.studies.evidence import LEAST_SEEDS
-from fedveil.studies.experiment import Experiment, Outcome, Scale, Verdict
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
@@ -38,10 +38,7 @@ def long_tables(name: str, outcome: Outcome) -> dict[str, Table]:
 
 
 def page(repeated: Repeated) -> str:
-    """Return the experiment's page in Markdown.
-
-    Its pictures and long tables are files beside it.
-    """
+    """Return the experiment's page in Markdown. Pictures and long tables are files beside it."""
     return "\n".join(_parts(repeated))
 
 
@@ -69,7 +66,6 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 
 
 def _seeds(seeds: int) -> str:
-    """Say how many seeds a figure has."""
     if not seeds:
         return ""
     if seeds < LEAST_SEEDS:
@@ -93,7 +89,7 @@ def verdicts(outcome: Outcome) -> Table:
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
-    """Format a verdict as a table row. Omits its reason if an earlier row has it (`said`)."""
+    """Format a verdict as a table row, without a reason that an earlier row has (`said`)."""
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
     ours = (verdict.source, verdict.ours, verdict.held_to, verdict.answer)

@@ -1,4 +1,4 @@
-"""The evidence of runs: those at chance level show nothing, and several seeds give an interval."""
+"""Evidence from runs: runs at chance level are none, and several seeds give an interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def learnt(accuracy: float, labels: int) -> bool:
 
 
 def idle(accuracies: Mapping[str, float], labels: int) -> str:
-    """Return a sentence that names the runs at chance level. It is empty if there are none."""
+    """Name the runs at chance level in a sentence, empty if there are none."""
     found = [f"{name} ({a:.3f})" for name, a in accuracies.items() if not learnt(a, labels)]
     if not found:
         return ""
@@ -54,7 +54,7 @@ class Lost:
 
     @property
     def without(self) -> str:
-        """A sentence that says that a run without protection learnt nothing, or an empty one."""
+        """A sentence that the run without protection learnt nothing, or ""."""
         return idle({"without protection": min(self.plain)}, self.labels)
 
     @property
@@ -65,7 +65,7 @@ class Lost:
 
     @property
     def nothing(self) -> str:
-        """A sentence that says why these runs show no trend. It is empty if they can."""
+        """A sentence that says why these runs show no trend, or "" if they can."""
         few = sum(self.learnt) < 2
         return self.without or ("fewer than two runs end above chance level" if few else "")
 

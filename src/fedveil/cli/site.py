@@ -1,0 +1,124 @@
+"""`fedveil site`: what may leave a site, decided by its owner and enforced there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.base.plain_text import document, say
+from fedveil.cli import site_account
+from fedveil.cli.exits import Commands
+from fedveil.cli.job_arguments import remarks
+from fedveil.cli.json_answer import answering
+from fedveil.errors import SiteRefused
+
+app = typer.Typer(
+    help="Decide and enforce what may leave a site that takes part in training.",
+    no_args_is_help=True,
+    cls=Commands,
+)
+
+SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")]
+
+
+@app.command()
+@answering
+def init(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to make.")],
+) -> object:
+    """Make a site's folder: a strict policy to edit, and the site's keys."""
+    from fedveil.site.site_folder import create
+
+    public = create(site)
+    say(f"wrote {site / 'policy.yaml'}")
+    say(f"this site's public key, for the studies' rosters: {public}")
+    return {"site": site, "public": public}
+
+
+@app.command()
+@answering
+def check(
+    site: SiteFolder,
+    job: Annotated[
+        Path | None, typer.Argument(help="A job file, or the folder of a deployed app.")
+    ] = None,
+) -> object:
+    """Check a site's policy, or a job against it. Exits with code 1 if the job is refused."""
+    from fedveil.site.site_folder import Site
+
+    opened = Site.open(site)
+    remarks("note", opened.policy.warnings)
+    if job is None:
+        say("the policy is valid")
+        return {"warnings": opened.policy.warnings}
+    from fedveil.site.order import order_in
+
+    order = order_in(job)
+    digest, reasons = order.digest.hex(), list(opened.admission.reasons(order))
+    say(f"digest {digest}")
+    if reasons:
+        raise SiteRefused(f"{opened.policy.name} refuses {job}: {'; '.join(reasons)}")
+    say(f"{opened.policy.name} accepts {job}")
+    return {"digest": digest}
+
+
+@app.command()
+@answering
+def show(
+    site: Annotated[
+        Path | None, typer.Argument(metavar="SITE", help="The folder of a site.")
+    ] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="Explain every key of a policy.")] = False,
+) -> object:
+    """Print a site's policy with all its keys, or explain them."""
+    if keys or site is None:
+        from fedveil.settings.reference import keys as explained
+        from fedveil.settings.reference import told_keys
+        from fedveil.site.policy_reference import reference
+
+        document(explained(reference(), None))
+        return told_keys(reference(), None)
+    from fedveil.site.site_folder import Site
+
+    policy = Site.open(site).policy
+    remarks("note", policy.warnings)
+    document(policy.to_yaml())
+    return policy.model_dump(mode="json")
+
+
+@app.command()
+@answering
+def sign(
+    directory: Annotated[
+        Path, typer.Argument(metavar="APP", help="The folder that `fedveil deploy` wrote.")
+    ],
+    key: Annotated[Path, typer.Option(help="Your private key, from `fedveil identity`.")],
+) -> object:
+    """Sign a job, so that sites can see who permits or starts it."""
+    from fedveil.site.order import sign as sign_app
+
+    path = sign_app(directory, key)
+    say(f"wrote {path}")
+    return {"wrote": path}
+
+
+app.command()(answering(site_account.account))
+
+
+@app.command()
+def serve(
+    site: SiteFolder,
+    server: Annotated[
+        str | None, typer.Argument(help="One of `servers` in the policy. Default: the only one.")
+    ] = None,
+) -> None:
+    """Take part in a server's jobs, as the policy permits."""
+    from fedveil.site.site_folder import Site, server_of
+
+    opened = Site.open(site)
+    remarks("note", opened.policy.warnings)
+    from fedveil.site.supernode import serve as serve_jobs
+
+    serve_jobs(opened, server_of(opened.policy, server), say)

@@ -1,0 +1,57 @@
+"""`fedveil site account`: what is spent of a data set's privacy, on what, and what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.base.plain_text import console, say
+from fedveil.errors import SiteError, nearest
+
+
+def account(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
+    data: Annotated[
+        str | None, typer.Argument(help="One of `data` in the policy. Default: all.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a page, a record and a script that recomputes it to this folder."),
+    ] = None,
+) -> object:
+    """Show what is spent of a data set's privacy, on what, and what is left."""
+    from fedveil.site.account_record import AccountRecord
+    from fedveil.site.site_folder import Site
+
+    opened = Site.open(site)
+    policy = opened.policy
+    if data is not None and data not in policy.data:
+        raise SiteError(f"{data} is not one of data in the policy{nearest(data, policy.data)}")
+    names = list(policy.data) if data is None else [data]
+    if out is not None and len(names) != 1:
+        raise SiteError(f"name the data set to write: {', '.join(names) or 'the policy has none'}")
+    found: dict[str, Any] = {}
+    for name in names:
+        record = AccountRecord(policy.name, opened.account(name), policy.limits)
+        _show(record, whole=data is not None)
+        wrote = list(record.write(out)) if out is not None else []
+        for path in wrote:
+            say(f"wrote {path}")
+        found[name] = {**record.record(), "wrote": wrote}
+    return found
+
+
+def _show(record: Any, whole: bool) -> None:
+    left, ever = record.left(), record.ever
+    say(f"{record.account.name}: {ever.releases:,} releases")
+    say(f"  this month  {record.month.figure}, at least {left['month']} left")
+    say(f"  for ever    {ever.figure}, at least {left['ever']} left")
+    if ever.without_epsilon:
+        say(f"  and {ever.without_epsilon:,} releases without an epsilon")
+    for name in ever.in_clear:
+        say(f"  sent in the clear: {name}")
+    if whole:
+        console().print(record.jobs().terminal())
+        console().print(record.months().terminal())

@@ -1,0 +1,131 @@
+"""Trains a chain of known layers in native code whose loss is that of a user's own task.
+
+Native code calls the loss back once a step. torch computes the loss's gradient with respect to the
+scores, and native code does the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from torch import nn
+
+from fedveil.base.example_arrays import opened
+from fedveil.compiled import fields as f
+from fedveil.compiled.compiled_trainer import CompiledTrainer, Room
+from fedveil.compiled.operation import ROW, TOKENS, NotServedError
+from fedveil.learning.device import seed_torch
+from fedveil.learning.learning_task import Task, as_tensors
+from fedveil.learning.losses import OWN
+from fedveil.learning.task_trainer import TaskTrainer
+from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
+
+if TYPE_CHECKING:
+    from fedveil.compiled.program import Model
+
+#: The arguments of a native loss (`cost`): five addresses, the number of examples, and the scale.
+_CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_double)
+#: The parts of a task that native code replaces.
+_REPLACED = ("collate", "forward", "optimizer", "train")
+
+
+class OwnLossTrainer(CompiledTrainer):
+    """Trains clients one after another. A client on which native code cannot train is left to the
+    task's own loop."""
+
+    native, own_step = False, True
+    losses = (OWN,)
+
+    def __init__(
+        self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module], task: Task
+    ) -> None:
+        super().__init__(model, plan, layers, TaskTrainer(model, plan, task))
+        self._task = task
+        self._callback = _CALL(self._called)
+        self._room: Room
+        self._client: ClientData
+        self._failure: BaseException | None = None
+
+    @staticmethod
+    def own_parts(task: Task) -> list[str]:
+        """Return the parts of the task that native code would replace, but are the user's own."""
+        return [n for n in _REPLACED if getattr(type(task), n) is not getattr(Task, n)]
+
+    def compile(self, shape: Sequence[int]) -> bool:
+        """Return False: code is compiled when the first client trains."""
+        return False
+
+    def beside(self) -> OwnLossTrainer:
+        """Raise an error: the user's loss may serve one thread only."""
+        raise NotImplementedError("OwnLossTrainer serves one thread")
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
+        for client in clients:
+            room = self._room_for(client)
+            if room is None:
+                yield from self._loop.train([client])
+                continue
+            yield self._row, [self._failure_of(room, client)]
+
+    def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
+        """Train a client. Returns what its loss raised, or None."""
+        self._client, self._room, self._failure = client, room, None
+        address = ctypes.cast(self._callback, ctypes.c_void_p).value
+        assert address is not None
+        room.program.ends[1, f.FORWARD] = address
+        self._train(room, client)
+        failure: BaseException | None = self._failure
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure  # Ctrl-C
+        return failure
+
+    def _begin(self, client: ClientData) -> None:
+        seed_torch(client.torch_seed(), torch.device("cpu"))
+
+    def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
+        return True  # only the task knows its targets
+
+    def _laid_out(self, shape: tuple[int, ...]) -> Model:
+        try:
+            return self._laid_out_for(shape, ROW)
+        except NotServedError:
+            return self._laid_out_for(shape, TOKENS)
+
+    def _called(
+        self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
+    ) -> None:
+        """Write the gradient of the loss of a batch. An error cannot pass through native code."""
+        gradient = self._ends(f.DY, count)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            positions = np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(rows))
+            gradient[:] = self._gradient(self._ends(f.Y, count), positions)
+        except BaseException as error:
+            self._failure = error
+            gradient[:] = 0
+
+    def _gradient(self, scores: Any, positions: Any) -> Any:
+        """Return the gradient with respect to the scores, or the step under bare SGD."""
+        leaf = torch.from_numpy(scores.copy()).requires_grad_()
+        targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
+        loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
+
+    def _ends(self, column: int, count: int) -> Any:
+        """Return the scores of a batch (column Y), or the place of their gradient (DY)."""
+        row, m = self._room.program.ends[1], self._room.m
+        of_tokens = self._room.model.scores_of == TOKENS
+        shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)
+        steps = (row[f.OW], 1) if of_tokens else (1,)
+        return as_strided(
+            m[row[column] :],
+            (count, *map(int, shape)),
+            [int(step) * m.itemsize for step in (row[f.YS], *steps)],
+        )

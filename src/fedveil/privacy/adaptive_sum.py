@@ -1,0 +1,96 @@
+"""The joint cost of charges that were chosen one after the other, in view of earlier results.
+
+Charges that are all alike are composed: only their number was chosen. So are Gaussian losses, as
+one whose squared inverse ratio is the sum of theirs, also if they were chosen adaptively within a
+fixed limit (Smith and Thakurta, 2022). Charges of several kinds cost the lower of two numbers: the
+sum of their epsilons (Rogers, Roth, Ullman and Vadhan, 2016), and that of a Rényi filter
+(`renyi_filter`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from decimal import Decimal, localcontext
+
+import numpy as np
+
+from fedveil.privacy.client_tally import Kind
+from fedveil.privacy.compose import cost
+from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
+from fedveil.privacy.renyi_filter import ORDERS, epsilon_of, renyi_cost
+
+#: A sum of squares may be this much too small, relative to it.
+_ROUNDING = 1e-9
+
+
+class AdaptiveSum:
+    """Adds charges and states their epsilon. A charge of any size takes equally long."""
+
+    def __init__(self) -> None:
+        self._kinds: Counter[Kind] = Counter()
+        self._pending: Counter[Kind] = Counter()
+        self._epsilon = self._delta = Decimal(0)
+        self._renyi, self._lost = np.zeros(ORDERS), 0.0
+        self._square, self._gaussian = 0.0, True
+
+    def add(self, kind: Kind, times: int = 1) -> None:
+        """Add `times` equal charges."""
+        self._kinds[kind] += times
+        self._pending[kind] += times
+
+    @property
+    def kinds(self) -> Counter[Kind]:
+        """Return how often each kind was charged."""
+        return Counter(self._kinds)
+
+    @property
+    def composed(self) -> bool:
+        """Return True if the losses are composed, and False if they are bounded in another way."""
+        self.settle()
+        return len(self._kinds) <= 1 or self._gaussian
+
+    def copy(self) -> AdaptiveSum:
+        """Return an independent copy."""
+        self.settle()
+        other = AdaptiveSum()
+        other.__dict__ |= self.__dict__
+        other._kinds, other._pending = Counter(self._kinds), Counter()
+        return other
+
+    def figure(self, delta: float) -> Figure:
+        """Return the epsilon of all charges at `delta`, or at 0 if it is no larger there."""
+        pure, tight = self._at(0.0), self._at(delta)
+        return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
+
+    def _at(self, delta: float) -> float:
+        self.settle()
+        if len(self._kinds) <= 1:
+            charges = [(loss, n * times) for kind, times in self._kinds.items() for loss, n in kind]
+            return cost(charges, delta)
+        added = rounded_up(self._epsilon) if rounded_up(self._delta) <= delta else math.inf
+        if delta == 0.0:
+            return added
+        if not self._gaussian:
+            return min(added, epsilon_of(self._renyi, self._lost, delta))
+        one = Gaussian((self._square * (1 + _ROUNDING)) ** -0.5)
+        return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
+
+    def settle(self) -> None:
+        """Bring the sums up to date. Otherwise, the next figure does."""
+        for kind, times in self._pending.items():
+            for loss, n in kind:
+                count = n * times
+                with localcontext() as context:
+                    context.prec = 800
+                    self._epsilon += as_written(loss.epsilon) * count
+                    self._delta += as_written(loss.delta) * count
+                moments, infinite = renyi_cost(loss)
+                self._renyi = self._renyi + count * moments
+                self._lost += count * infinite
+                if isinstance(loss.release, Gaussian):
+                    self._square += count / loss.release.ratio**2
+                else:
+                    self._gaussian = False
+        self._pending = Counter()

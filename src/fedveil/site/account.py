@@ -1,0 +1,312 @@
+"""A site's account of one data set: everything that left it, and what it costs in privacy.
+
+All jobs, servers, frameworks and processes charge the same account. A charge is on disk before the
+data are read, and is never taken back. Limits hold for a run, for a calendar month (UTC) and for
+ever. A clock that was set back charges the month of the last charge. A clock that was set ahead
+uses up a later month's budget: no month is charged above its limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from fedveil.base.validate import choice, integer, positive, within
+from fedveil.errors import InvalidValue, OverSpent
+from fedveil.privacy.adaptive_sum import AdaptiveSum
+from fedveil.privacy.client_tally import Kind
+from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.ledger import Ledger, Spendings
+from fedveil.site.account_file import AccountFile
+from fedveil.site.account_losses import from_plain, to_plain
+
+Unit: TypeAlias = Literal["client", "example"]
+Period: TypeAlias = Literal["run", "month", "ever"]
+
+#: The longest text in a charge.
+_MOST_TEXT = 1000
+_DELTA = 1e-5
+_ID_LETTERS = 32
+_TIMES = {"run": "in the run ", "month": "in ", "ever": "for ever"}
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something that leaves the site.
+
+    `job` identifies the run, `through` the framework or the server, `mechanism` the protection, and
+    `what` describes this release. `spending` are its privacy losses for one `unit`. `in_clear`
+    names values that are sent unprotected with it. `names` is what a loss without any epsilon is
+    called (a sum under secure aggregation, for example).
+    """
+
+    job: str
+    what: str
+    mechanism: str
+    spending: Spendings
+    unit: Unit = "client"
+    through: str = "fedveil"
+    in_clear: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        choice("unit", self.unit, get_args(Unit))
+        for name in ("job", "what", "mechanism", "through"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or not 0 < len(text) <= _MOST_TEXT:
+                raise InvalidValue(f"{name} has no text, or more than {_MOST_TEXT:,} characters")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest epsilon of a run, a calendar month, and all time together, at `delta`.
+
+    None is no limit. `without_epsilon` is the largest number of releases in a month that promise no
+    epsilon, such as sums under secure aggregation without noise. The account counts them apart.
+    """
+
+    run: float | None = None
+    month: float | None = 2.0
+    ever: float | None = None
+    delta: float = _DELTA
+    unit: Unit = "client"
+    without_epsilon: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("run", "month", "ever"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        integer("without_epsilon", self.without_epsilon, 0)
+        within("delta", self.delta, 0, 1, open_low=True, open_high=True)
+        choice("unit", self.unit, get_args(Unit))
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The cost of a number of releases. `without_epsilon` of them promise no epsilon.
+
+    `figure` covers all others.
+    """
+
+    figure: Figure
+    releases: int
+    without_epsilon: int
+    in_clear: tuple[str, ...]
+
+
+class Charged(NamedTuple):
+    """A line of an account."""
+
+    at: datetime
+    job: str
+    what: str
+    mechanism: str
+    through: str
+    unit: Unit
+    in_clear: tuple[str, ...]
+    kind: Kind
+
+
+@dataclass
+class Window:
+    """The charges of a run, a month or all time."""
+
+    total: AdaptiveSum = field(default_factory=AdaptiveSum)
+    releases: int = 0
+    without_epsilon: int = 0
+    of_examples: bool = False
+    in_clear: set[str] = field(default_factory=set)
+
+    def add(self, charged: Charged) -> None:
+        self.releases += 1
+        self.in_clear.update(charged.in_clear)
+        if promises_nothing(charged.kind):
+            self.without_epsilon += 1
+        else:
+            self.total.add(charged.kind)
+            self.of_examples |= charged.unit == "example"
+
+    def copy(self) -> Window:
+        return Window(
+            self.total.copy(), self.releases, self.without_epsilon, self.of_examples,
+            set(self.in_clear),
+        )  # fmt: skip
+
+    def privacy(self, delta: float, unit: Unit) -> Privacy:
+        """Return the cost. A loss of one client's data bounds that of each of its examples.
+
+        The opposite is not true, so a charge for an example leaves no epsilon for a client.
+        """
+        figure = self.total.figure(delta)
+        if unit == "client" and self.of_examples:
+            figure = Figure(math.inf, delta)
+        return Privacy(figure, self.releases, self.without_epsilon, tuple(sorted(self.in_clear)))
+
+
+def promises_nothing(kind: Kind) -> bool:
+    """Return True if a kind of charge has a loss without any epsilon."""
+    return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
+
+
+class SiteAccount:
+    """The account of one data set, in the site's folder. Open it with `open`."""
+
+    def __init__(self, file: AccountFile, name: str, clock: Callable[[], datetime]) -> None:
+        self.name, self._file, self._clock = name, file, clock
+        self._clear()
+
+    def _clear(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+        self.charges: list[Charged] = []
+        self._windows: dict[tuple[Period, str], Window] = {}
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        name: str,
+        *,
+        key: bytes,
+        counter: Path | None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> SiteAccount:
+        """Open the account of the data set `name`, or begin it.
+
+        `counter` is a file that shows if the account is set back or deleted. It belongs where
+        someone who can write `folder` cannot write. By default it is in the folder, where it shows
+        only that one of the two files was changed. Raises `AccountInvalid` for an account that is
+        an older copy, lacks a line, or has a line that was not written with `key`.
+        """
+        account = cls(AccountFile(folder, name, key, counter), name, clock)
+        account.refresh()
+        for window in account._windows.values():
+            window.total.settle()
+        return account
+
+    @property
+    def code(self) -> str:
+        """The code of the last line. It identifies all charges."""
+        return self._file.code
+
+    def refresh(self) -> None:
+        """Read what other processes have charged."""
+        with self._file.locked():
+            self._catch_up()
+
+    def spent(
+        self,
+        *,
+        since: datetime | None = None,
+        job: str | None = None,
+        delta: float = _DELTA,
+        unit: Unit = "client",
+    ) -> Privacy:
+        """Return what all charges cost together, or those from `since` on, or of the run `job`."""
+        self.refresh()
+        window = Window()
+        for charged in self.charges:
+            if (since is None or charged.at >= since) and job in (None, charged.job):
+                window.add(charged)
+        return window.privacy(delta, unit)
+
+    def windows(self, period: Period) -> dict[str, Window]:
+        """Return what each run or month was charged, or all time, by its name."""
+        return {name: window for (of, name), window in self._windows.items() if of == period}
+
+    def charge(self, released: Release, *, limit: Limits) -> None:
+        """Charge a release. It is on disk when this returns.
+
+        Raises `OverSpent`, and charges nothing, if a limit would be exceeded.
+        """
+        kind = Ledger().charges(released.spending)
+        if not kind:
+            raise InvalidValue(
+                "spending is empty: name a PrivacyLoss, infinite if none is promised"
+            )
+        with self._file.locked():
+            self._catch_up()
+            body = self._body(
+                Charged(
+                    self._now(), released.job, released.what, released.mechanism, released.through,
+                    released.unit, tuple(released.in_clear), kind,
+                )
+            )  # fmt: skip
+            found = self._read(body)  # a line that could not be read again is never written
+            self._check(found[1], limit)
+            self._file.append(body)
+            self._add(*found)
+
+    def month(self) -> datetime:
+        """Return the beginning of the month that is charged now."""
+        return self._now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+    def _now(self) -> datetime:
+        now = self._clock().astimezone(UTC)
+        return max(now, self.charges[-1].at) if self.charges else now
+
+    def _check(self, charged: Charged, limit: Limits) -> None:
+        said, kind = f"{charged.what} of {charged.job}", charged.kind
+        most = {"run": limit.run, "month": limit.month, "ever": limit.ever}
+        for period, which in _periods(charged):
+            allowed = most[period]
+            window = self._windows.get((period, which), Window()).copy()
+            window.add(charged)
+            most_sums = limit.without_epsilon
+            if period == "month" and promises_nothing(kind) and window.without_epsilon > most_sums:
+                raise OverSpent(
+                    f"{said} promises no epsilon, and the site allows {most_sums} such releases of "
+                    f"{self.name} in a month"
+                )
+            figure = window.privacy(limit.delta, limit.unit).figure
+            if allowed is not None and not figure.epsilon <= allowed:
+                mixed = "" if limit.unit == "example" or not window.of_examples else (
+                    "; losses for one example leave no epsilon for a client"
+                )  # fmt: skip
+                raise OverSpent(
+                    f"{said} would bring the account {self.name} to {figure} {_TIMES[period]}"
+                    f"{which}, above the site's limit of {allowed:g}{mixed}"
+                )
+
+    def _catch_up(self) -> None:
+        for void, body in self._file.bodies():
+            if void:
+                self._clear()
+            self._add(*self._read(body))
+
+    def _body(self, charged: Charged) -> bytes:
+        """Encode a charge. Its losses are written only in the first line that has them."""
+        losses = to_plain(charged.kind)
+        kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
+        line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}
+        if kind not in self._kinds:
+            line["losses"] = losses
+        return json.dumps(line).encode()
+
+    def _read(self, body: bytes) -> tuple[str, Charged]:
+        line = json.loads(body)
+        name, losses = line["kind"], line.pop("losses", None)
+        kind = self._kinds[name] if losses is None else from_plain(losses)
+        at, clear = datetime.fromisoformat(line["at"]), tuple(line["in_clear"])
+        return name, Charged(**{**line, "at": at, "in_clear": clear, "kind": kind})
+
+    def _add(self, kind: str, charged: Charged) -> None:
+        self._kinds[kind] = charged.kind
+        self.charges.append(charged)
+        for period in _periods(charged):
+            if period not in self._windows:
+                self._windows[period] = Window()
+            self._windows[period].add(charged)
+
+
+def _periods(charged: Charged) -> list[tuple[Period, str]]:
+    """Return the run, the month and the whole time to which a charge belongs."""
+    return [
+        ("run", charged.job),
+        ("month", f"{charged.at.year}-{charged.at.month:02}"),
+        ("ever", ""),
+    ]

@@ -1,0 +1,143 @@
+"""A file of lines that only the holder of a key can extend.
+
+Each line has a code and a body. The code is HMAC-SHA-256 of the previous code and the body, so that
+a changed, moved or missing line is noticed. The first line follows a code of the account's name, so
+that two accounts cannot be exchanged. A counter (`account_counter`), kept elsewhere, shows that the
+file was set back or deleted.
+
+A line is on disk, and then counted on disk, before `append` returns. A process that is killed in
+between leaves one line that is not counted, or a part of a line. Nothing has left the site for
+either. The next process counts the line, or removes the part.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedveil.base.files import alone, sync_to_disk, write_new
+from fedveil.base.untrusted import MOST_LINES_BYTES, opened
+from fedveil.errors import AccountInvalid, InvalidValue
+from fedveil.site.account_counter import AccountCounter, append
+
+SUFFIX = ".account"
+#: The least length of a key.
+KEY_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_CODE = 64
+
+
+class AccountFile:
+    """The lines of the account `name` in `folder`. `counter` is by default in the folder, too."""
+
+    def __init__(self, folder: Path, name: str, key: bytes, counter: Path | None) -> None:
+        if not _NAME.fullmatch(name):
+            raise InvalidValue(
+                f"name = {name!r} is no name of an account: use up to 64 letters, digits, - and _"
+            )
+        if len(key) < KEY_BYTES:
+            raise InvalidValue(f"key has {len(key)} bytes, at least {KEY_BYTES} are needed")
+        self.path = folder / f"{name}{SUFFIX}"
+        self._key = key
+        self._counter = AccountCounter(counter or folder / "counter", name, key)
+        self._start = self._mac(f"fedveil site account {name}".encode())
+        self._forget()
+
+    def _forget(self) -> None:
+        self._code = self._before = self._start
+        self._count = self._size = 0
+        self._inode: int | None = None
+        self._void = True
+
+    @property
+    def code(self) -> str:
+        """The last line's code. It identifies all lines."""
+        return self._code
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the account against other processes, and explain system errors."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with alone(self.path):
+                yield
+        except OSError as error:
+            raise AccountInvalid(
+                f"{error.filename or self.path} cannot be used: {error.strerror or error}"
+            ) from error
+
+    def bodies(self) -> Iterator[tuple[bool, bytes]]:
+        """Yield the lines that this object has not read yet. Call it while `locked`.
+
+        A line comes with True if all earlier lines are void: it is the first, or the file was
+        replaced. Raises `AccountInvalid` if a line was not written with the key, or if lines are
+        missing.
+        """
+        found = self.path.stat().st_ino if self.path.exists() else None
+        if self._inode not in (None, found):
+            self._forget()
+        if found is not None:
+            for body in self._unread():
+                yield self._void, body
+                self._void = False
+        self._check_counter()
+        if found is not None and self.path.stat().st_size > self._size:
+            os.truncate(self.path, self._size)  # a part of a line, which nobody counted
+
+    def append(self, body: bytes) -> None:
+        """Write a line and count it. Call it while `locked`, after `bodies`."""
+        if not self.path.exists():
+            write_new(self.path, b"")
+            sync_to_disk(self.path.parent)
+            self._inode = self.path.stat().st_ino
+        line = self._line(body)
+        append(self.path, line)
+        self._passed(line)
+        self._counter.put(self._count, self._code)
+
+    def _unread(self) -> Iterator[bytes]:
+        with opened(self.path, MOST_LINES_BYTES) as file:
+            status = os.fstat(file.fileno())
+            self._inode = status.st_ino
+            if status.st_size < self._size:
+                raise AccountInvalid(f"{self.path} was cut: {self._count} lines were in it")
+            file.seek(self._size)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                body = line[_CODE + 1 : -1]
+                if not hmac.compare_digest(line, self._line(body)):
+                    raise AccountInvalid(
+                        f"{self.path}, line {self._count + 1}: it was edited, moved or written "
+                        "with another key, or a line before it is missing. Put the file back"
+                    )
+                self._passed(line)
+                yield body
+
+    def _check_counter(self) -> None:
+        """Raise AccountInvalid unless the counter stands at the last line, or one before it."""
+        count, code = self._counter.last() or (0, self._start)
+        if (count, code) == (self._count, self._code):
+            return
+        if (count, code) == (self._count - 1, self._before):
+            self._counter.put(self._count, self._code)
+            return
+        lines = f"has {self._count} lines" if self.path.exists() else "is missing"
+        raise AccountInvalid(
+            f"{self.path} {lines}, but {self._counter.path} has counted {count}: one of them is an "
+            "older copy, or was deleted. Put the newest of both back"
+        )
+
+    def _passed(self, line: bytes) -> None:
+        self._before, self._code = self._code, line[:_CODE].decode()
+        self._count, self._size = self._count + 1, self._size + len(line)
+
+    def _line(self, body: bytes) -> bytes:
+        return f"{self._mac(f'{self._code} '.encode() + body)} ".encode() + body + b"\n"
+
+    def _mac(self, data: bytes) -> str:
+        return hmac.digest(self._key, data, "sha256").hex()

@@ -1,0 +1,104 @@
+"""A job against a site's policy: every reason why it may not run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.federated.job import Job
+from fedveil.protections.directions import weakened
+from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.settings.differences import differences
+from fedveil.site.order import Order
+from fedveil.site.policy import Policy
+from fedveil.site.policy_blocks import DataSetSettings
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The test of a policy. `template` is the job that `jobs.template` names."""
+
+    policy: Policy
+    template: Job | None
+
+    @classmethod
+    def of(cls, policy: Policy, folder: Path) -> Admission:
+        """Return the test of the policy in a site's folder. Raises `JobError`."""
+        file = policy.jobs.template
+        return cls(policy, None if file is None else Job.load(folder / file))
+
+    def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
+        """Return the name and the block of the data set on which a job trains, or None."""
+        sets = self.policy.data.items()
+        return next(((name, block) for name, block in sets if block.named == job.data.name), None)
+
+    def reasons(self, order: Order) -> Iterator[str]:
+        """Yield every reason why the order is refused. None: it may run."""
+        yield from self._who(order)
+        yield from self._strength(order.job)
+        yield from self._clear(order.job)
+        if self.data_set(order.job) is None:
+            named = ", ".join(block.named for block in self.policy.data.values()) or "none"
+            yield f"data.name is {order.job.data.name}, and jobs may train on {named}"
+
+    def _who(self, order: Order) -> Iterator[str]:
+        policy, jobs, signer = self.policy, self.policy.jobs, order.signer(self.policy.people)
+        if policy.starters and signer not in policy.starters:
+            yield f"the job is not signed by one of starters: {', '.join(policy.starters)}"
+        if order.digest.hex() in jobs.digests or (signer is not None and signer in jobs.signed_by):
+            return
+        if self.template is None:
+            yield "the job is neither in jobs.digests nor signed by one of jobs.signed_by"
+            return
+        free = [f"{key}." for key in jobs.may_differ]
+        changed = differences(order.job.model_dump(), self.template.model_dump())
+        for key, theirs, mine in changed:
+            if not any(f"{key}.".startswith(prefix) for prefix in free):
+                yield f"{key} is {theirs}, and {mine} in the template {jobs.template}"
+
+    def _strength(self, job: Job) -> Iterator[str]:
+        least, name = self.policy.strength, job.protection.name
+        if name not in self.policy.protections:
+            allowed = ", ".join(self.policy.protections)
+            yield f"protection.name is {name}, and a report may leave under {allowed} alone"
+            return
+        if job.privacy.randomness != "secure":
+            yield "privacy.randomness is seeded, from which the server can compute the noise"
+        if least.unit == "client" and job.privacy.unit != "client":
+            yield f"privacy.unit is {job.privacy.unit}, and client is demanded"
+        asked = job.protection.settings
+        if isinstance(asked, SecureSumSettings):
+            yield from self._sum(job, asked)
+
+    def _sum(self, job: Job, asked: SecureSumSettings) -> Iterator[str]:
+        least, clients = self.policy.strength, job.clients_per_round
+        demands = {
+            "share_secrets_ratio": 1.0,
+            "reconstruct_secrets_threshold": None,
+            "neighbours": "auto",
+            "active_security": least.active_security,
+            "assume_honest": least.honest,
+        }
+        known = {key: value for key, value in demands.items() if key in type(asked).model_fields}
+        demanded = asked.model_copy(update=known)
+        reason = weakened(asked, demanded)
+        reason = reason or job.protection.position.weaker(asked, demanded, clients, clients)
+        if reason is not None:
+            yield f"protection.{job.protection.position.block}: {reason}"
+        if (threshold := asked.threshold(clients)) < least.survivors:
+            yield f"a sum may have {threshold} clients, and strength.survivors is {least.survivors}"
+
+    def _clear(self, job: Job) -> Iterator[str]:
+        clear = self.policy.clear
+        if not clear.counts and job.deployment.reveal:
+            yield "deployment.reveal asks for the number of examples"
+        if not clear.counts and job.server.weighting == "by_size":
+            yield "server.weighting is by_size, whose sum tells how many examples there are"
+        window = job.protection.position.window(job.protection.settings)
+        limit_s = job.deployment.answer_s if window is None else window[1]
+        if clear.answer_after_s is not None and clear.answer_after_s >= limit_s:
+            yield (
+                f"the server waits {limit_s:g} s for an answer, and a report leaves after "
+                f"clear.answer_after_s = {clear.answer_after_s:g} s"
+            )

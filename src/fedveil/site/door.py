@@ -1,0 +1,134 @@
+"""The one way out of a site. It checks every message against the policy, charges, answers, logs.
+
+A server learns nothing from a refusal: every one has the same word, and its reason is in the
+site's log. An answer leaves only as the one record of a report or of a protocol's message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import Context, Error, Message
+
+from fedveil.base.message import Message as Words
+from fedveil.engine.job_protection import in_clear
+from fedveil.errors import FedveilError, SiteRefused
+from fedveil.flower.job import job_client
+from fedveil.flower.records import encoded_records
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import TIMING, Protection, Spending
+from fedveil.site.account import Release, SiteAccount
+from fedveil.site.order import Order, read_app
+from fedveil.site.policy import Policy
+from fedveil.site.site_folder import Site, SiteLog
+
+#: Apps whose orders are cached.
+_MOST_ORDERS = 64
+
+
+class Door:
+    """Answers the messages of one server. `site` is the house, and `log` the server's log."""
+
+    def __init__(self, site: Site, server: str, log: SiteLog) -> None:
+        self._site, self._server, self._log = site, server, log
+        self._accounts: dict[str, SiteAccount] = {}
+        self._orders: dict[bytes, Order] = {}
+
+    def answer(self, read: Callable[[], bytes], message: Message, context: Context) -> Message:
+        """Return the reply to a message: the answer, or the word that there is none.
+
+        `read` returns the archive of the app to which the message belongs.
+        """
+        what = f"run {message.metadata.run_id} {message.metadata.message_type}"
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                answer = self._answer(read(), message, context)
+            for warning in caught:
+                self._log.line(f"noted {what}: {warning.message}")
+        except (Exception, SystemExit) as error:
+            self._log.line(f"refused {what}: {_told(error)}")
+            word = Error(job_client.ERROR_CODE, job_client.WITHHELD)
+            return Message(word, reply_to=message)
+        self._log.line(f"sent {what}: {len(answer):,} bytes")
+        return Message(encoded_records(answer), reply_to=message)
+
+    def _answer(self, archive: bytes, message: Message, context: Context) -> bytes:
+        order = self._order(archive)
+        named = self._site.admission.data_set(order.job)
+        if reasons := list(self._site.admission.reasons(order)):
+            raise SiteRefused("; ".join(reasons))
+        assert named is not None, "an order without a data set is refused"
+        name, data_set = named
+        owner = _Charges(self._account(name), self._site.policy, order, self._server)
+        member = self._site.member(self._server, data_set, owner)
+        _check_client(order, member.client)
+        return job_client.answer(order.job, member, message, context)
+
+    def _order(self, archive: bytes) -> Order:
+        digest = hashlib.sha256(archive).digest()
+        if digest not in self._orders:
+            if len(self._orders) >= _MOST_ORDERS:
+                self._orders.clear()
+            self._orders[digest] = read_app(archive)
+        return self._orders[digest]
+
+    def _account(self, name: str) -> SiteAccount:
+        if name not in self._accounts:
+            self._accounts[name] = self._site.account(name)
+        return self._accounts[name]
+
+
+@dataclass(frozen=True)
+class _Charges:
+    """The owner's demands on one order: its reports are charged to the data set's account."""
+
+    account: SiteAccount
+    policy: Policy
+    order: Order
+    server: str
+
+    @property
+    def answer_after_s(self) -> float | None:
+        return self.policy.clear.answer_after_s
+
+    def charge(self, protection: Protection, asked: Words) -> None:
+        job = self.order.job
+        released = Release(
+            job=self.order.digest.hex(),
+            what=f"a report of {job.name}",
+            mechanism=job.protection.name,
+            spending=cost(protection, asked),
+            unit=job.privacy.unit,
+            through=f"Flower, {self.server}",
+            in_clear=tuple(self._in_clear(protection)),
+        )
+        self.account.charge(released, limit=self.policy.limits)
+
+    def _in_clear(self, protection: Protection) -> list[str]:
+        said = in_clear(self.order.job, protection, leaves=True)
+        return said if self.answer_after_s is None else [one for one in said if one != TIMING]
+
+
+def cost(protection: Protection, asked: Words) -> list[Spending]:
+    """Return the most that the report can cost that a server's message asks for.
+
+    A round may have the fewest survivors. Noise that a server adds promises a site nothing.
+    """
+    spending = list(protection.spending({**protection.initial_state(), **asked}))
+    if protection.rests_on_server(protection.settings):
+        return [Spending(PrivacyLoss(float("inf"), per="update"), s.count) for s in spending]
+    return spending
+
+
+def _check_client(order: Order, client: int) -> None:
+    number = order.job.clients.number or 0
+    if client >= number:
+        raise SiteRefused(f"this site is client {client}, and the job has {number} clients")
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, FedveilError) else f"{type(error).__name__}: {error}"

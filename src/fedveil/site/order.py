@@ -1,0 +1,155 @@
+"""An app from a server, read as data: its job, and the signature of the person who started it.
+
+An app is a zip archive with Python code and a job file. Only the job and the signature are read. No
+module of the archive is written to disk, imported or run, and no name in the job is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedveil.base.files import write_whole
+from fedveil.base.own_code import is_function
+from fedveil.base.untrusted import MALFORMED, MOST_JOB_BYTES, read_text
+from fedveil.engine.job_protection import job_digest
+from fedveil.errors import DeploymentError, JobError, SiteRefused
+from fedveil.federated.job import Job
+from fedveil.flower.job.app_folder import JOB, check_deployable, read_job
+from fedveil.flower.job.signing_key_file import read_identity
+from fedveil.settings import yaml_file
+
+SIGNATURE = "signature.yaml"
+_FIELD = "signature"
+_BOUND = b"fedveil site order\x00"
+#: Names in a job that are never imported on a site: the run's, and the data set's, for which the
+#: policy has the site's own reader.
+_ONLY_NAMES = (("name",), ("data", "name"))
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job that a server asks a site to run. `signature` is None if nobody signed it."""
+
+    job: Job
+    signature: bytes | None
+
+    @property
+    def digest(self) -> bytes:
+        return job_digest(self.job)
+
+    def signer(self, people: Mapping[str, str]) -> str | None:
+        """Return the one of `people` whose signature the order has, or None."""
+        if self.signature is None:
+            return None
+        for name, key in people.items():
+            try:
+                public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+                public.verify(self.signature, _BOUND + self.digest)
+            except (InvalidSignature, ValueError):
+                continue
+            return name
+        return None
+
+
+def read_app(archive: bytes) -> Order:
+    """Return the order in an app's archive. Raises `SiteRefused`."""
+    job = _member(archive, JOB)
+    if job is None:
+        raise SiteRefused(f"the app has no {JOB}: a site runs the jobs of `fedveil deploy` alone")
+    signed = _member(archive, SIGNATURE)
+    try:
+        return Order(read_order(_text(job), JOB), None if signed is None else _signature(signed))
+    except (JobError, DeploymentError) as error:
+        raise SiteRefused(f"the app's job is not valid: {error}".replace("\n", "; ")) from None
+
+
+def read_order(text: str, source: str) -> Job:
+    """Return the job in a text, if it has no code of its own. Raises `SiteRefused`, `JobError`."""
+    data = yaml_file.mapping(text, source)
+    if named := next(_own_code(data), None):
+        raise SiteRefused(
+            f"the job names code of its own, {named}: this site runs bundled models and tasks alone"
+        )
+    job = Job.read(data, ())
+    check_deployable(job)
+    if job.clients.number is None:
+        raise SiteRefused("clients.number is null: a deployed job states its number of clients")
+    return job
+
+
+def order_in(path: Path) -> Order:
+    """Return the order in an app's folder. A job file alone is an unsigned order."""
+    if not path.is_dir():
+        job = read_order(_file(path), str(path))
+        return Order(job.with_({"privacy.randomness": "secure"}), None)
+    held = path / SIGNATURE
+    signature = _signature(_file(held).encode()) if held.exists() else None
+    return Order(read_order(_file(path / JOB), str(path / JOB)), signature)
+
+
+def sign(app: Path, key: Path) -> Path:
+    """Sign the job of the app in a folder with a private key. Returns the signature's file."""
+    private = Ed25519PrivateKey.from_private_bytes(read_identity(key).reveal())
+    signature = private.sign(_BOUND + job_digest(read_job(app)))
+    path = app / SIGNATURE
+    write_whole(path, yaml_file.write({_FIELD: signature.hex()}).encode())
+    return path
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_text(path, MOST_JOB_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SiteRefused(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def _member(archive: bytes, name: str) -> bytes | None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as files:
+            if files.namelist().count(name) > 1:
+                raise SiteRefused(f"the app has {name} twice")
+            if name not in files.namelist():
+                return None
+            with files.open(name) as file:  # a header may state a false size
+                data = file.read(MOST_JOB_BYTES + 1)
+    except (RuntimeError, *MALFORMED) as error:  # RuntimeError: the archive needs a password
+        raise SiteRefused(f"the app is not a readable archive: {type(error).__name__}") from None
+    if len(data) > MOST_JOB_BYTES:
+        raise SiteRefused(f"{name} in the app has more than {MOST_JOB_BYTES:,} bytes")
+    return data
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise SiteRefused("a file in the app is not UTF-8 text") from None
+
+
+def _signature(data: bytes) -> bytes:
+    held = yaml_file.mapping(_text(data), SIGNATURE)
+    try:
+        return bytes.fromhex(held[_FIELD])
+    except (KeyError, TypeError, ValueError):
+        raise SiteRefused(f"{SIGNATURE} in the app does not hold a signature") from None
+
+
+def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield each text that names code, except names that a site only compares."""
+    if isinstance(value, str):
+        if is_function(value) and path not in _ONLY_NAMES:
+            yield f"{'.'.join(path)} = {value}"
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _own_code(inner, (*path, str(key)))
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            yield from _own_code(inner, path)

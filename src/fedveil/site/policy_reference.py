@@ -1,0 +1,19 @@
+"""The reference of every key of a site's policy, generated from the settings themselves."""
+
+from __future__ import annotations
+
+from fedveil.settings.reference import page
+from fedveil.site.policy import RULES, Policy
+
+_INTRODUCTION = """\
+# The policy
+
+What [a site's policy](site.md) leaves out has the default below. NAME is a name that the owner gives.
+
+## Keys
+"""
+
+
+def reference() -> str:
+    """Return the reference page in Markdown."""
+    return page(_INTRODUCTION, Policy, RULES.texts())

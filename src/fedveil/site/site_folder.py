@@ -1,0 +1,149 @@
+"""The files of a site: its policy, its keys, its accounts and its logs.
+
+    policy.yaml    the owner's demands
+    identity.pem   the site's key for signed rounds
+    account.key    the key that authenticates the accounts
+    accounts/      an account for each data set
+    state/         keys and counts of rounds
+    logs/SERVER/   what left for a server, and what was refused
+
+The owner's readers of data, `package.module:function`, may be modules in the folder.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedveil.base.files import alone, write_new
+from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
+from fedveil.entropy import Secure
+from fedveil.errors import SiteError, nearest
+from fedveil.flower.job.job_client import Member, Owner
+from fedveil.flower.job.signing_key_file import make_identity
+from fedveil.flower.sealed_state import StateFolder
+from fedveil.record.event_log import EventLog
+from fedveil.site.account import SiteAccount
+from fedveil.site.admission import Admission
+from fedveil.site.policy import Policy
+from fedveil.site.policy_blocks import DataSetSettings
+from fedveil.site.policy_start import START
+
+POLICY, IDENTITY, KEY, LOG = "policy.yaml", "identity.pem", "account.key", "site.log"
+_ACCOUNTS, _STATE, _LOGS = "accounts", "state", "logs"
+_KEY_BYTES = 32
+_LONGEST = 500
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's folder, with a valid policy. Open it with `open`."""
+
+    folder: Path
+    policy: Policy
+    admission: Admission
+
+    @classmethod
+    def open(cls, folder: Path) -> Site:
+        """Open a site's folder. Raises `SiteError`, and `JobError` for a wrong policy."""
+        if not (folder / POLICY).is_file():
+            raise SiteError(
+                f"{folder} is no site's folder. Make one with: fedveil site init {folder}"
+            )
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & 0o077:
+            raise SiteError(f"{folder} is open to other users: its mode is {mode:o}, use 700")
+        policy = Policy.load(folder / POLICY)
+        return cls(folder, policy, Admission.of(policy, folder))
+
+    def account(self, data_set: str) -> SiteAccount:
+        """Open the account of a data set."""
+        counter = self.policy.counter
+        return SiteAccount.open(
+            self.folder / _ACCOUNTS,
+            data_set,
+            key=self._key(),
+            counter=None if counter is None else self.folder / counter,
+        )
+
+    def member(self, server: str, data_set: DataSetSettings, owner: Owner) -> Member:
+        """Return this site as a client of a server's job."""
+        of = self.policy.servers[server]
+        state = StateFolder(self.folder / _STATE)
+        signs = self.policy.strength.active_security
+        return Member(
+            client=of.client,
+            data=data_set.reader,
+            seeded=False,
+            keys=state,
+            accounts=state,
+            identity=self.folder / IDENTITY if signs else None,
+            roster=self.folder / of.roster if signs and of.roster else None,
+            job=None,
+            owner=owner,
+        )
+
+    @contextmanager
+    def log(self, server: str) -> Iterator[SiteLog]:
+        """Open the log of a server, which one process at a time writes."""
+        path = self.folder / _LOGS / server
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with alone(path / LOG):
+            log = EventLog(path / LOG)
+            try:
+                yield SiteLog(log)
+            finally:
+                log.close()
+
+    def _key(self) -> bytes:
+        try:
+            key = read_bytes(self.folder / KEY, MOST_KEY_BYTES)
+        except OSError as error:
+            raise SiteError(f"{self.folder / KEY} cannot be read: {error.strerror}") from None
+        if len(key) != _KEY_BYTES:
+            raise SiteError(f"{self.folder / KEY} does not hold a key of {_KEY_BYTES} bytes")
+        return key
+
+
+class SiteLog:
+    """A log with a line for each event, in a hash chain."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def line(self, text: str) -> None:
+        """Write a line. Text from outside cannot break it."""
+        plain = escaped(" ".join(text.split()))
+        short = plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
+        self._log.append(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {short}")
+
+
+def server_of(policy: Policy, named: str | None) -> str:
+    """Return the name of the server to serve: the only one, if none is named."""
+    if named is None and len(policy.servers) == 1:
+        return next(iter(policy.servers))
+    if named in policy.servers:
+        return str(named)
+    known = ", ".join(policy.servers) or "none"
+    if named is None:
+        raise SiteError(f"name the server to serve. The servers in {POLICY}: {known}")
+    raise SiteError(
+        f"{named} is not one of servers in {POLICY}: {known}{nearest(named, policy.servers)}"
+    )
+
+
+def create(folder: Path) -> str:
+    """Write a new site's folder, and return its public key. Nothing is overwritten."""
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        write_new(folder / POLICY, START.encode())
+        write_new(folder / KEY, Secure().token(_KEY_BYTES))
+    except FileExistsError:
+        raise SiteError(f"{folder} exists already: name a new folder") from None
+    except OSError as error:
+        raise SiteError(f"{folder} cannot be made: {error.strerror}") from None
+    return make_identity(folder / IDENTITY)

@@ -1,0 +1,174 @@
+"""A SuperNode of Flower whose apps are data: this process answers in place of the uploaded code.
+
+Flower's SuperNode receives messages and hands each to a process that installs and imports the
+run's app. Under `--isolation process` the operator provides that process. This is it: it takes
+tasks from the SuperNode's Runtime API with flwr's own client, reads the app's archive as data, and
+lets the door answer. A secret shared with the SuperNode keeps other local processes from taking
+tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedveil.base.files import write_new
+from fedveil.entropy import Secure
+from fedveil.errors import SiteError
+from fedveil.site.door import Door
+from fedveil.site.policy_blocks import ServerSettings
+from fedveil.site.site_folder import Site, SiteLog
+
+_HOST = "127.0.0.1"
+_START_S = 60.0
+_LOOK_S = 0.5
+_STOP_S = 10.0
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+#: Flower sends usage data and looks for updates unless these say otherwise.
+_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
+    """Serve a server's jobs until the process is interrupted or the SuperNode ends."""
+    os.environ.update(_QUIET)
+    sys.path.append(str(site.folder.resolve()))
+    with ExitStack() as stack:
+        log = stack.enter_context(site.log(server))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-site-")))
+        secret = Secure().token(32)
+        write_new(scratch / "secret", secret)
+        port = _free_port()
+        command = _command(site, site.policy.servers[server], scratch / "secret", port)
+        node = stack.enter_context(_started(command))
+        _wait_for(node, port)
+        event(f"serving {server}; what leaves and what is refused is in logs/{server}")
+        log.line(f"began to serve {server}")
+        tasks = _client(
+            port,
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            SuperExecAuthHttpInterceptor(
+                master_secret=secret, protected_methods=frozenset({_ACQUIRE})
+            ),
+        )
+        door = Door(site, server, log)
+        while node.poll() is None:
+            _look(tasks, door, log, port)
+        raise SiteError(
+            f"the SuperNode of {server} ended with code {node.returncode}: its output says why"
+        )
+
+
+def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
+    """Take the next task and answer it, or wait."""
+    kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
+    taken = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
+    if not (taken.HasField("task") and taken.token):
+        time.sleep(_LOOK_S)
+        return
+    client = _client(
+        port,
+        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+        RuntimeTokenHttpInterceptor(taken.token),
+    )
+    try:
+        _answer(client, door)
+    except Exception as error:  # Flower could not deliver the message, or take the reply
+        log.line(f"lost a message: {type(error).__name__}: {error}")
+        failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details="withheld")
+        with suppress(Exception):
+            client.PushTaskOutput(failed)
+    finally:
+        client.close()
+
+
+def _answer(client: RuntimeHttpClient, door: Door) -> None:
+    beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    beat.start()
+    try:
+        message, context, _, fab = pull_task_input(client)
+        reply: Message = door.answer(lambda: fab.content, message, context)
+        push_message(client, reply, context)
+        _finish(client, context)
+    finally:
+        beat.stop()
+
+
+def _finish(client: RuntimeHttpClient, context: Context) -> None:
+    push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
+
+
+def _command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
+    command = [
+        str(Path(sys.executable).parent / "flower-supernode"),
+        "--isolation", "process",
+        "--superexec-auth-secret-file", str(secret),
+        "--superlink", of.superlink,
+        "--host", _HOST,
+        "--port", str(port),
+    ]  # fmt: skip
+    if of.insecure:
+        command.append("--insecure")
+    if of.root_certificates is not None:
+        command += ["--root-certificates", str(site.folder / of.root_certificates)]
+    if of.supernode_key is not None:
+        command += ["--auth-supernode-private-key", str(site.folder / of.supernode_key)]
+    return command
+
+
+@contextmanager
+def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_for(node: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end and node.poll() is None:
+        with suppress(OSError), socket.create_connection((_HOST, port), 1):
+            return
+        time.sleep(_LOOK_S)
+    raise SiteError("the SuperNode did not start: its output says why")
+
+
+def _client(port: int, *interceptors: object) -> RuntimeHttpClient:
+    return RuntimeHttpClient.from_server_address(
+        server_address=f"{_HOST}:{port}",
+        insecure=True,
+        root_certificates=None,
+        interceptors=list(interceptors),
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,44 @@
+"""Finds the sources' experiments: the package `experiments` of a checkout, not in the wheel."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from fedveil.errors import ExperimentsMissing
+
+PACKAGE = "experiments"
+#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible;
+#: `medium` is as much of the source's own size as two cores do in about half an hour.
+Scale = Literal["small", "medium", "full"]
+
+
+def module(name: str = "") -> ModuleType:
+    """Import the module `name` of the package of experiments, or the package itself.
+
+    The package is searched for in the checkout from which fedveil runs, then in the working
+    directory. Raises `ExperimentsMissing` if neither has it.
+    """
+    roots = (Path(__file__).parents[3], Path.cwd())
+    root = next((r for r in roots if (r / "src" / "fedveil").is_dir() and _init(r).is_file()), None)
+    if root is None:
+        raise ExperimentsMissing(
+            "the experiments are not part of an installed fedveil: run this command in a checkout "
+            "of fedveil's repository, which holds them in the folder experiments/"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))  # worker processes search there too
+    package = import_module(PACKAGE)
+    if package.__file__ is None or not _init(root).samefile(package.__file__):
+        raise ExperimentsMissing(
+            f"{package.__file__} hides fedveil's experiments in {root / PACKAGE}: rename it, or "
+            f"run this command elsewhere"
+        )
+    return import_module(f"{PACKAGE}.{name}") if name else package
+
+
+def _init(root: Path) -> Path:
+    return root / PACKAGE / "__init__.py"

@@ -1,0 +1,101 @@
+"""The record of an account: its tables, its files, and the command that writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from account_parts import DELTA, FREE, Place, release
+from fedveil.cli.main import app as cli
+from fedveil.pages.dossier import recompute
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.site.account import Limits
+from fedveil.site.account_record import AccountRecord
+from fedveil.site.site_folder import Site, create
+
+EXACT = PrivacyLoss(math.inf, 1.0)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> AccountRecord:
+    account = Place(tmp_path).open()
+    limits = Limits(month=2.5, ever=9.0, delta=DELTA, unit="example", without_epsilon=9)
+    for n in range(5):
+        loss = PrivacyLoss.of_release(Gaussian(30.0 + n), "example")
+        account.charge(release(loss, job=f"study-{n % 2}", unit="example"), limit=limits)
+    for _ in range(3):
+        account.charge(release(EXACT, job="sums", in_clear=("the time",)), limit=limits)
+    return AccountRecord("north", account, limits)
+
+
+def test_what_is_left_is_rounded_down(record: AccountRecord) -> None:
+    left = record.left()
+    for name, most, spent in (("month", 2.5, record.month), ("ever", 9.0, record.ever)):
+        exact = most - spent.figure.epsilon
+        assert exact - 0.01 < float(left[name]) < exact
+    record.account.charge(release(PrivacyLoss(20.0)), limit=FREE)
+    assert record.left() == {"month": "0", "ever": "0"}
+
+
+def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRecord) -> None:
+    rows = {row["job"]: row for row in record.jobs().records()}
+    assert rows["sums"]["spent"] == "no epsilon"
+    assert (rows["sums"]["releases"], rows["sums"]["without epsilon"]) == ("3", "3")
+    (sums,) = [a for a in record.accounts() if "sums" in a.of]
+    assert (sums.epsilon, bool(sums.missing)) == (math.inf, True)
+    assert any("3 of 8 releases promise no epsilon" in s for s in record.record()["statements"])
+
+
+def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path) -> None:
+    list(record.write(tmp_path / "out"))
+    read = json.loads((tmp_path / "out" / "record.json").read_text())
+    agreed = 0
+    for account in read["accounts"]:
+        if account["missing"]:
+            continue
+        epsilon, doubt = recompute.recomputed(account)
+        assert recompute.verdict(float(account["epsilon"]), epsilon, doubt) == "agrees"
+        agreed += account["epsilon"] > 0
+    assert agreed == 4  # all time, the month, and two runs with noise
+    assert read["last_code"] == record.account.code
+    assert read["in_clear"] == ["the time"]
+    page = (tmp_path / "out" / "dossier.html").read_text()
+    assert "is right at most" in page
+    assert "Sent in the clear, with no finite epsilon: the time." in page
+
+
+def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
+    site = tmp_path / "north"
+    create(site)
+    policy: dict[str, Any] = {
+        "name": "north", "counter": "../counter",
+        "data": {"heart": {"named": "digits"}, "lung": {"named": "mnist"}},
+    }  # fmt: skip
+    (site / "policy.yaml").write_text(yaml.safe_dump(policy))
+    opened = Site.open(site)
+    job = "0123456789abcdef"
+    opened.account("heart").charge(release(PrivacyLoss(0.75), job=job), limit=opened.policy.limits)
+    run = CliRunner()
+    shown = run.invoke(cli, ["site", "account", str(site), "heart"]).stdout
+    assert "heart: 1 releases\n  this month  epsilon 0.75 at delta 0" in shown
+    for part in ("at least 1.25 left", "01234567", "a report"):
+        assert part in shown
+    both = run.invoke(cli, ["site", "account", str(site), "--json"])
+    told = json.loads(both.stdout)
+    assert {name: one["lines"] for name, one in told.items()} == {"heart": 1, "lung": 0}
+    assert told["heart"]["left"]["ever"] == "9.25"
+    out = tmp_path / "out"
+    wrote = run.invoke(cli, ["site", "account", str(site), "heart", "--out", str(out)])
+    assert (wrote.exit_code, (out / "dossier.html").exists()) == (0, True)
+    for words, said in ((["hart"], "did you mean heart"), (["--out", "x"], "name the data set")):
+        failed = run.invoke(cli, ["site", "account", str(site), *words])
+        assert said in str(failed.exception)
+    (site / "accounts" / "heart.account").unlink()
+    refused = run.invoke(cli, ["site", "account", str(site)])
+    assert "is missing, but" in str(refused.exception)
