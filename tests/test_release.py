@@ -116,5 +116,14 @@ def test_errors_name_every_extra_and_no_other() -> None:
         text = path.read_text("utf-8")
         named |= set(re.findall(r'MissingExtra\("\w+", "(\w+)"', text))
     named |= set(EXTRA_OF.values()) - {"dev"}
-    assert named == {"torch", "flower", "vertical", "parquet", "notebook", "trackers", "ray", "language"}
+    assert named == {
+        "torch",
+        "flower",
+        "vertical",
+        "parquet",
+        "notebook",
+        "trackers",
+        "ray",
+        "language",
+    }
     assert named | {"all"} == extras

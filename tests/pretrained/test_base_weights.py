@@ -137,4 +137,8 @@ def test_a_name_is_never_downloaded_and_pickles_are_never_read(tmp_path: Path) -
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(ModelInvalid, match=r"holds no \*.safetensors file"):
         ModelFolder.of(f"hf:{tmp_path}")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    with pytest.raises(ModelInvalid, match="holds an adapter, not a whole model"):
+        ModelFolder.of(f"hf:{tmp_path}")
+    (tmp_path / "adapter_config.json").unlink()
     assert ModelFolder.of(f"hf:{tmp_path}", {"model_type": "gpt2"}).config == {"model_type": "gpt2"}

@@ -53,6 +53,11 @@ class ModelFolder:
             for file in sorted(path.iterdir()):
                 if not file.is_dir():
                     check_regular(file, MOST_STREAMED_BYTES)
+        if (path / "adapter_config.json").exists():
+            raise ModelInvalid(
+                f"model = {name!r}: {path} holds an adapter, not a whole model. Merge it into its "
+                f"base with peft's merge_and_unload, and save the result"
+            )
         if own_config or any(path.glob("*.safetensors")):
             return found
         raise ModelInvalid(
