@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from fedveil.base.example_arrays import Shape
@@ -19,6 +17,7 @@ from fedveil.learning.own_layers import keep_own
 from fedveil.learning.trained_part import only_head
 from fedveil.learning.weight_layout import Layout
 from fedveil.pretrained import language_model
+from fedveil.pretrained.base_weights import fingerprint
 from fedveil.pretrained.model_folder import ModelFolder
 
 
@@ -53,7 +52,7 @@ class ModelShape:
 
     def given(self, model: nn.Module) -> ModelShape:
         """Return this shape with the fingerprint of `model`, which was built for it."""
-        return replace(self, fingerprint=model_fingerprint(model))
+        return replace(self, fingerprint=fingerprint(model))
 
 
 def make_model(job: Job, shape: ModelShape) -> nn.Module:
@@ -73,22 +72,13 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
     if job.clients.own_layers:
         model = keep_own(model, job.clients.own_layers)
     Layout(model)  # raises an error that names a tensor which cannot be trained
-    found = model_fingerprint(model)
+    found = fingerprint(model)
     if shape.fingerprint and found != shape.fingerprint:
         raise ModelInvalid(
             f"model = {job.model!r} returned another model when it was called again. Its function "
             f"must depend only on its arguments and the seed"
         )
     return model
-
-
-def model_fingerprint(model: nn.Module) -> str:
-    """Return a SHA-256 digest of the names, types, shapes and values of all the model's tensors."""
-    digest = hashlib.sha256()
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def text_form(job: Job) -> TextForm | None:

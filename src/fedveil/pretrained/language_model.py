@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import MissingExtra, ModelInvalid
-from fedveil.pretrained.base_weights import mark_base
+from fedveil.pretrained.base_weights import digest_of, mark_base
 from fedveil.pretrained.model_folder import ModelFolder, quiet, transformers
 
 #: Scores that an evaluation computes at once.
@@ -91,7 +91,7 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
     An example has `length` tokens below `tokens`. `seed` decides the new weights.
     """
     key = json.dumps(folder.own_config, sort_keys=True) if folder.own_config else ""
-    base = _base(folder.path, folder.stamp, key, part.classes, seed)
+    base, digest = _base(folder.path, folder.stamp, key, part.classes, seed)
     config = base.config
     places = getattr(config, "max_position_embeddings", None)
     if places is not None and length > places:
@@ -121,19 +121,21 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
     pad = None if part.classes is None else folder.padding
     model = LanguageModel(net, pad, max(1, _MOST_SCORES // outputs))
     if not whole:
-        mark_base(model)
+        mark_base(model, digest)
     return model
 
 
 @lru_cache(maxsize=1)
-def _base(path: Path, stamp: object, own_config: str, classes: int | None, seed: int) -> Any:
-    """Return the model without adapters. All models of a process share its weights.
+def _base(
+    path: Path, stamp: object, own_config: str, classes: int | None, seed: int
+) -> tuple[Any, str]:
+    """Return the model without adapters and its digest. All models of a process share its weights.
 
     The weights of a folder are mapped from its file, so that all processes of a machine share them.
     """
-    library = transformers()
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
+    library = transformers()
     maker = getattr(library, f"AutoModelFor{kind}")
     changes: dict[str, Any] = {"use_cache": False}
     if classes is not None:
@@ -142,24 +144,33 @@ def _base(path: Path, stamp: object, own_config: str, classes: int | None, seed:
         torch.default_generator.manual_seed(seed)
         settings = _config(library, folder, changes)
         # sdpa needs less memory, but vmap cannot trace it together with a mask.
-        attention = "sdpa" if classes is None else "eager"
+        attention = {"attn_implementation": "sdpa" if classes is None else "eager"}
         if folder.own_config is not None:
-            made = maker.from_config(settings, attn_implementation=attention).float()
-            return made.requires_grad_(False)
-        made, info = maker.from_pretrained(
-            path,
-            config=settings,
-            attn_implementation=attention,
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        own = "" if classes is None else made.base_model_prefix
-        if missing := sorted(name for name in info["missing_keys"] if name.startswith(own)):
-            raise ValueError(f"its files lack the weights {missing[0]}")
-        return made.requires_grad_(False)
+            made = maker.from_config(settings, **attention).float()
+        else:
+            made = _loaded(maker, folder, settings, whole=classes is None, **attention)
+    made.requires_grad_(False)
+    return made, digest_of((*made.named_parameters(), *made.named_buffers()))
+
+
+def _loaded(
+    maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
+) -> Any:
+    """Load the folder's weights. If the model is not `whole`, its last layer may be missing."""
+    made, info = maker.from_pretrained(
+        folder.path,
+        config=settings,
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **attention,
+    )
+    inner = "" if whole else made.base_model_prefix
+    if missing := sorted(name for name in info["missing_keys"] if name.startswith(inner)):
+        raise ValueError(f"its files lack the weights {missing[0]}")
+    return made
 
 
 def _config(library: Any, folder: ModelFolder, changes: Mapping[str, Any]) -> Any:
