@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from safetensors.numpy import load_file
 
 import fedveil
 import tiny_language
+from fedveil.attacks import extraction
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.target import Target
 from fedveil.engine.assembly import load_data
 from fedveil.errors import DataInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.pretrained.base_weights import base_names
+from tiny_language import SENTENCES
 
 CLIENT_LEVEL: dict[str, dict[str, Any]] = {
     "not_encrypt": {},
@@ -74,8 +79,6 @@ def test_training_changes_the_adapters_and_nothing_else(
 def test_a_client_that_trains_after_another_starts_from_the_same_model(
     model: Path, texts: Path
 ) -> None:
-    from fedveil.attacks.target import Target
-
     target = Target.of(job(model, texts))
     alone, first = target.updates([2])[0], target.updates([0, 1, 2])[2]
     assert alone.tobytes() == first.tobytes()
@@ -178,3 +181,33 @@ def test_workers_end_with_the_same_bytes(model: Path, texts: Path, tmp_path: Pat
         for n in (0, 2)
     ]
     assert len({Layout(run.model).vector().tobytes() for run in runs}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["membership.membership", "membership.client_membership", "repetition", "distinguishing"],
+)
+def test_attacks_take_adapters_as_any_update(name: str, model: Path, tmp_path: Path) -> None:
+    lines = [
+        {"text": f"{text} {i}", "label": label, "client": f"c{i % 6}"}
+        for i in range(12)
+        for text, label in (("good nice", "yes"), ("rain fire", "no"))
+    ]
+    texts = tiny_language.text_folder(tmp_path / "x", lines, lines[:9])
+    more = {"task": "sequence_classification", "language.prompts": [], "clients.fraction": 1.0}
+    target = Target.of(job(model, texts, **more, **{"protection.name": "dp_encrypt"}))
+    found = import_module(f"fedveil.attacks.{name}").attack(target, "quick", Watch())
+    assert found.protection == "dp_encrypt"
+    assert len(found.figures) > 2
+
+
+@pytest.mark.slow
+def test_phrases_are_planted_in_texts(model: Path, tmp_path: Path) -> None:
+    lines = [
+        {"text": SENTENCES[(i + j) % 4] * 2, "client": f"c{i}"} for i in range(17) for j in range(4)
+    ]
+    texts = tiny_language.text_folder(tmp_path / "x", lines, lines[:9])
+    target = Target.of(job(model, texts, **{"clients.fraction": 1.0, "rounds": 3}))
+    found = extraction.attack(target, "quick", Watch())
+    assert found.figures[0].name == "exposure of phrases that nobody had"
