@@ -125,8 +125,8 @@ class AccuracyEpsilon(Experiment):
     """Every protection at equal promises, each with the server's rate that is best for it there."""
 
     name = "accuracy-epsilon"
-    what = "Accuracy against the epsilon of the whole run, a curve for every position."
-    source = "002, figure 3, for every position and at equal promises for the whole run"
+    what = "Accuracy against the epsilon of the whole run, with a curve for every protection."
+    source = "002, figure 3, here for every protection and at equal epsilons of the whole run"
     scales = get_args(Scale)
 
     def estimate_s(self, scale: Scale) -> float:
@@ -140,15 +140,16 @@ class AccuracyEpsilon(Experiment):
         write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
         seeds, job = SEEDS[scale], study.job
         ran = (
-            f"{job.clients.number:,} clients, {job.rounds} rounds, {job.model} on {job.data.name}, "
-            f"delta {job.privacy.delta:g}, replace-one, a client that is drawn in every round. "
-            f"The server's rate of every point was chosen on a tenth of the training examples that "
-            f"was held back, from {_RATES[scale]:g} downwards by factors of {STEP:g}; the test "
-            f"examples have chosen nothing. No epsilon covers that choice. {', '.join(LIKE)} have "
-            f"the rates of {', '.join(LIKE.values())}, whose noise is much the same. Clips are the "
-            f"bundled job's. Members are told from others by two attacks: by the loss of the "
-            f"finished model, and by one client's report in the first round, which begins with the "
-            f"same model at every point."
+            f"{job.clients.number:,} clients train {job.model} on {job.data.name} for {job.rounds} "
+            f"rounds. Epsilon is that of the whole run at delta {job.privacy.delta:g}, "
+            f"replace-one, for a client that takes part in every round. The server's learning rate "
+            f"was chosen for each point on a tenth of the training examples that was held back, "
+            f"from {_RATES[scale]:g} downwards by factors of {STEP:g}. The test examples played no "
+            f"part in this choice, and no epsilon covers it. {', '.join(LIKE)} use the rates of "
+            f"{', '.join(LIKE.values())}, in this order, because their noise is similar. Clips are "
+            f"those of the bundled job. Two membership attacks tell training examples from others: "
+            f"by the loss of the finished model, and by one client's report in the first round, in "
+            f"which all points have the same model."
         )
         picture = folder / "accuracy-epsilon.svg"
         return Outcome(ran, verdicts(points), [_table(points)], (), [picture], seeds)
@@ -329,9 +330,9 @@ def judged(reached: Mapping[str, Sequence[tuple[float, Sequence[float]]]]) -> li
                 "it grows",
                 f"{with_interval(least[1])} at {least[0]:.3g}, "
                 f"{with_interval(most[1])} at {most[0]:.3g}",
-                held_to="the largest epsilon above the smallest one above chance level",
-                same="less noise in every report",
-                other="the rate that was chosen hides it",
+                held_to="higher at the largest epsilon than at the smallest above chance level",
+                same="there is less noise in every report",
+                other="the choice of the rate hides it",
                 nothing=bare or ("" if len(good) > 1 else _FEW),
             )
         )
@@ -348,8 +349,8 @@ def judged(reached: Mapping[str, Sequence[tuple[float, Sequence[float]]]]) -> li
             "nearly the same",
             f"at most {apart:.3f} apart",
             held_to=f"less than {_APART:g} apart where both end above chance level",
-            same="at equal promises for the whole run, not at equal parameters",
-            other="at equal promises they are not at equal parameters",
+            same="at equal epsilons of the whole run, not at equal parameters",
+            other="at equal epsilons of the whole run, their parameters differ",
             nothing=bare or ("" if pairs else _FEW),
         )
     )
@@ -364,8 +365,8 @@ def _mark(point: Point) -> Mark:
 
 def _table(points: Sequence[Point]) -> Table:
     columns = (
-        "position", "epsilon of the whole run", "rate", "accuracy",
-        "members told by the model's loss (AUC)", "by a report of the first round (AUC)",
+        "protection", "epsilon of the whole run", "rate", "accuracy",
+        "membership by the model's loss (AUC)", "membership by a report of the first round (AUC)",
     )  # fmt: skip
     rows = []
     for point in points:
@@ -381,4 +382,4 @@ def _table(points: Sequence[Point]) -> Table:
                 ),
             )
         )
-    return Table(columns, rows, "Every point; guessing has an AUC of 0.5")
+    return Table(columns, rows, "All points (guessing has an AUC of 0.5)")

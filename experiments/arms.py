@@ -95,4 +95,4 @@ def settings(source: Mapping[str, object], job: Job) -> Table:
             same.append(f"`{key}` {value}")
         else:
             rows.append((f"`{key}`", str(value), str(here)))
-    return Table(("otherwise", "the source", "here"), rows, f"As the source: {', '.join(same)}.")
+    return Table(("key", "the source", "here"), rows, f"As in the source: {', '.join(same)}.")

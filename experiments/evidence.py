@@ -27,7 +27,8 @@ def idle(accuracies: Mapping[str, float], labels: int) -> str:
     found = [f"{name} ({a:.3f})" for name, a in accuracies.items() if not learnt(a, labels)]
     if not found:
         return ""
-    return f"less than {MARGIN:g} above chance level ({1 / labels:.3f}): {', '.join(found)}"
+    chance = f"{1 / labels:.3f}"
+    return f"less than {MARGIN:g} above chance level ({chance}) at the end: {', '.join(found)}"
 
 
 @dataclass(frozen=True)

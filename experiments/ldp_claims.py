@@ -29,7 +29,8 @@ def _falling(lost: Lost, slack: float, what: str, *, same: str, other: str) -> V
     """Judge whether loss rates fall all the way from the first run that learnt something."""
     return Verdict.of(
         bool(lost.trend) and falls(lost.trend, slack), what, "falls", listed(lost.rates),
-        held_to=f"the last is below the first run above chance level; no rise above {slack:g}",
+        held_to=f"from the first run above chance level on: no step rises by more than {slack:g}, "
+        "and the last is below the first",
         same=same, other=other, nothing=lost.nothing,
     )  # fmt: skip
 
@@ -45,8 +46,9 @@ def converges(runs: Runs, kind: str) -> Verdict:
         bool(told) and falls([-speed for speed in told], _SLACK),
         f"{kind}: mean accuracy over all rounds, by epsilon {listed(LARGE, 1)}",
         "rises with epsilon", listed(speeds),
-        held_to=f"the last is above the first run above chance level; no fall above {_SLACK:g}",
-        same="less noise, sooner there",
+        held_to=f"from the first run above chance level on: no step falls by more than {_SLACK:g}, "
+        "and the last is above the first",
+        same="with less noise, the model converges sooner",
         other="it does not rise from each epsilon to the next",
         nothing=lost.nothing,
     )  # fmt: skip
@@ -59,9 +61,10 @@ def cells_help(series: tuple[str, float], lost: Lost) -> Verdict:
     return _falling(
         lost, 0.03,
         f"{split}, epsilon {eps:g}: accuracy-loss rate at {', '.join(map(str, CELLS))} cells",
-        same="at this epsilon rounding costs more than the noise, which grows with the cells too",
+        same="at this epsilon, coarse rounding costs more than the noise, which grows with the "
+        "cells",
         other=f"the noise grows with the cells: its variance is (cells + 1)(2 cells + 1)/(3 cells) "
-        f"times that of a bit, and beyond {best} cells that outweighs the finer rounding",
+        f"times that of a bit. Beyond {best} cells this outweighs the finer rounding",
     )  # fmt: skip
 
 
@@ -74,7 +77,8 @@ def baselines_reached(scale: Scale, runs: Runs, tasks: Sequence[Task]) -> Iterat
         yield Verdict.of(
             abs(reached - theirs) <= 0.01, f"{task}: accuracy without protection",
             f"{theirs:.4f}", f"{reached:.4f}", held_to="at most 0.01 apart",
-            same="within a point", other="the data, the model or the rounds are not the source's",
+            same="less than a percentage point apart",
+            other="the data, the model or the rounds are not the source's",
             nothing=idle({task: reached}, labels(scale, task)),
         )  # fmt: skip
 
@@ -85,7 +89,8 @@ def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
     for (task, kind), lost in rates.items():
         yield _falling(
             lost, 0.05, f"{task}, {kind}: accuracy-loss rate by epsilon",
-            same="less noise, less lost", other="it rises somewhere by more than one seed explains",
+            same="with less noise, less accuracy is lost",
+            other="it rises somewhere by more than one seed explains",
         )  # fmt: skip
     plain = next((lost.without for lost in rates.values() if lost.without), "")
     collapsed = [f"{task}, {kind}" for (task, kind), lost in rates.items() if not lost.learnt[-1]]
@@ -93,7 +98,8 @@ def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
     yield Verdict.of(
         max(ends) <= nothing, "the largest epsilon", "nearly nothing is lost", listed(ends),
         held_to=f"each at most {nothing:g}",
-        same=f"at most {nothing:g} of the accuracy", other="noise and rounding still cost",
+        same=f"at most {nothing:g} of the accuracy",
+        other="noise and rounding still cost accuracy",
         nothing=plain or (f"at chance level: {'; '.join(collapsed)}" if collapsed else ""),
     )  # fmt: skip
     starts = [lost.rates[0] for lost in rates.values()]
@@ -110,12 +116,12 @@ def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
         compared = [abs(each) for each, ok in zip(apart, both, strict=True) if ok]
         silent = "" if compared else "at no epsilon do both end above chance level"
         yield Verdict.of(
-            max(compared, default=0.0) <= alike, f"{task}: OUE's loss rate less RR's",
+            max(compared, default=0.0) <= alike, f"{task}: OUE's loss rate minus RR's",
             "nearly 0", listed(apart),
             held_to=f"at most {alike:g} where both end above chance level",
-            same=f"they lie at most {alike:g} apart",
-            other="at equal epsilon OUE's estimate has about four times RR's variance, or more: a "
-            "report of RR costs twice as much",
+            same=f"they are at most {alike:g} apart",
+            other="at equal epsilon, OUE's estimate has at least about four times RR's variance, "
+            "but a report of RR costs twice as much",
             nothing=rr.without or silent,
         )  # fmt: skip
 
@@ -130,8 +136,8 @@ def leakage_within(leaks: Mapping[Task, Sequence[Measured]]) -> Iterator[Verdict
         values = [leak.value for leak in measured]
         plain = measured[0]
         guesses = (
-            f"without protection the attack is right {plain.value:.3f} of the time, "
-            f"[{plain.low:.3f}, {plain.high:.3f}], which holds the 0.5 of guessing"
+            f"without protection the leakage rate is {plain.value:.3f} "
+            f"[{plain.low:.3f}, {plain.high:.3f}], an interval that contains the 0.5 of guessing"
         )
         yield Verdict.of(
             low <= min(values) and max(values) <= high,
@@ -139,7 +145,7 @@ def leakage_within(leaks: Mapping[Task, Sequence[Measured]]) -> Iterator[Verdict
             f"an axis from {low:g} to {high:g}", listed(values), held_to="all lie on that axis",
             same=f"the interval without protection, [{plain.low:.3f}, {plain.high:.3f}], lies "
             f"above guessing, and all rates lie on the axis",
-            other="the model is better known by heart, or less",
+            other="the model memorises more or less than the source's",
             nothing="" if plain.low > 0.5 else guesses,
         )  # fmt: skip
 
@@ -148,7 +154,7 @@ def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
     """Judge whether the loss falls with the number of clients."""
     return _falling(
         lost, 0.05, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
-        same="with more reports the variance of their sum rises, as the source says, and that of "
+        same="with more reports, the variance of their sum rises, as the source says, but that of "
         "their mean falls",
         other="it rises somewhere by more than one seed explains",
     )  # fmt: skip
@@ -163,8 +169,8 @@ def few_labels_cost_without(runs: Runs) -> Verdict:
         near and ours[1] < ours[0], "without protection: accuracy IID, non-IID",
         listed(theirs, 4), listed(ours, 4), held_to="at most 0.01 apart, and non-IID below IID",
         same="non-IID ends below, after twice the rounds",
-        other="the data, the model or the rounds are not the source's, or twice the rounds make "
-        "up for what few labels cost",
+        other="the data, the model or the rounds are not the source's, or twice the rounds "
+        "compensate for the few labels",
         nothing=idle(dict(zip(SPLITS, ours, strict=True)), 10),
     )  # fmt: skip
 
@@ -181,8 +187,8 @@ def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
         f"accuracy-loss rate IID / non-IID at epsilon {listed(LARGE, 1)}",
         "non-IID loses more", ", ".join(f"{a:.3f} / {b:.3f}" for a, b in pairs),
         held_to="more at every epsilon where both end above chance level",
-        same="clients of few labels pull further apart, and the noise comes on top",
-        other="not at every epsilon: twice the rounds make up for some of it",
+        same="updates of clients with few labels differ more, and the noise adds to that",
+        other="not at every epsilon, because twice the rounds compensate for some of the loss",
         nothing=iid.without or shards.without or silent,
     )  # fmt: skip
 
@@ -203,7 +209,7 @@ def adapting_helps(
             gains[task] > _SLACK, f"{task}: mean accuracy over all rounds, fixed and adaptive",
             "adaptive is faster", f"{speed[f'{task}-fixed']:.3f}, {speed[f'{task}-adaptive']:.3f}",
             held_to=f"more than {_SLACK:g} above the fixed one",
-            same="it adds less noise", other="no faster than one seed explains",
+            same="it adds less noise", other="the difference may be chance: there is one seed",
             nothing=silent(task, "fixed", "adaptive"),
         )  # fmt: skip
     lenet, dnn = tasks[:2]
@@ -211,8 +217,8 @@ def adapting_helps(
         gains[lenet] > gains[dnn], f"gain of {lenet}, gain of {dnn}",
         "LeNet gains more", f"{gains[lenet]:+.3f}, {gains[dnn]:+.3f}",
         held_to="the first is larger", same="its successive models differ more",
-        other="how alike successive models are depends on the noise in them as much as on what "
-        "they learnt",
+        other="the similarity of successive models depends on their noise as much as on what they "
+        "learnt",
         nothing=silent(lenet, "fixed", "adaptive") or silent(dnn, "fixed", "adaptive"),
     )  # fmt: skip
     for task in tasks:
@@ -220,16 +226,16 @@ def adapting_helps(
         yield Verdict.of(
             grown <= 1.0001, f"{task}: the total budget", "unchanged", f"{grown:.2f} times as much",
             held_to="at most 1.0001 times as much",
-            same="every quotient was 1", other="A_s is at most 1, so that eps / A_s is never below "
-            "eps: all it can do is to spend more",
+            same="every quotient was 1", other="A_s is at most 1, so eps / A_s is never below eps, "
+            "and the total can only grow",
             nothing=silent(task, "adaptive"),
         )  # fmt: skip
         at_total = speed[f"{task}-adaptive"] - speed[f"{task}-same-total"]
         yield Verdict.of(
-            at_total > _SLACK, f"{task}: mean accuracy over all rounds, adaptive less a fixed "
+            at_total > _SLACK, f"{task}: mean accuracy over all rounds, adaptive minus a fixed "
             "epsilon of the same total", "adaptive is faster", f"{at_total:+.3f}",
-            held_to=f"more than {_SLACK:g}", same="it spends where it matters",
-            other="no more than one seed explains: what it gains, it gains by spending more, and "
-            "so does a larger fixed epsilon",
+            held_to=f"more than {_SLACK:g}", same="it spends more in the rounds that need it",
+            other="the difference may be chance with one seed: the gain comes from spending more, "
+            "and a larger fixed epsilon has the same gain",
             nothing=silent(task, "adaptive", "same-total"),
         )  # fmt: skip

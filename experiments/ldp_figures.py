@@ -88,8 +88,12 @@ class Convergence(LDPFigure):
             for reached in [first_round(run, "accuracy", lambda value: value >= target)]
         ]
         columns = ("run", "accuracy, last five tests", f"rounds to {target:.3f}")
-        table = Table(columns, rows, f"{self.share:.0%} of the accuracy without protection.")
-        ran = f"Figure 1 is a picture alone, without its epsilons: here {listed(LARGE, 1)}."
+        caption = f"Rounds until {self.share:.0%} of the accuracy without protection."
+        table = Table(columns, rows, caption)
+        ran = (
+            f"The source shows figure 1 as a picture and does not state its epsilons. Here they "
+            f"are {listed(LARGE, 1)}."
+        )
         verdicts = [converges(runs, kind) for kind in MECHANISMS]
         return Outcome(ran, verdicts, [table], [self._plot(runs, kind) for kind in MECHANISMS])
 
@@ -104,7 +108,7 @@ class Cells(LDPFigure):
     """Accuracy-loss rate of RR by the number of cells."""
 
     name = "ldp-cells"
-    what = "What the number of cells costs in accuracy, for both ways of dealing examples."
+    what = "The accuracy lost under RR by the number of cells, if clients are i.i.d. or not."
     source = "002, figure 2"
     #: Series of the figure: the split of examples, and epsilon.
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
@@ -123,9 +127,9 @@ class Cells(LDPFigure):
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compute the loss rate along each series."""
         ran = (
-            f"The source does not say at which epsilon it varied the cells: here at its largest, "
-            f"{EPSILONS[7]:g}, and at {EPSILONS[6]:g}. Values are rounded to the nearest state, "
-            f"as it does."
+            f"The source does not say at which epsilon it varied the cells. Here it is the "
+            f"source's largest, {EPSILONS[7]:g}, and {EPSILONS[6]:g}. Values are rounded to the "
+            f"nearest state, as in the source. Under `shards`, each client holds few labels."
         )
         rates = {
             (split, eps): _lost(runs, split, (f"{split}-{eps:g}-{cells}" for cells in CELLS))
@@ -180,8 +184,9 @@ class Epsilons(LDPFigure):
         }  # fmt: skip
         ran = (
             f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced "
-            f"accuracy of a loss threshold on the final model, whose attacker knows half of the "
-            f"examples."
+            f"accuracy of a membership attack that compares the final model's loss on an example "
+            f"with a threshold. The attacker chooses the threshold on one half of the examples, of "
+            f"which it knows the members."
         )
         plots = [
             _rates(
@@ -216,7 +221,7 @@ class Clients(LDPFigure):
     """Accuracy-loss rate by the number of clients that share one set of examples."""
 
     name = "ldp-clients"
-    what = "What the number of clients does to the accuracy that RR and OUE cost."
+    what = "The accuracy lost under RR and OUE by the number of clients."
     source = "002, figure 4"
     #: Numbers of clients, half of whom are drawn for a round.
     numbers: Mapping[Scale, Sequence[int]] = {
@@ -242,10 +247,10 @@ class Clients(LDPFigure):
         }
         rates = {kind: Lost(reached["not_encrypt"], reached[kind], 10) for kind in MECHANISMS}
         ran = (
-            f"{', '.join(map(str, numbers))} clients, half of them in a round, at epsilon "
-            f"{self.eps:g}; the same examples are dealt to all of them, and the loss is that "
-            f"against as many clients without protection. The source names neither its numbers nor "
-            f"its epsilon."
+            f"There are {', '.join(map(str, numbers))} clients, half of them in each round, and "
+            f"epsilon is {self.eps:g}. All numbers of clients share the same set of examples. The "
+            f"loss is measured against a run with equally many clients and no protection. The "
+            f"source states neither its numbers of clients nor its epsilon."
         )
         plot = _rates(
             "clients", f"Accuracy lost by the number of clients, epsilon {self.eps:g}",
@@ -259,7 +264,7 @@ class NonIID(LDPFigure):
     """Accuracy-loss rate of RR by epsilon, for both splits of examples."""
 
     name = "ldp-noniid"
-    what = "What RR costs where clients hold two labels each, against examples dealt at random."
+    what = "The accuracy lost under RR if each client holds two labels, and if clients are i.i.d."
     source = "002, figures 2 to 4"
 
     def table(self, scale: Scale) -> More:
@@ -275,11 +280,11 @@ class NonIID(LDPFigure):
         """Compare both splits with their own runs without protection."""
         iid, shards = (_lost(runs, s, (f"{s}-{eps:g}" for eps in LARGE)) for s in SPLITS)
         ran = (
-            "Non-IID is McMahan's split, which the source cites: two shards of sorted labels a "
-            "client, and twice the rounds."
+            "Non-IID is McMahan's split, which the source cites: each client gets two shards of "
+            "the examples sorted by label. These runs have twice the rounds."
         )
         plot = _rates(
-            "noniid", "RR: accuracy lost, by how examples are dealt", Axis("epsilon", log=True),
+            "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),
             LARGE, {"dealt at random": iid, "two labels a client": shards},
         )  # fmt: skip
         return Outcome(
@@ -291,7 +296,7 @@ class Adaptive(LDPFigure):
     """Accuracy round by round under RR with a fixed epsilon and with the adaptive one."""
 
     name = "ldp-adaptive"
-    what = "What the adaptive epsilon does for convergence, and what it spends."
+    what = "Whether the adaptive epsilon speeds up convergence, and what it spends."
     source = "002, figure 5 and algorithm 2"
     scales = get_args(Scale)
     dense = True
@@ -335,10 +340,10 @@ class Adaptive(LDPFigure):
         runs = {**runs, **trained(folder, more, tell)}
         spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
         ran = (
-            f"Epsilon of the next round is eps / A_s, A_s the angular similarity of two successive "
-            f"models; eps is {self.lenet_eps:g} (LeNet) and {self.dense_eps:g} (the dense nets). "
-            f"The source compares with the same "
-            f"eps kept fixed; here also with a fixed one that spends as much in total."
+            f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
+            f"the last two models. eps is {self.lenet_eps:g} (LeNet) and {self.dense_eps:g} (the "
+            f"dense nets). The source compares this with eps in every round. Here it is also "
+            f"compared with a fixed epsilon that spends the same total."
         )
         rows = [
             (name, f"{accuracy(run):.3f}", f"{mean_accuracy(run):.3f}",
@@ -347,7 +352,7 @@ class Adaptive(LDPFigure):
         ]  # fmt: skip
         columns = ("run", "accuracy, last five tests", "mean over all rounds",
                    "mean epsilon of a bit")  # fmt: skip
-        table = Table(columns, rows, "What each run reached, and what it spent.")
+        table = Table(columns, rows, "The accuracy of each run, and the epsilon that it spent.")
         plots = [self._plot(scale, runs, task) for task in tasks]
         return Outcome(ran, [*adapting_helps(scale, runs, spent, tasks)], [table], plots)
 

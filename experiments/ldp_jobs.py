@@ -84,19 +84,27 @@ SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
 #: Seconds of a round on two cores, measured on one machine: of the replacements, of the source's.
 _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0, LOCATION: 1.0}
-_SYNTHETIC = "The file of Purchase-100 is not here: a synthetic set of its shape stands in."
-_ELSEWHERE = "What stands in, and what the source leaves open, is in the index of the pages."
+_SYNTHETIC = "The file of Purchase-100 is not here, so a synthetic set of its shape replaces it."
+_ELSEWHERE = (
+    "RR is randomised response on the bits of a one-hot code, and OUE optimised unary encoding. "
+    "The accuracy-loss rate is the share of the accuracy without protection that is lost. The "
+    "index of these pages states all settings, replacements, and what the source leaves open."
+)
 _SHAPES = "The rows of `dnn-location30` are real; the source has no figure for them."
 #: Text that all pages of 002 share, for their index.
-SHARED = """Without protection the net of Purchase-100 has Adam at 0.001; non-IID runs have twice
-the rounds. Not stated there: one local epoch in batches of 10 (small: five, of 5 or 6), and 50
-cells where they are not varied. Its epsilon is that of one bit of a code: a report costs twice that
-(RR) or as much (OUE) for each of the model's parameters. The sum of a cohort's reports is drawn at
-once, from its exact law. At scale small one hidden layer of 24 stands in for LeNet, on 4,000 images
-of MNIST in 7x7 pixels, and for the net of Purchase-100, on 20 classes and 300 features of a
-synthetic set of its shape, with Adam at 0.01 throughout. `dnn-purchase100-synthetic` is the name of
-that arm. Beside it stands `dnn-location30`, whose rows are real, if its file is on the machine. The
-jobs of scale small:
+SHARED = """
+- **From the source.** Without protection, the net of Purchase-100 uses Adam at 0.001. Runs whose
+  clients are not i.i.d. have twice the rounds. Epsilon is that of one bit of a code: for each of
+  the model's parameters, a report costs twice as much under RR, and as much under OUE.
+- **Chosen here**, because the source does not state it: one local epoch in batches of 10 (at scale
+  small: five epochs in batches of 5 or 6), and 50 cells unless the cells are varied. The sum of a
+  cohort's reports is drawn at once, from its exact distribution.
+- **Replacements at scale small.** A net with one hidden layer of 24 units replaces LeNet, on 4,000
+  images of MNIST reduced to 7x7 pixels. It also replaces the net of Purchase-100, on 20 classes and
+  300 features of a synthetic data set of the same shape (`dnn-purchase100-synthetic`), with Adam at
+  0.01. `dnn-location30`, which has real rows, is added if its file is on the machine.
+
+These are the settings of the jobs at scale small:
 """
 
 
@@ -236,8 +244,8 @@ def _told(scale: Scale, tasks: Sequence[Task], ran: str, medium_rounds: int) -> 
     parts = [ran]
     if scale == "medium":
         parts.append(
-            f"LeNet, MNIST and the clients are the source's, for {medium_rounds} rounds in place "
-            f"of 500; the dense nets are those of scale small, for as many."
+            f"LeNet, MNIST and the clients are as in the source, but for {medium_rounds} rounds "
+            f"instead of 500. The dense nets are those of scale small, for {medium_rounds} rounds."
         )
     elif scale == "full" and "dnn-purchase100-synthetic" in tasks:
         parts.append(_SYNTHETIC)

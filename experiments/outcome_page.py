@@ -16,6 +16,18 @@ from fedveil.privacy.finding import CONFIDENCE
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
+#: The sources by the numbers with which the experiments name them.
+_MINDSPORE = "MindSpore Federated's document on"
+SOURCES = {
+    "000": f"{_MINDSPORE} SignDS",
+    "001": f"{_MINDSPORE} DP_ENCRYPT and PW_ENCRYPT",
+    "002": "Zhang Hao, Towards federated learning local differential privacy design, 2022",
+    "003": f"{_MINDSPORE} EmbeddingDP",
+}
+_READING = (
+    "Scale `small` takes minutes, `medium` about half an hour; `full` has the source's own size. A "
+    "verdict says nothing if a run that it needs learnt nothing, or if the data cannot decide."
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ def page(repeated: Repeated) -> str:
 def _parts(repeated: Repeated) -> Iterator[str]:
     experiment, outcome = repeated.experiment, repeated.outcome
     yield f"# {experiment.name}\n"
-    yield f"{experiment.what} Source: {experiment.source}.\n"
+    yield f"{experiment.what} Source: {_source(experiment.source)}.\n"
     yield f"**{tally(outcome)}** Scale: {repeated.scale}.\n"
     yield f"{outcome.ran}{_seeds(outcome.seeds)}\n"
     yield verdicts(outcome).markdown()
@@ -61,16 +73,27 @@ def _parts(repeated: Repeated) -> Iterator[str]:
         else:
             yield table.markdown()
     yield f"    {repeated.command}\n"
-    yield f"{repeated.seconds:,.0f} s on {machine()}; fedveil {__version__}."
+    took = f"It took {repeated.seconds:,.0f} s on {machine()}, with fedveil {__version__}."
+    yield f"{took} {_READING}"
     yield ""
+
+
+def _source(named: str) -> str:
+    """Return a source's place, with the title that belongs to its number."""
+    number, _, place = named.partition(",")
+    title = SOURCES.get(number)
+    return f"{number} ({title}),{place}" if title else named
 
 
 def _seeds(seeds: int) -> str:
     if not seeds:
         return ""
     if seeds < LEAST_SEEDS:
-        return f" Each figure is of {seeds} seed{'s' if seeds > 1 else ''} and has no interval."
-    return f" A figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} interval."
+        return (
+            f" Each figure comes from {seeds} seed{'s' if seeds > 1 else ''}, so it has no "
+            "confidence interval."
+        )
+    return f" A figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} confidence interval."
 
 
 def tally(outcome: Outcome) -> str:
@@ -78,12 +101,12 @@ def tally(outcome: Outcome) -> str:
     answers = [verdict.answer for verdict in outcome.verdicts]
     agree, silent = answers.count("agrees"), answers.count("says nothing")
     said = f"; {silent} say{'s' if silent == 1 else ''} nothing" if silent else ""
-    return f"{agree} of {len(answers)} agree with the source{said}."
+    return f"{agree} of {len(answers)} results agree with the source{said}."
 
 
 def verdicts(outcome: Outcome) -> Table:
     """Return a table of the source paper's results beside ours."""
-    columns = ("measure", "the source", "here", "held to", "verdict", "why")
+    columns = ("measure", "the source", "here", "criterion", "verdict", "why")
     said: set[str] = set()
     return Table(columns, [_row(verdict, said) for verdict in outcome.verdicts])
 

@@ -8,24 +8,31 @@ from pathlib import Path
 from experiments import EXPERIMENTS, ldp_jobs
 from experiments.arms import settings
 from experiments.catalog import find, takes_about
+from experiments.outcome_page import SOURCES
 from fedveil.pages.table import Table
 
 _TALLY = re.compile(r"^\*\*(.*)\.\*\* Scale: (\w+)\.$", re.MULTILINE)
-_HEAD = """# The sources' experiments again
+_LIST = "\n".join(f"- **{number}**: {title}" for number, title in SOURCES.items())
+_HEAD = f"""# Reproductions
 
-The experiments are in the folder `experiments/` of the repository. In a checkout:
+`fedveil reproduce` repeats the experiments of the four sources that fedveil implements, and
+compares the results. The experiments are in the folder `experiments/` of the repository.
+In a checkout:
 
-    fedveil reproduce                      # what there is
-    fedveil reproduce NAME --scale small   # minutes
-    fedveil reproduce NAME --scale medium  # of some: as much of it as half an hour allows
-    fedveil reproduce NAME                 # the source's own size; cut off, it goes on where it was
+    fedveil reproduce                      # list the experiments
+    fedveil reproduce NAME --scale small   # takes minutes
+    fedveil reproduce NAME --scale medium  # as much as half an hour allows (not all have it)
+    fedveil reproduce NAME                 # the source's own size; an interrupted one is resumed
 
-Every page says what was run and what was not as in the source, and sets the source's figures
-beside ours. A verdict is computed from the figures and names the bound that it was held to. It says
-nothing if a run that it needs ended at chance level. Where the sources' curves are pictures alone,
-what their text says of a curve is what is tested.
-[The list of statements](statements.md) has every testable statement of the sources.
-Accuracies and rates are fractions, as the sources print them: 0.967 is 96.7%.
+The sources have numbers:
+
+{_LIST}
+
+Every page says what was run, how it differs from the source, and how our figures compare with the
+source's. A verdict is computed from the figures by the criterion beside it. It says nothing if a
+run that it needs ended at chance level. If a source shows a curve only as a picture, the verdict
+tests what its text says about the curve. [The list of statements](statements.md) has every testable
+statement of the sources. Accuracies and rates are fractions, as in the sources: 0.967 is 96.7%.
 """
 
 
@@ -37,7 +44,7 @@ def index(folder: Path) -> str:
     jobs = [ldp_jobs.job("small", task, task, protection="rr") for task in small]
     sources = ldp_jobs.SOURCE.values()
     tables = [settings(source, job) for source, job in zip(sources, jobs, strict=True)]
-    parts = (_HEAD, pages.markdown(), "## What the pages of 002 share\n", ldp_jobs.SHARED)
+    parts = (_HEAD, pages.markdown(), "## Common settings of the pages of 002\n", ldp_jobs.SHARED)
     return "\n".join([*parts, *(f"{table.markdown()}" for table in tables)])
 
 
@@ -48,5 +55,5 @@ def _row(folder: Path, name: str) -> tuple[str, ...]:
     if found is None:
         return (name, experiment.what, "not run", "", full)
     tally, scale = found.groups()
-    tally = tally.replace(" with the source", "")
+    tally = tally.replace(" results agree with the source", " agree")
     return (f"[{name}]({name}.md)", experiment.what, tally, scale, full)

@@ -101,10 +101,8 @@ class ProtectedFeatures(Experiment):
     """A network cut after its first block, whose features are sent under EmbeddingDP."""
 
     name = "embedding-dp"
-    what = (
-        "Split learning under EmbeddingDP: accuracy, and how like an image its reconstruction is."
-    )
-    source = "003, EmbeddingDP, and its reference 2, MistNet (table 1 and figure 3)"
+    what = "Split learning under EmbeddingDP: accuracy, and the similarity of reconstructed images."
+    source = "003, with its reference 2, MistNet (table 1 and figure 3)"
     scales = get_args(Scale)
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -193,19 +191,20 @@ def _ran(settings: Settings) -> str:
     where, public = _IMAGES[images.data]
     network = "ResNet-18" if images.network == RESNET_18 else "a slim one of the same layout"
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
-    fewer = "" if settings.epochs >= _EPOCHS else f" where the paper has {_EPOCHS}"
+    fewer = "" if settings.epochs >= _EPOCHS else f" (the paper: {_EPOCHS} epochs)"
     return (
-        f"For the paper's ResNet-18 on CIFAR-10, its first block trained before on ImageNet's "
-        f"images of those classes, stands {network} on {where}, its first block trained before on "
-        f"{public}: the trend compares, the level does not. The block stays as it is, its bits "
-        f"cross to the leader, who trains the rest for {epochs} of at most "
-        f"{images.most_train:,} images{fewer}. Reconstructions are of the first images, from one "
-        f"report of each, at effort {settings.effort}; SSIM is the median. The paper's attacker "
-        f"has the block; whether it has public images is not said. The verdicts are about both, "
-        f"and the last one about the best attacker, who has the images too. The paper's epsilon "
-        f"is half of `eps` here: its 2, 1 and 0.5 stand beside 4, 2 and 1. The picture has the "
-        f"images in its first row, then what the best attacker made of each, in the order of the "
-        f"table."
+        f"The paper cuts a ResNet-18 for CIFAR-10 after its first block, which was trained before "
+        f"on ImageNet's images of the same classes. Here {network} on {where} replaces it, with a "
+        f"first block that was trained before on {public}. So trends can be compared, and levels "
+        f"cannot. The block stays fixed. It sends bits to the leader, who trains the rest of the "
+        f"network for {epochs} of at most {images.most_train:,} images{fewer}. The attacker "
+        f"reconstructs the first images from one report of each, at effort {settings.effort}. "
+        f"Similarity is the median SSIM, which is 1 for identical images. The paper's attacker "
+        f"knows the block. The paper does not say whether it has public images, so the verdicts "
+        f"are about attackers with and without them, and the last verdict is about the attacker "
+        f"with them, the strongest. The paper's epsilon is half of `eps` here: its 2, 1 and 0.5 "
+        f"are compared with 4, 2 and 1. In the picture, the first row has the images, and the "
+        f"other rows their reconstructions by the strongest attacker, in the order of the table."
     )
 
 
@@ -218,31 +217,32 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
         ours = [figures[name].ssim[who] for name in both]
         falls = all(later < before for before, later in pairwise(ours))
         yield Verdict.of(
-            falls, f"an attacker with {_WHO[who]}: SSIM falls from no protection over one bit to "
-            f"eps {_smallest(both)}",
+            falls, f"an attacker with {_WHO[who]}: SSIM without protection, with one bit, and down "
+            f"to eps {_smallest(both)}",
             _list([paper[name] for name in both]), _list(ours), held_to="lower at every step",
-            same="the more bits are false, the less is left of an image",
+            same="it falls: the more bits are flipped, the less can be reconstructed",
             other="the median of these few images does not fall at every step", nothing=silent,
         )  # fmt: skip
     eps, printed = PAPER_KEPT
     here = kept_bit(eps)
     yield Verdict.of(
-        abs(here - printed) < 0.005, f"how often a bit is true at epsilon {eps:g}",
+        abs(here - printed) < 0.005, f"probability of an unchanged bit at epsilon {eps:g}",
         f"{printed}", f"{here:.2f}", held_to="less than 0.005 apart",
-        same="both count epsilon for a bit",
-        other=f"document 003 halves epsilon before it perturbs: its eps {2 * eps:g} is the paper's "
+        same="both state epsilon for a bit",
+        other=f"source 003 halves epsilon before it flips bits: its eps {2 * eps:g} is the paper's "
         f"{eps:g} ({kept_bit(2 * eps):.2f})",
     )  # fmt: skip
     yield from _accuracy_verdicts(figures)
     most, least = figures[both[0]], figures[both[-1]]
     yield Verdict.of(
         least.ssim[PUBLIC] > least.guess,
-        f"at eps {_smallest(both)} an image is still told from the mean image",
-        f"{paper[both[-1]]} is above the 0.3 of what is recognised",
+        f"at eps {_smallest(both)}, SSIM is still above that of the mean image",
+        f"{paper[both[-1]]}, above the 0.3 of an image that is recognised",
         f"{least.ssim[PUBLIC]:.3f}, the mean image {least.guess:.3f}",
         held_to="above the mean image",
-        same=f"from {most.ssim[PUBLIC]:.3f} without protection it has fallen, and not to nothing",
-        other="nothing is left of the image but what all images have", nothing=blind[PUBLIC],
+        same=f"it has fallen from {most.ssim[PUBLIC]:.3f} without protection, but not that far",
+        other="the reconstruction shows only what all images have in common",
+        nothing=blind[PUBLIC],
     )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
         and told[-1] < told[0]
         and all(b <= a + m for (a, b), m in zip(pairwise(told), margins[1:], strict=True)),
         "accuracy falls with epsilon", "it does, and training takes longer",
-        _list(reached), held_to="no rise above two deviations, down to chance level",
+        _list(reached), held_to="no rise by two standard deviations, down to chance level",
         same="a smaller epsilon was never more accurate, as far as this number of images can tell",
         other="a smaller epsilon was more accurate than a larger one, or the smallest cost nothing",
         nothing=plain or few,
@@ -280,14 +280,15 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
     lost, margin = 100 * (figures[NONE].accuracy - bit), 100 * _margin(bit, held_out)
     spans = abs(abs(lost) - SIMILAR_POINTS) < margin
     yield Verdict.of(
-        abs(lost) <= SIMILAR_POINTS, "accuracy with one bit and no noise, beside none of it",
-        "similar", f"{abs(lost):.1f} points {'less' if lost > 0 else 'more'}, {margin:.1f} either "
-        f"way by chance",
+        abs(lost) <= SIMILAR_POINTS, "accuracy with one bit per value, against no protection",
+        "similar", f"{abs(lost):.1f} points {'lower' if lost > 0 else 'higher'}, ± {margin:.1f} by "
+        f"chance",
         held_to=f"less than {SIMILAR_POINTS:g} points apart",
-        same=f"not {SIMILAR_POINTS:g} points apart: the signs of this many features say enough",
+        same=f"not {SIMILAR_POINTS:g} points apart: the signs of this many features are enough",
         other=f"more than {SIMILAR_POINTS:g} points apart after these few epochs",
         nothing=plain or idle({_said(BIT): bit}, _LABELS) or (
-            f"{held_out:,} images cannot tell it from {SIMILAR_POINTS:g} points" if spans else ""
+            f"{held_out:,} images are too few to decide between less and more than "
+            f"{SIMILAR_POINTS:g} points" if spans else ""
         ),
     )  # fmt: skip
 
@@ -318,10 +319,10 @@ def _table(figures: Mapping[str, Figure]) -> Table:
          f"{paper[name]:.3f}" if name in paper else "-")
         for name, figure in figures.items()
     ]  # fmt: skip
-    columns = ("what crosses", "a bit is true", "accuracy", *_WHO.values(), "the paper's")
+    columns = ("protection", "unchanged bits", "accuracy", *_WHO.values(), "the paper's")
     guess = next(iter(figures.values())).guess
     return Table(
-        columns, rows, f"SSIM by what the attacker has; the mean image reaches {guess:.3f}."
+        columns, rows, f"SSIM by what the attacker knows (the mean image reaches {guess:.3f})."
     )
 
 
@@ -346,8 +347,8 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
             Curve(f"one bit, no noise: {who}", [min(x), max(x)], [level] * 2, dashed=True)
         )
     yield Plot(
-        "ssim", "How like an image its reconstruction is", Axis("eps"), Axis("SSIM"),
-        curves, "The paper's epsilon is doubled, so that a bit is as often true.",
+        "ssim", "Similarity of reconstructed images", Axis("eps"), Axis("SSIM"),
+        curves, "The paper's epsilon is doubled, so that bits are flipped equally often.",
     )  # fmt: skip
     curves = [Curve("EmbeddingDP", x, [figures[n].accuracy for n in eps], marks=True)]
     for name in (BIT, NONE):

@@ -112,7 +112,7 @@ class ProtectedLanguage(Experiment):
     what = (
         "The loss of a language model's first 100 steps under EmbeddingDP, in one process and two."
     )
-    source = "003, the PanGu-alpha example; without protection, the README of that example"
+    source = "003, the PanGu-alpha example, and its README for the figures without protection"
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
@@ -203,23 +203,24 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
 
     sizes = vars(PRESETS[str(settings.pangu["preset"])]) | dict(settings.pangu)
     model = ", ".join(f"{sizes[key]:,} {name}" for key, name in (
-        ("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("context", "tokens a window"),
-        ("vocabulary", "tokens in the vocabulary")))  # fmt: skip
+        ("layers", "layers"), ("width", "numbers per token"), ("heads", "heads"),
+        ("context", "tokens per window"), ("vocabulary", "tokens in the vocabulary")))  # fmt: skip
     rate = settings.optimizer.get("lr")
     schedule = (
-        "the learning rate that the task has for that width, risen in the first steps"
+        "the task's default for that width, with a warm-up"
         if rate is None
-        else f"learning rate {rate:g} after {settings.optimizer.get('warmup_steps', 0)} steps"
+        else f"{rate:g} after {settings.optimizer.get('warmup_steps', 0)} steps"
     )
     return (
-        f"A model of {model}; batches of {settings.batch_size} windows, as the source has them; "
-        f"{schedule}. The text is {text['bytes']:,} bytes of {text['source']}, {text['windows']} "
-        f"windows with {text['tokens']:,} different tokens; the source's is Wikipedia's, not at "
-        f"hand. Its example, mode 350M: 16 layers, 1,280 wide, 32 heads, 1,024 tokens a window, "
-        f"40,000 tokens, learning rate 1e-4 after 2,000 steps, and dropout, which is not here. "
-        f"What compares is how the curves lie to each other. Two processes are `fedveil vertical "
-        f"leader` and `follower` over mutual TLS on loopback. A figure here is the mean of ten "
-        f"steps, in the source's logs that of every tenth."
+        f"The model has {model}. Batches have {settings.batch_size} windows, as in the source. The "
+        f"learning rate is {schedule}. The text is {text['bytes']:,} bytes of {text['source']}: "
+        f"{text['windows']} windows with {text['tokens']:,} different tokens. The source uses "
+        f"Wikipedia, which was not available, and its mode 350M: 16 layers, 1,280 numbers per "
+        f"token, 32 heads, 1,024 tokens per window, 40,000 tokens in the vocabulary, a learning "
+        f"rate of 1e-4 after 2,000 steps, and dropout, which is missing here. So only the "
+        f"distances between the curves can be compared. Two processes are `fedveil vertical "
+        f"leader` and `follower` over mutual TLS on a loopback address. A figure here is the mean "
+        f"of ten steps; the source's logs state every tenth step."
     )
 
 
@@ -242,8 +243,8 @@ def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
         yield Verdict.of(
             mine[-1] < mine[0], f"the loss falls: {_SAID[name]}",
             f"{theirs[0]:.3f} to {theirs[-1]:.3f}", f"{mine[0]:.3f} to {mine[-1]:.3f}",
-            held_to="the last ten steps' mean below the first's",
-            same="from that of guessing among all tokens down", other="it does not",
+            held_to="the mean of the last ten steps is below that of the first ten",
+            same="it falls from the loss of a guess among all tokens", other="it does not fall",
             nothing=_idle(ours, name),
         )  # fmt: skip
     cost, our_cost = (
@@ -252,28 +253,31 @@ def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
     learnt = _learnt(ours[PLAIN][-1], frequencies)
     yield Verdict.of(
         abs(cost - our_cost) <= _NEAR,
-        f"what eps {EPS:g} costs: how far its loss lies above, over what the loss falls",
-        f"{cost:.1%}", f"{our_cost:.1%}", held_to=f"at most {_NEAR:.0%} of the fall apart",
-        same=f"little: the signs of a vector, 1 in 13 of them false, say most of it; {learnt}",
-        other=f"models of other sizes do not learn alike in so few steps; {learnt}",
+        f"what eps {EPS:g} costs: its additional loss, as a share of the fall without protection",
+        f"{cost:.1%}", f"{our_cost:.1%}",
+        held_to=f"at most {100 * _NEAR:g} percentage points apart",
+        same="the cost is small, because the signs of a vector carry most of its information even "
+        f"if 1 in 13 is flipped; {learnt}",
+        other=f"models of other sizes learn differently in these few steps; {learnt}",
         nothing=_idle(ours, PLAIN, PROTECTED),
     )  # fmt: skip
     far, our_far = (apart_by(curves[PROTECTED], curves[APART]) for curves in (SOURCE, ours))
     yield Verdict.of(
         our_far <= max(2 * far, 0.01), f"eps {EPS:g}, one process and two: how far apart",
         f"{far:.3f}", f"{our_far:.3f}", held_to=f"at most {max(2 * far, 0.01):.3f}",
-        same="both draw their own noise: two processes draw it from the operating system",
+        same="the runs draw different noise",
         other="more than the noise explains", nothing=_idle(ours, PROTECTED, APART),
     )  # fmt: skip
     same = runs[PLAIN].models == runs[PLAIN_APART].models
     equal = list(runs[PLAIN].losses) == list(runs[PLAIN_APART].losses)
     yield Verdict.of(
         same and equal, "no protection, one process and two",
-        "the loss falls alike; here the same bytes are promised",
+        "similar losses (fedveil promises equal bytes)",
         f"{'the same' if equal else 'other'} losses, {'the same' if same else 'other'} weights",
         held_to="equal bytes",
-        same="every step is the same computation, wherever a party is",
-        other="a party on its own computed something else", nothing=_idle(ours, PLAIN, PLAIN_APART),
+        same="every step is the same computation, wherever a party runs",
+        other="a party in its own process computed something different",
+        nothing=_idle(ours, PLAIN, PLAIN_APART),
     )  # fmt: skip
 
 
@@ -292,10 +296,10 @@ def _idle(curves: Mapping[str, Sequence[float]], *names: str) -> str:
 def _learnt(loss: float, frequencies: float) -> str:
     if loss >= frequencies:
         return (
-            f"{loss:.2f} after the last step is not below the {frequencies:.2f} of word "
-            f"frequencies, for which nothing of what crosses is needed"
+            f"the final loss, {loss:.2f}, is not below the {frequencies:.2f} of word frequencies, "
+            f"which need no vectors"
         )
-    return f"{loss:.2f} after the last step is below the {frequencies:.2f} of word frequencies"
+    return f"the final loss, {loss:.2f}, is below the {frequencies:.2f} of word frequencies alone"
 
 
 def _table(runs: Mapping[str, Run]) -> Table:
@@ -309,10 +313,10 @@ def _table(runs: Mapping[str, Run]) -> Table:
         for i in range(1, min(map(len, curves)), 2)
     ]
     seconds = "; ".join(
-        f"{_SAID[name]}: {run.seconds / len(run.losses):.2f} s and {run.bytes_a_step:,.0f} bytes "
-        f"a step" for name, run in runs.items()
-    )  # fmt: skip
-    return Table(columns, rows, f"Loss. {seconds}.")
+        f"{_SAID[name]}, {run.seconds / len(run.losses):.2f} s and {run.bytes_a_step:,.0f} bytes"
+        for name, run in runs.items()
+    )
+    return Table(columns, rows, f"Losses of the steps. A step took and sent: {seconds}.")
 
 
 def _plot(runs: Mapping[str, Run], frequencies: float) -> Plot:

@@ -55,7 +55,7 @@ class SecaggCost(Experiment):
     """Counted bytes and operations against the number of clients, and measured seconds."""
 
     name = "secagg-cost"
-    what = "What a client and the server of secure aggregation send, hold, compute and take."
+    what = "The messages, memory, computation and time of a client and the server."
     source = (
         "001, PW_ENCRYPT: Bonawitz et al., Practical Secure Aggregation, 2017, its tables of costs "
         "and running times; Bell et al., Secure Single-Server Aggregation, 2020, its abstract"
@@ -110,13 +110,14 @@ def _figures(sizes: Sizes, folder: Path, tell: Tell) -> Figures:
 
 def _ran(sizes: Sizes) -> str:
     return (
-        f"Whole rounds of true clients in memory, every message through its bytes, every sum "
-        f"checked. Counted with {sizes.entries} entries of 16 bits, an eighth of the clients "
-        f"dropping out before they send their vectors: bytes, what a half holds between phases, "
-        f"operations at the functions that perform them. Timed in CPU seconds of one core, without "
-        f"encoding and decoding. The papers' programs were others (Java, machines of their time): "
-        f"orders of growth compare, seconds hardly do. The two sizes of the 2017 abstract are "
-        f"worked out from the messages' formats, which give the counted rounds' bytes exactly."
+        f"Whole rounds of secure aggregation run in memory, with all clients. Every message is "
+        f"encoded and decoded, and every sum is checked. Bytes, memory between phases, and "
+        f"operations are counted with {sizes.entries} entries of 16 bits, while an eighth of the "
+        f"clients drop out before they send their vectors. Times are CPU seconds of one core, "
+        f"without encoding and decoding. The papers measured programs in Java on machines of their "
+        f"time, so orders of growth can be compared, and seconds hardly. The two sizes of the 2017 "
+        f"abstract are computed from the messages' formats, which give exactly the bytes of the "
+        f"counted rounds."
     )
 
 
@@ -138,11 +139,11 @@ def verdicts(figures: Figures) -> Iterator[Verdict]:
         ours = message_bytes(Setup(clients, entries)) / (2 * entries)
         yield Verdict.of(
             abs(ours / paper - 1) <= 0.05,
-            f"a client's bytes over those in the clear: 2^{math.log2(clients):.0f} clients, "
+            f"a client's bytes, divided by those in the clear: 2^{math.log2(clients):.0f} clients, "
             f"2^{math.log2(entries):.0f} entries of 16 bits",
             f"{paper}", f"{ours:.2f}", held_to="at most 5% apart",
-            same="nearly all of both is the vector in a ring that holds the sum",
-            other="the ring, or what goes with the vector, has another size",
+            same="nearly all bytes are the vector, whose entries must be large enough for the sum",
+            other="the entries, or the data sent with the vector, have another size",
         )  # fmt: skip
     yield from _orders(figures)
     yield from _sparse_verdicts(figures)
@@ -152,7 +153,7 @@ def verdicts(figures: Figures) -> Iterator[Verdict]:
 def _orders(figures: Figures) -> Iterator[Verdict]:
     """Judge the 2017 paper's table of costs, n clients with m entries."""
     for what, order, power, values in (
-        ("client: communication beside the vector", "O(n + m)", 1, _beside(figures)),
+        ("client: bytes besides the vector", "O(n + m)", 1, _beside(figures)),
         ("client: storage", "O(n + m)", 1, _each(figures, "client_held")),
         ("client: masks of m entries", "O(n² + mn)", 1, _does(figures, "client_does", "masks")),
         ("server: bytes that arrive", "O(n² + mn)", 2, _each(figures, "server_in")),
@@ -162,9 +163,9 @@ def _orders(figures: Figures) -> Iterator[Verdict]:
         exponent = growth(values)
         yield Verdict.of(
             exponent <= power + _SLACK,
-            f"{what}, in n", order, f"n^{exponent:.2f} ({_last(values)})",
+            f"{what}, by n clients", order, f"n^{exponent:.2f} ({_last(values)})",
             held_to=f"at most n^{power + _SLACK:g}",
-            same="no faster than the paper's table allows",
+            same="it grows no faster than the paper's table allows",
             other=f"it grows faster than the n^{power} of the paper's table",
         )  # fmt: skip
 
@@ -178,14 +179,14 @@ def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
         ratio <= allowed, "neighbours of a client, from ten thousand clients to a billion",
         f"O(log n): at most {allowed:.2f} times", f"{few} and {many}: {ratio:.2f} times",
         held_to=f"at most {allowed:.2f} times",
-        same="the fewest that are safe against a fifth of the clients on the server's side",
-        other="the degree that is taken here grows faster than the logarithm",
+        same="the fewest that are safe if a fifth of the clients collude with the server",
+        other="the number that is used here grows faster than the logarithm",
     )  # fmt: skip
     yield Verdict.of(
         many <= THOUSAND - 1, "a billion clients at the per-client cost of a thousand",
         f"at most {THOUSAND - 1} neighbours", f"{many} neighbours",
         held_to=f"at most {THOUSAND - 1}",
-        same="what a client does and sends follows from its neighbours alone",
+        same="a client's work depends only on its number of neighbours",
         other="this many clients need more neighbours here",
     )  # fmt: skip
     for what, power, values in (
@@ -196,10 +197,11 @@ def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
         # A random graph's dropouts have neighbours that dropped out too, so no two rounds are
         # equal.
         yield Verdict.of(
-            exponent <= power + 0.1, f"{what} at {figures.sizes.neighbours} neighbours, in n",
+            exponent <= power + 0.1,
+            f"{what} with {figures.sizes.neighbours} neighbours, by n clients",
             "no growth" if power == 0 else "O(n)", f"n^{exponent:.2f} ({_last(values)})",
             held_to=f"at most n^{power + 0.1:g}",
-            same="a client masks with its neighbours, and the server unmasks those",
+            same="a client has masks only with its neighbours, and the server removes only those",
             other="it grows with more than the neighbours",
         )  # fmt: skip
 
@@ -214,7 +216,7 @@ def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
     yield Verdict.of(
         client <= CLIENT_S, "a client's seconds: 500 clients, 100,000 entries",
         f"{CLIENT_S} s", f"{client:.2f} s", held_to="no longer",
-        same="another machine and language: this shows no more than that nothing is lost",
+        same="the machine and the language differ, so this only shows that it is not slower",
         other="slower than the paper's, on a later machine",
     )  # fmt: skip
     for percent in (10, 30):
@@ -223,13 +225,13 @@ def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
         masks = unmasked(TIMED[0], percent) / unmasked(TIMED[0], 0)
         yield Verdict.of(
             0.5 <= ours / paper <= 2,
-            f"the server's seconds with {percent}% dropping out, over those with none",
+            f"the server's seconds if {percent}% drop out, and their ratio to those if none do",
             f"{SERVER_S[percent]:g} s, {paper:.0f} times",
             f"{times[percent].server_seconds:.1f} s, {ours:.1f} times",
-            held_to="between half and twice the factor",
-            same="masks decide: a dropout leaves one for every survivor",
-            other=f"there are {masks:.0f} times the masks to take off; the less a mask costs, the "
-            f"more of the time is what does not grow with them",
+            held_to="between half and twice the source's ratio",
+            same="masks take most of the time: a dropout leaves one for every survivor",
+            other=f"the server removes {masks:.0f} times as many masks, but here a mask takes a "
+            f"smaller share of the time than other work, which does not grow with them",
         )  # fmt: skip
 
 
@@ -276,8 +278,9 @@ def _tables(figures: Figures) -> Iterator[Table]:
          f"{c.client_held:,.0f}", *(f"{c.client_does[what]:,.0f}" for what in _SHOWN))
         for n, with_, c in costs
     ]  # fmt: skip
-    columns = ["clients", "neighbours", "sends", "of it vector", "is sent", "holds", *_SHOWN]
-    yield Table(columns, rows, "A client: bytes, and what it does, counted.")
+    columns = ["clients", "neighbours", "bytes sent", "of these, the vector", "bytes received",
+               "bytes held", *_SHOWN]  # fmt: skip
+    yield Table(columns, rows, "Bytes and operations of a client.")
     rows = [
         (f"{n}", with_, f"{n // 8}", f"{c.server_in:,}", f"{c.server_held:,}",
          *(f"{c.server_does[what]:,.0f}" for what in _SHOWN))
@@ -285,7 +288,7 @@ def _tables(figures: Figures) -> Iterator[Table]:
     ]  # fmt: skip
     columns = ["clients", "neighbours", "dropped out", "bytes that arrive", "holds at most",
                *_SHOWN]  # fmt: skip
-    yield Table(columns, rows, "The server, likewise.")
+    yield Table(columns, rows, "Bytes and operations of the server.")
     rows = []
     for (n, percent), cost in figures.timed.items():
         alike = n == TIMED[0] and figures.sizes.timed_entries == TIMED[1]
@@ -296,7 +299,7 @@ def _tables(figures: Figures) -> Iterator[Table]:
              "-" if paper is None else f"{paper:g} s", f"{unmasked(n, percent):,}")
         )  # fmt: skip
     columns = ["clients", "drop out", "client", "the paper's", "server", "the paper's",
-               "masks to take off"]  # fmt: skip
+               "masks to remove"]  # fmt: skip
     yield Table(columns, rows, f"Seconds with {figures.sizes.timed_entries:,} entries of 16 bits.")
 
 
@@ -321,6 +324,6 @@ def _plots(figures: Figures) -> Iterator[Plot]:
         values = {p: figures.timed[n, p].server_seconds for p in figures.sizes.percents}
         curves.append(curve(f"here: {n:,} clients", values))
     yield Plot(
-        "server-seconds", "The server's seconds, by who drops out",
+        "server-seconds", "The server's seconds, by the share of dropouts",
         Axis("clients that drop out, %"), Axis("seconds", log=True), curves,
     )  # fmt: skip

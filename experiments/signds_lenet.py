@@ -57,7 +57,7 @@ class SignDSLeNet(Experiment):
     """Loss and AUC round by round, with and without SignDS, and the bytes of a report."""
 
     name = "signds-lenet"
-    what = "LeNet of 100 clients under SignDS: loss and AUC, and how little is uploaded."
+    what = "LeNet with 100 clients under SignDS: loss, AUC, and the bytes that a client uploads."
     source = "000, the LeNet experiment"
     scales = get_args(Scale)
 
@@ -121,27 +121,28 @@ def _job(scale: Scale, name: str, protection: str = "signds", **more: Any) -> Jo
 def _told(scale: Scale, job: Job) -> str:
     data = job.data.name.rpartition(":")[2]
     smaller = {
-        "small": f"{writers.SMALL_WRITERS} writers of up to 20 images, and a step of "
-        f"{4 * writers.SMALL_WRITERS / 100:g} in place of 4, so that a sign is worth as much. ",
-        "medium": "The source's model and number of clients, but up to 40 images of each of them, "
-        "where FEMNIST has some 220, and fewer rounds. ",
-        "full": "At the source's own size. ",
+        "small": f"There are {writers.SMALL_WRITERS} writers with up to 20 images each. The step "
+        f"is {4 * writers.SMALL_WRITERS / 100:g} instead of 4, so that a sign moves a weight "
+        f"equally far. ",
+        "medium": "The model and the number of clients are the source's. A client has up to 40 "
+        "images (in FEMNIST about 220), and there are fewer rounds. ",
+        "full": "Everything has the source's own size. ",
     }[scale]
     return (
-        f"{smaller}Data: `{data}`{_hands(data)}, "
-        f"LeNet with 62 classes. The source states neither the batch size "
-        f"({job.training.batch_size} here) nor who is drawn for a round (everybody here). Its step "
-        f"of 4 was fixed; since its next release it is estimated: both are shown. What can be "
-        f"compared is the bytes, that it converges, and the accuracies in the text of an earlier "
-        f"release, which had k 0.01 and 200 rounds."
+        f"{smaller}The data is `{data}`{_hands(data)}, for a LeNet with 62 classes. The source "
+        f"states neither the batch size ({job.training.batch_size} here) nor who takes part in a "
+        f"round (everybody here). Its step was fixed at 4, and is estimated since the next "
+        f"release; both are shown. Three things can be compared: the bytes, whether the loss "
+        f"falls, and the accuracies that the text of an earlier release states, for k 0.01 and 200 "
+        f"rounds."
     )
 
 
 def _hands(data: str) -> str:
     if "femnist" in data:
         return ""
-    real = ", MNIST by its real writers; others wrote the test images"
-    return real if "written" in data else ", MNIST by simulated writers"
+    real = " (MNIST by its real writers; others wrote the test images)"
+    return real if "written" in data else " (MNIST, divided among simulated writers)"
 
 
 def judged(runs: Runs) -> Iterator[Verdict]:
@@ -151,26 +152,26 @@ def judged(runs: Runs) -> Iterator[Verdict]:
         abs(up["not_encrypt"] / UPLOADS["not_encrypt"] - 1) <= 0.01,
         "bytes that a client uploads under not_encrypt",
         f"{UPLOADS['not_encrypt']:,}", f"{up['not_encrypt']:,.0f}", held_to="at most 1% apart",
-        same="within a hundredth: four bytes a parameter, of which there are 66,126 here and "
-        "66,521 there", other="the model has another size",
+        same="four bytes for each parameter: 66,126 parameters here, 66,521 in the source",
+        other="the model has another size",
     )  # fmt: skip
     yield Verdict.of(
         up["signds"] <= UPLOADS["signds"], "bytes that a client uploads under signds",
         f"{UPLOADS['signds']:,}", f"{up['signds']:,.0f}", held_to="no more",
-        same="no more, for more dimensions: 238 where its search stopped at 149, in a code near "
-        "their entropy", other="more than the source's",
+        same="fewer bytes for more dimensions: 238, where the source's search stopped at 149, in "
+        "a code close to their entropy", other="more than the source's",
     )  # fmt: skip
     theirs = ACCURACIES["not_encrypt"] - ACCURACIES["signds"]
     reached = {name: accuracy(runs[name]) for name in runs}
     ours = reached["not_encrypt"] - reached["signds-k0.01"]
     yield Verdict.of(
-        ours <= theirs + _SLACK, "accuracy that signds with k 0.01 costs",
+        ours <= theirs + _SLACK, "accuracy lost under signds with k 0.01",
         f"{theirs:.3f} ({ACCURACIES['not_encrypt']:g} to {ACCURACIES['signds']:g})",
         f"{ours:.3f} ({reached['not_encrypt']:.3f} to {reached['signds-k0.01']:.3f})",
         held_to=f"at most {_SLACK:g} more",
-        same="no more than there",
-        other="a report says which way some dimensions moved, not how far: it needs more rounds, "
-        "or more clients, to get as far",
+        same="no more than in the source",
+        other="a report states in which direction some dimensions move, but not how far, so the "
+        "same accuracy needs more rounds or clients",
         nothing=idle({name: reached[name] for name in ("not_encrypt", "signds-k0.01")}, _DIGITS),
     )  # fmt: skip
     yield _convergence(runs["not_encrypt"], runs["signds"])
@@ -185,10 +186,10 @@ def _convergence(plain: ReadRun, noisy: ReadRun) -> Verdict:
         early - late > max(sways, _SHARE * (start - end)),
         "test loss under signds, mean of the first five and of the last five tests", "falls",
         f"{early:.3f} to {late:.3f} (not_encrypt: {start:.3f} to {end:.3f})",
-        held_to=f"by more than {_SHARE:g} of the fall under not_encrypt, and than it sways",
-        same="more than half as far as without protection, from signs alone",
-        other=f"a step of one size takes the model past where it goes: the last five tests sway "
-        f"by {sways:.3f}",
+        held_to=f"by more than {_SHARE:.0%} of the fall under not_encrypt, and more than it "
+        "fluctuates",
+        same="it falls more than half as far as without protection, with signs only",
+        other=f"steps of a fixed size overshoot: the last five tests fluctuate by {sways:.3f}",
         nothing=idle(reached, _DIGITS),
     )  # fmt: skip
 
@@ -206,4 +207,4 @@ def _table(runs: Runs) -> Table:
         for name, run in runs.items()
     ]  # fmt: skip
     columns = ("run", "bytes up", "accuracy, last five tests", "loss", "AUC")
-    return Table(columns, rows, "What each run reached.")
+    return Table(columns, rows, "The results of each run.")

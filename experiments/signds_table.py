@@ -57,11 +57,11 @@ class SignDSTable(Experiment):
         drawn = _drawn(mechanism, rounds)
         shares = _told(mechanism)
         ran = (
-            f"The printed updates, reports and step; then {rounds:,} rounds in which the mechanism "
-            f"itself draws the reports. The source does not say which k the example has: its "
-            f"largest, {K}, makes a top-k set of {mechanism.plan(DIMENSIONS).topk}, and epsilon is "
-            f"its default, {EPS:g}. Both scales are the same example; they differ in the rounds "
-            f"that are drawn."
+            f"The source prints the updates, the reports and the step of one round, which are "
+            f"repeated here. Then the mechanism itself draws the reports of {rounds:,} rounds. The "
+            f"source does not say which k the example uses. Here it is the largest one allowed, "
+            f"{K}, which makes a top-k set of {mechanism.plan(DIMENSIONS).topk}, and epsilon is "
+            f"the default, {EPS:g}. The scales differ only in the number of rounds."
         )
         tables = [shares, _dimensions(drawn)]
         return Outcome(ran, _verdicts(mechanism), tables, [_plot(drawn, rounds)], seeds=0)
@@ -119,7 +119,7 @@ def _told(mechanism: SignDS) -> Table:
              f"{math.exp(log_p):.2g}")
         )  # fmt: skip
     columns = ("client", "sign", "sent", "its top-k set", "sent of it", "probability")
-    return Table(columns, rows, "The printed reports, as draws of the mechanism.")
+    return Table(columns, rows, "The probability of each printed report under the mechanism.")
 
 
 def _dimensions(drawn: Float64s) -> Table:
@@ -129,7 +129,7 @@ def _dimensions(drawn: Float64s) -> Table:
         ("aggregate of the printed reports", *(f"{x:.3f}" for x in aggregate())),
         ("mean aggregate of drawn reports", *(f"{x:.3f}" for x in drawn)),
     ]
-    return Table(columns, rows, "Dimension by dimension.")
+    return Table(columns, rows, "The results by dimension.")
 
 
 def _verdicts(mechanism: SignDS) -> list[Verdict]:
@@ -144,25 +144,27 @@ def _verdicts(mechanism: SignDS) -> list[Verdict]:
         Verdict.of(
             off <= 0.005, "mean of the three updates", _row(MEAN), _row(mean),
             held_to="at most 0.005 apart",
-            same="to the two places that are printed",
-            other=f"they lie up to {off:.2g} apart",
+            same="equal in the two decimal places that are printed",
+            other=f"they are up to {off:.2g} apart",
         ),
         Verdict.of(
             abs(step - 1) < 1e-12, "step 2 · r_est · clients at r_est = 1/6", "1", f"{step:g}",
             held_to="at most 1e-12 apart",
-            same="what the step estimate gives", other="the step is another",
+            same="the step estimate gives this step", other="the step differs",
         ),
         Verdict.of(
             far < 1e-12, "aggregate of the printed reports", _row(RESULT), _row(ours),
             held_to="at most 1e-12 apart",
-            same="the server's half of a round gives it", other=f"they lie up to {far:.2g} apart",
+            same="the server's half of a round gives this result",
+            other=f"they are up to {far:.2g} apart",
         ),
         Verdict.of(
-            rarest > _RARE, "the printed reports are draws of the mechanism", "yes",
-            f"the rarest has probability {rarest:.2g}", held_to=f"each above {_RARE:g}",
-            same="each is a report that a client may well send",
+            rarest > _RARE, "the printed reports are likely draws of the mechanism", "yes",
+            f"the least likely one has probability {rarest:.2g}",
+            held_to=f"each has a probability above {_RARE:g}",
+            same="a client may well send each of them",
             other=f"a report with fewer than {plan.threshold} dimensions of the top-k set is e^"
-            f"{EPS:g} times rarer: the example shows what reports look like, not what is likely",
+            f"{EPS:g} times less likely: the example shows the form of reports, not likely ones",
         ),
     ]  # fmt: skip
 
@@ -181,5 +183,6 @@ def _plot(drawn: Float64s, rounds: int) -> Plot:
     return Plot(
         "dimensions", "Three clients, eight dimensions", Axis("dimension"),
         Axis("update, or aggregate at step 1"), curves,
-        "A round's aggregate is coarse; over many rounds the largest of it are the mean update's.",
+        "One round's aggregate is coarse. Over many rounds, its largest entries are those of the "
+        "mean update.",
     )  # fmt: skip

@@ -28,11 +28,12 @@ STATUSES: Mapping[str, str] = {
 }
 _HEAD = """# The sources' statements
 
-One line for each testable statement of the sources, with a status:
+This page lists every testable statement of the [sources](index.md), with a status:
 {legend}.
-A statement that an experiment judges has its status from the verdicts on that experiment's page.
-If the run has the source's size, or the statement holds at any size, it is S if all of them agree
-and D if one differs. It is P if a verdict says nothing or the run is smaller.
+
+If an experiment tests a statement, its status follows from the verdicts on that experiment's
+page. It is P if a verdict says nothing, or if the run is smaller than the source's and the
+statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs.
 
 **{tally}.**
 """
@@ -109,7 +110,7 @@ def page() -> str:
     found = [*rows()]
     count = Counter(row[3] for row in found)
     tally = ", ".join(f"{count[key]} {key}" for key in STATUSES)
-    legend = ",\n".join(f"**{key}** {means}" for key, means in STATUSES.items())
+    legend = "; ".join(f"**{key}** {means}" for key, means in STATUSES.items())
     parts = [_HEAD.format(legend=legend, tally=f"{len(found)} statements: {tally}")]
     titles = tomllib.loads(read_text(STATEMENTS, MOST_LINES_BYTES))
     for source, held in titles.items():

@@ -90,9 +90,11 @@ def test_the_site_has_the_tables_that_the_code_knows(site: Path) -> None:
     for page in (DOCS / "reproductions").glob("[!i]*.md"):
         if page.stem == "statements":
             continue
-        found = re.search(r"\*\*(\d+ of \d+ agree)[^;*]*(; [^.]*)?\.\*\*", page.read_text("utf-8"))
+        found = re.search(
+            r"\*\*(\d+ of \d+) results agree[^;*]*(; [^.]*)?\.\*\*", page.read_text("utf-8")
+        )
         assert found
-        told = found[1] + (found[2] or "")
+        told = f"{found[1]} agree{found[2] or ''}"
         row = rf'<a href="{page.stem}/">{page.stem}</a></td>\s*<td>[^<]*</td>\s*<td>{told}<'
         assert re.search(row, shown.replace("../", "")), page
 

@@ -85,10 +85,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream to `target` without a buffer. Returns the number of bytes.
-
-        The cipher needs 15 bytes of space after its output.
-        """
+        """Write keystream to `target` without a buffer. Returns the number of bytes."""
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16

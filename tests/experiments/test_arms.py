@@ -122,9 +122,9 @@ def test_settings_beside_the_sources() -> None:
     source = {"rounds": 500, "clients.number": 4, "clients.fraction": 1.0, "model": "lenet"}
     table = settings(source, job("a"))
     assert table.rows == [("`rounds`", "500", "3"), ("`model`", "lenet", "logistic")]
-    assert table.caption == "As the source: `clients.number` 4, `clients.fraction` 1.0."
+    assert table.caption == "As in the source: `clients.number` 4, `clients.fraction` 1.0."
     same = settings({"clients.number": 4}, job("a"))
-    assert same.markdown() == "As the source: `clients.number` 4.\n"
+    assert same.markdown() == "As in the source: `clients.number` 4.\n"
 
 
 def test_the_leakage_of_a_model_that_knows_its_examples_by_heart(

@@ -19,7 +19,7 @@ def test_a_run_at_chance_level_learnt_nothing(accuracy: float, labels: int, does
 
 def test_an_idle_run_is_named_with_its_accuracy() -> None:
     said = idle({"good": 0.4, "flat": 0.051, "low": 0.07}, 20)
-    assert said == "less than 0.1 above chance level (0.050): flat (0.051), low (0.070)"
+    assert said == "less than 0.1 above chance level (0.050) at the end: flat (0.051), low (0.070)"
 
 
 def test_a_trend_begins_with_the_first_run_that_learnt() -> None:

@@ -26,7 +26,7 @@ from fedveil.privacy.intervals import share
 #: Verdicts about a formula, a count or a format: no training can change them.
 UNTRAINED = {
     "signds-lenet": ("bytes that a client uploads",),
-    "embedding-dp": ("how often a bit is true",),
+    "embedding-dp": ("probability of an unchanged bit",),
 }
 #: Experiments without any training.
 NO_TRAINING = {"signds-table", "secagg-cost"}

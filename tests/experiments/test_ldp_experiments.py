@@ -154,7 +154,7 @@ def test_cells_are_judged_by_the_figures() -> None:
     turning = ldp_claims.cells_help(("iid", 4.8), lost(0.8, 0.6, 0.1, 0.2, 0.4))
     assert falling.agrees
     assert not turning.agrees
-    assert "beyond 10 cells" in turning.why
+    assert "Beyond 10 cells" in turning.why
 
 
 def lost(*rates: float, plain: float = 0.98) -> Lost:
@@ -238,7 +238,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     grown = next(v for v in outcome.verdicts if v.what == "lenet-mnist: the total budget")
     assert grown.answer != "agrees"
     assert grown.ours == f"{adaptive / fixed:.2f} times as much"
-    assert "is in the index of the pages" in text
+    assert "The index of these pages states all settings" in text
     said.clear()
     assert reproduce("ldp-adaptive", "small", tmp_path / "a", said.append)[1].verdicts == (
         outcome.verdicts

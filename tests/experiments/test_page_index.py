@@ -16,7 +16,7 @@ PAGES = DOCS / "reproductions"
 
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "ldp-cells.md").write_text(
-        "# ldp-cells\n\n**1 of 3 agree with the source; 2 say nothing.** Scale: small.\n"
+        "# ldp-cells\n\n**1 of 3 results agree with the source; 2 say nothing.** Scale: small.\n"
     )
     lines = index(tmp_path).splitlines()
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
@@ -24,13 +24,13 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     assert "| not run |  |" in rows["ldp-epsilon"]
     assert sum(line.count("|") == 6 for line in lines) == 2 + len(EXPERIMENTS)
     assert rows["`rounds`"] == "| `rounds` | 500 | 30 |"
-    assert "As the source: `clients.fraction` 0.5, `training.optimizer` sgd, `" in "".join(lines)
+    assert "As in the source: `clients.fraction` 0.5, `training.optimizer` sgd, `" in "".join(lines)
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if (PAGES / f"{n}.md").is_file()])
 def test_a_page_counts_its_own_verdicts_and_has_its_figures(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text("utf-8")
-    agree, of = map(int, re.search(r"\*\*(\d+) of (\d+) agree", text).groups())  # type: ignore[union-attr]
+    agree, of = map(int, re.search(r"\*\*(\d+) of (\d+) results agree", text).groups())  # type: ignore[union-attr]
     silent = text.count("| says nothing |")
     assert text.count("| agrees |") == agree
     assert text.count("| differs |") == of - agree - silent

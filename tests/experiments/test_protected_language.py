@@ -81,8 +81,8 @@ def test_the_verdicts_are_computed() -> None:
 def test_a_reason_says_whether_more_than_word_frequencies_was_learnt() -> None:
     below = list(verdicts(runs(), frequencies=9.0))[3].why
     above = list(verdicts(runs(), frequencies=8.0))[3].why
-    assert below.endswith("; 8.80 after the last step is below the 9.00 of word frequencies")
-    assert "; 8.80 after the last step is not below the 8.00" in above
+    assert below.endswith("; the final loss, 8.80, is below the 9.00 of word frequencies alone")
+    assert "; the final loss, 8.80, is not below the 8.00" in above
 
 
 @pytest.mark.slow

@@ -77,14 +77,14 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
     assert code == Exit.DONE, err
     folder = Path("runs", "reproduce-toy-small")
     assert err == f"toy at scale small takes about 90 s on two cores; it is in {folder}\n"
-    assert out.endswith(f"2 of 2 agree with the source.\nwritten to {folder / 'toy.md'}\n")
+    assert out.endswith(f"2 of 2 results agree with the source.\nwritten to {folder / 'toy.md'}\n")
     page = (tmp_path / folder / "toy.md").read_text()
     for part in (
         "# toy\n",
         "A toy. Source: nowhere.",
-        "**2 of 2 agree with the source.** Scale: small.",
-        "It ran 1 times. Each figure is of 1 seed and has no interval.",
-        "| measure | the source | here | held to | verdict | why |",
+        "**2 of 2 results agree with the source.** Scale: small.",
+        "It ran 1 times. Each figure comes from 1 seed, so it has no confidence interval.",
+        "| measure | the source | here | criterion | verdict | why |",
         "| attempts | 1 | 1 | equal | agrees | one |",
         "![Two lines](toy-lines.svg)\n\nThey cross.",
         "![cat](more/cat.png)",
@@ -118,10 +118,10 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     monkeypatch.setattr(toy, "cut_off", False)
     code, out, _ = command(*arguments)
     assert code == Exit.DONE
-    assert "0 of 2 agree with the source." in out
+    assert "0 of 2 results agree with the source." in out
     page = (tmp_path / "here" / "toy.md").read_text()
     assert "| attempts | 1 | 2 | equal | differs | more |" in page
-    assert re.search(r"\n5,00\d s on ", page)  # what was spent before counts
+    assert re.search(r"\nIt took 5,00\d s on ", page)  # what was spent before counts
     begun["seconds"] = 7000.0
     (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
     assert command(*arguments)[0] == Exit.DONE
@@ -250,7 +250,7 @@ def test_a_reason_is_said_once() -> None:
     assert [row[-2:] for row in verdicts(outcome).rows] == [
         ("agrees", "so"), ("differs", "other"), ("says nothing", "as above"),
     ]  # fmt: skip
-    assert tally(outcome) == "1 of 3 agree with the source; 1 says nothing."
+    assert tally(outcome) == "1 of 3 results agree with the source; 1 says nothing."
 
 
 @pytest.mark.parametrize(("agrees", "why"), [(True, "yes"), (False, "no")])
@@ -265,9 +265,9 @@ def test_a_verdict_has_its_own_reason(agrees: bool, why: str) -> None:
     ("seeds", "said"),
     [
         (0, ""),
-        (1, " Each figure is of 1 seed and has no interval."),
-        (2, " Each figure is of 2 seeds and has no interval."),
-        (5, " A figure is the mean of 5 seeds, with its 95% interval."),
+        (1, " Each figure comes from 1 seed, so it has no confidence interval."),
+        (2, " Each figure comes from 2 seeds, so it has no confidence interval."),
+        (5, " A figure is the mean of 5 seeds, with its 95% confidence interval."),
     ],
 )
 def test_a_page_says_how_many_seeds_a_figure_has(seeds: int, said: str) -> None:

@@ -86,9 +86,9 @@ def judged(figures: Figures) -> dict[str, bool]:
 def test_the_verdicts_are_computed() -> None:
     assert growth({1: 5, 4: 10, 8: 40}) == 2
     linear, cubic = judged(costs(lambda n: 1000.0 * n)), judged(costs(lambda n: float(n**3)))
-    assert linear.pop("client: masks at 10 neighbours, in n") is False
+    assert linear.pop("client: masks with 10 neighbours, by n clients") is False
     assert all(linear.values())
-    grow = [what for what in cubic if what.endswith(", in n")]
+    grow = [what for what in cubic if what.endswith(", by n clients")]
     assert len(grow) == 8
     assert not any(cubic[what] for what in grow)
 
@@ -99,8 +99,12 @@ def test_seconds_are_held_against_the_papers_ratios(monkeypatch: pytest.MonkeyPa
     slower[500, 30] = replace(slower[500, 30], server_seconds=4.0)
     found = judged(replace(figures, timed=slower))
     assert found["a client's seconds: 500 clients, 100,000 entries"] is False
-    assert found["the server's seconds with 10% dropping out, over those with none"] is True
-    assert found["the server's seconds with 30% dropping out, over those with none"] is False
+    assert (
+        found["the server's seconds if 10% drop out, and their ratio to those if none do"] is True
+    )
+    assert (
+        found["the server's seconds if 30% drop out, and their ratio to those if none do"] is False
+    )
     monkeypatch.setattr(secagg_cost, "EXPANSION", {(1 << 10, 1 << 20): 1.5})
     assert next(iter(judged(figures).values())) is False
 

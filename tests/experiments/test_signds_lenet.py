@@ -179,4 +179,4 @@ def test_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [verdict.agrees for verdict in outcome.verdicts][:2] == [True, True]
     assert [plot.name for plot in outcome.plots] == ["loss", "auc"]
     assert all(len(plot.curves) == 4 for plot in outcome.plots)
-    assert "MNIST by simulated writers" in page.read_text()
+    assert "MNIST, divided among simulated writers" in page.read_text()

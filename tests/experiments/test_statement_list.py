@@ -43,7 +43,7 @@ def test_what_a_statement_names_is_there() -> None:
 
 def judged(tmp_path: Path, *answers: str, scale: str = "full") -> Judged:
     lines = [f"| m{n}: x | 1 | 2 | 3 | {answer} | why |" for n, answer in enumerate(answers)]
-    head = ["| measure | the source | here | held to | verdict | why |", "| --- |"]
+    head = ["| measure | the source | here | criterion | verdict | why |", "| --- |"]
     text = "\n".join([f"**2 of 3 agree.** Scale: {scale}.", *head, *lines, "",
                       "    fedveil reproduce x --scale full"])  # fmt: skip
     (tmp_path / "x.md").write_text(text)

@@ -16,17 +16,18 @@ from fedveil.learning.weight_layout import Layout
 from fedveil.record.before_after import read_before_after
 
 NEW = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 300}
-#: A key, and another value than that of the base.
-CASES: dict[str, Any] = {
-    "adapter.kind": "none",
-    "adapter.rank": 2,
-    "adapter.alpha": 3.0,
-    "adapter.targets": ["c_fc", "c_attn"],
-    "language.length": 9,
-    "language.config": NEW,
-    "language.prompts": ["a bird"],
-    "language.new_tokens": 3,
-}
+#: The block of a key, the key, and another value than that of the base.
+CASES: list[tuple[str, str, Any]] = [
+    ("adapter", "kind", "none"),
+    ("adapter", "rank", 2),
+    ("adapter", "alpha", 3.0),
+    ("adapter", "targets", ["c_fc", "c_attn"]),
+    ("language", "length", 9),
+    ("language", "config", NEW),
+    ("language", "prompts", ["a bird"]),
+    ("language", "new_tokens", 3),
+]
+RECOMPUTED = {f"language.{key}": True for key in ["recompute"]}
 
 
 def observed(folder: Path, model: Path, texts: Path, **more: Any) -> Any:
@@ -40,11 +41,11 @@ def base(model: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return observed(tmp_path_factory.mktemp("base") / "run", model, texts)
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize(("block", "key", "value"), CASES)
 def test_a_key_changes_something(
-    key: str, base: Any, model: Path, texts: Path, tmp_path: Path
+    block: str, key: str, value: Any, base: Any, model: Path, texts: Path, tmp_path: Path
 ) -> None:
-    assert observed(tmp_path / "run", model, texts, **{key: CASES[key]}) != base
+    assert observed(tmp_path / "run", model, texts, **{f"{block}.{key}": value}) != base
 
 
 def test_a_repeated_run_changes_nothing(
@@ -56,13 +57,10 @@ def test_a_repeated_run_changes_nothing(
 def test_recomputed_activations_take_less_memory_and_change_nothing(
     base: Any, model: Path, texts: Path, tmp_path: Path
 ) -> None:
-    made = [
-        tiny_language.built(model, **{"language.recompute": recompute})
-        for recompute in (False, True)
-    ]
+    made = [tiny_language.built(model, **more) for more in ({}, RECOMPUTED)]
     kept = [saved_bytes(each) for each in made]
     assert kept[1] < 0.7 * kept[0]
-    loss, *rest = observed(tmp_path / "run", model, texts, **{"language.recompute": True})
+    loss, *rest = observed(tmp_path / "run", model, texts, **RECOMPUTED)
     assert rest == [*base[1:]]
     assert loss == pytest.approx(base[0], rel=1e-5)
 

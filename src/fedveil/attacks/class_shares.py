@@ -1,5 +1,4 @@
-"""Inference of a client's classes from its report: the number of examples of each, and a
-prevailing class.
+"""Inference of a client's classes from its report: their counts, and whether one prevails.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
 (`gradient.label_counts`). Property inference asks whether more than half of the examples are of one
@@ -96,10 +95,7 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes, of which both attacker and clients have enough examples.
-
-        The attacker's examples are the test examples.
-        """
+        """Choose at most `most` classes, of which attacker and clients have enough examples."""
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
         data, needed = target.dataset, math.ceil(_PREVAILS * count)
@@ -169,10 +165,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the share of clients' labels that iLRG counts right, beside that of a guess.
-
-    The guess gives every class its share of the test examples.
-    """
+    """Return the share of clients' labels that iLRG counts right, beside that of a guess."""
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
     if layer is None or settings.optimizer != "sgd":

@@ -87,11 +87,7 @@ def evidence(
     entropy: Entropy,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Return evidence for update a against b: [trials, rounds] of clients with a, and of clients
-    with b.
-
-    `step` is called after every trial.
-    """
+    """Return evidence for update a against b, [trials, rounds]: from clients with a, and with b."""
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):
         for trial in range(trials):
@@ -138,10 +134,7 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield the metrics for a finding.
-
-        `distance` is the claimed epsilon less the lower bound.
-        """
+        """Yield the metrics for a finding. `distance` is claimed epsilon less lower bound."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -156,8 +149,7 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return the cost of `rounds` reports under the protection, at multiples of its cost
-    parameter.
+    """Return the cost of `rounds` reports at multiples of the protection's cost parameter.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """

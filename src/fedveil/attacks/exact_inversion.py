@@ -88,8 +88,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions], and each one's number of neurons on which it is
-    zero."""
+    """Candidate directions [rank, directions], each with the number of neurons where it is 0."""
 
     directions: Float64s
     scores: Float64s
@@ -162,10 +161,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Return directions [rank, number] that are zero on many neurons, each from its own start.
-
-    Many of the random starts avoid some of the directions `known`, [rank, directions].
-    """
+    """Return directions [rank, number] that are zero on many neurons, each from its own start."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -213,8 +209,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if the direction is not determined without one of these neurons, as a
-    direction of this kind exists for every neuron.
+    The count is halved if the direction would be undetermined without one of these neurons, because
+    such directions exist whatever the examples are.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:

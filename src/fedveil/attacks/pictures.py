@@ -41,10 +41,7 @@ def ssim(original: Float64s, other: Float64s) -> float:
 
 
 def grid(rows: list[list[Float64s]]) -> bytes:
-    """Return a PNG with one row of images for each list.
-
-    All images are [channels, height, width] with values in [0, 1].
-    """
+    """Return a PNG of rows of images, [channels, height, width] with values in [0, 1]."""
     channels, height, width = rows[0][0].shape
     columns = max(len(row) for row in rows)
     shape = (len(rows) * (height + _GAP) + _GAP, columns * (width + _GAP) + _GAP, channels)

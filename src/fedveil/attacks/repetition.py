@@ -78,8 +78,7 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 
 @dataclass
 class After:
-    """The results after `count` reports of each client: every client's metrics, and right
-    guesses."""
+    """Results after `count` reports of each client: every client's metrics, and right guesses."""
 
     count: int
     scaled: bool = True

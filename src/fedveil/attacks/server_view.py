@@ -16,10 +16,7 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """The server's view of a round: a reading of each client's report, and the aggregate.
-
-    `state` is the protection's state for the next round.
-    """
+    """The server's view of a round: reports' readings, the aggregate, the next round's `state`."""
 
     readings: Sequence[Reading]
     aggregate: Float64s
@@ -82,8 +79,7 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the server's view of each of `times` rounds in which the first client has a fixed
-    update.
+    """Yield the server's view of `times` rounds in which the first client has a fixed update.
 
     Each round starts from `model` and the first round's state, and draws anew. If a round needs
     several clients, others take part with updates of zero.

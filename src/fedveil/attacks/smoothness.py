@@ -6,10 +6,7 @@ import torch
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Return, for each image, the sum of absolute differences between neighbouring pixels.
-
-    It is 0 for examples that are no images [images, channels, height, width].
-    """
+    """Return the sum of each image's differences of neighbouring pixels; 0 for no image."""
     if images.ndim != 4:
         return images.new_zeros(len(images))
     across = images.diff(dim=-1).abs().flatten(1).sum(dim=1)

@@ -121,10 +121,7 @@ class Target:
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
-        """Load a finished run from its folder: its final model, and its job.
-
-        `overrides` are `key=value` settings on top of the job's.
-        """
+        """Load a finished run: its final model, and its job with `overrides` on top."""
         path = Path(folder)
         if not (path / MODEL).is_file():
             raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")
@@ -170,8 +167,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's finding, with the protection and its promise for `rounds` rounds.
-        `more` are further fields."""
+        """Return an attack's finding, with the protection's promise. `more` are its fields."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,
@@ -198,10 +194,7 @@ class Target:
     def updates(
         self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
     ) -> list[Float32s]:
-        """Return the updates of clients trained with the job's own trainer.
-
-        They start from `weights` or, if these are None, from the target's own.
-        """
+        """Return the updates of clients trained from `weights`, by default the target's own."""
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
@@ -227,9 +220,6 @@ class Target:
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of a round whose clients have these updates.
-
-        A different `repeat` draws different reports.
-        """
+        """Return the server's view of a round with these updates. Each `repeat` is a new draw."""
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

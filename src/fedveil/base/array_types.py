@@ -1,4 +1,4 @@
-"""Types of arrays by their elements. Other modules name types with a special meaning."""
+"""The types of arrays, each named by the type of its elements."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def into_floats(numbers: Int64s) -> Float64s:
     for start in range(0, len(numbers), _PART):
         floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64)
     return floats
+
+
+def row_values(rows: Uint8s) -> npt.NDArray[np.bytes_]:
+    """Return each row's bytes as one value that NumPy can sort. Equal widths keep them distinct."""
+    return np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").reshape(-1)

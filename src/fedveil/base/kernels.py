@@ -19,8 +19,7 @@ _REORDER = {"contract", "reassoc", "nsz"}
 def compiled(
     fallback: Callable[..., object] | None = None, *, reorder: bool = False, numbers: bool = False
 ) -> Callable[[Loop], Loop]:
-    """Compile the decorated loop with numba. Without numba, use `fallback`, which computes equal
-    bytes.
+    """Compile the decorated loop with numba, or use `fallback`, which computes equal bytes.
 
     Without numba and `fallback`, the loop is not compiled: check `HAVE_NUMBA` before a long one.
     With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the

@@ -56,10 +56,7 @@ def encoded_bytes(message: Message) -> int:
 
 
 def check_carried(what: str, size: int) -> None:
-    """Raise `MessageTooLong` if `size` bytes are too many for one message between machines.
-
-    `what` names the content in the error.
-    """
+    """Raise `MessageTooLong`, about `what`, if one message cannot carry `size` bytes."""
     if size > MOST_CARRIED:
         raise MessageTooLong(
             f"{what} is a message of {size:,} bytes, but a message between machines has at most "
@@ -77,8 +74,7 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
-    """Return the message that `data` encodes. Its arrays are read-only, and views of `data` if
-    aligned.
+    """Return the message that `data` encodes. Its arrays are read-only, and views if aligned.
 
     Raises `MessageInvalid` for invalid data and, before reading it, for more than `longest` bytes.
     """
@@ -101,10 +97,7 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
 
 
 def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """Return the field `name` of an untrusted message. Its type must be exactly `kind`.
-
-    Raises `MessageInvalid` otherwise.
-    """
+    """Return a field of an untrusted message. Raises `MessageInvalid` unless it is a `kind`."""
     value = message.get(name)
     if value is None or type(value) is not kind:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -177,8 +170,7 @@ def _varint(value: int) -> bytes:
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Return the fields with `prefix` before their names, so that one message can hold several
-    groups."""
+    """Return the fields with `prefix` before their names, so that groups share a message."""
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 

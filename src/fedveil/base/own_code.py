@@ -102,10 +102,7 @@ def unpack(data: bytes) -> None:
 
 @contextmanager
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
-    """Turn any exception of a user's code into `error`, one sentence. fedveil's own errors pass.
-
-    `key` is the job's key that names the code, and `what` describes the code.
-    """
+    """Turn an exception of a user's code, `what` at `key`, into `error`. Our own errors pass."""
     try:
         yield
     except FedveilError:

@@ -17,10 +17,7 @@ to_stderr = False
 
 
 class _EscapingConsole(Console):
-    """A console on which no text acts as a terminal command, while rich's own styles still work.
-
-    Strings are escaped before they are measured, other renderables when they are printed.
-    """
+    """A console on which no text acts as a terminal command. rich's own styles still work."""
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(escaped(text), **how)
@@ -33,8 +30,7 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Return a console that prints `[red]` and `:train:` literally, and escapes terminal
-    commands."""
+    """Return a console that prints `[red]` and `:train:` as they are, and no terminal command."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
@@ -46,10 +42,7 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a text that is a command's whole answer, escaped on a terminal.
-
-    Prints nothing under `--json`, where a JSON value is the answer.
-    """
+    """Print a command's whole answer, escaped on a terminal, and nothing under `--json`."""
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()

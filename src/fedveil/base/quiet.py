@@ -11,8 +11,7 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Calls `say`, to report that a step is still running, after `every_s` seconds without
-    output."""
+    """Calls `say` if a step is still running after `every_s` seconds without output."""
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say

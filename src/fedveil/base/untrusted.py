@@ -81,10 +81,7 @@ def read_bytes(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    """Return the content of a regular file of at most `most` bytes, which must be UTF-8.
-
-    Raises OSError or UnicodeDecodeError.
-    """
+    """Return the UTF-8 text of a regular file. Raises OSError or UnicodeDecodeError."""
     return read_bytes(path, most).decode()
 
 
@@ -113,10 +110,8 @@ def check_regular(path: str | Path, most: int) -> None:
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:
-    """Yield the lines of a text file, with their ends. Raises ValueError above `most` characters.
-
-    A limit is needed because a file of gigabytes may be a single line.
-    """
+    """Yield the lines of a text file, with their ends. Raises ValueError above `most`
+    characters."""
     for number in count(1):
         line = file.readline(most + 1)
         if len(line) > most:

@@ -43,8 +43,7 @@ def within(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return `value` as a float from `low` to `high`. `open_low` and `open_high` exclude the
-    ends."""
+    """Return `value` as a float from `low` to `high`. `open_low` and `open_high` exclude ends."""
     result = number(name, value)
     below = result <= low if open_low else result < low
     above = result >= high if open_high else result > high

@@ -37,12 +37,13 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask the clients of a Flower federation: write the app to this folder, run it."
+            help="Ask the clients of a Flower federation: write its app to this folder and run it."
         ),
     ] = None,
     json: AsJson = False,
     keys: Annotated[
-        bool, typer.Option("--keys", is_eager=True, callback=_keys, help="Explain every key.")
+        bool,
+        typer.Option("--keys", is_eager=True, callback=_keys, help="Explain every key of a file."),
     ] = False,
 ) -> None:
     """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""
@@ -111,7 +112,6 @@ def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:
 
 
 def _print(answers: Mapping[str, Any]) -> None:
-    """Print answers, and what they cost."""
     from fedveil.privacy.ledger import Line
     from fedveil.statistics.answer_page import table
     from fedveil.statistics.answers import answers_of

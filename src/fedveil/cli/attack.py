@@ -233,10 +233,7 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that creates the output folder once there is something to write.
-
-    An attack may be impossible. A folder named by `out` is created at once, and must be empty.
-    """
+    """Return a function that creates the output folder. `out` is created at once, and empty."""
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:

@@ -200,8 +200,8 @@ def _named(job: Job, text: str | None) -> list[str]:
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
     """Return the epsilons at which protections are compared, none if they keep their settings.
 
-    `fixed` are the keys that the user sets. A protection's own cost among them requests unequal
-    promises, unless `text` says otherwise.
+    `fixed` are the keys that the user sets. If they include the cost parameter of a protection, the
+    epsilons are left unequal, unless `text` names some.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

@@ -23,7 +23,8 @@ JobPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+        "--set",
+        help="KEY=VALUE: set a key of the job or question by its dotted path; may be repeated.",
     ),
 ]
 
@@ -76,10 +77,7 @@ def load(
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the sentence about a job without protection, with what protects it.
-
-    That is a line of the user's own file at `path`, or a setting if there is no file.
-    """
+    """Return the sentence about a job without protection, with the line that protects it."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:

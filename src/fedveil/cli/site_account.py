@@ -14,7 +14,7 @@ from fedveil.errors import SiteError, nearest
 def account(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
     data: Annotated[
-        str | None, typer.Argument(help="One of `data` in the policy. Default: all.")
+        str | None, typer.Argument(help="A data set of the policy. Default: all.")
     ] = None,
     out: Annotated[
         Path | None,

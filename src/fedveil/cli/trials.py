@@ -67,7 +67,7 @@ def _result(trial: Trial) -> str:
 
 
 def _noise(trial: Trial) -> str:
-    """Return the least length of the noise over that of the mean update, if known."""
+    """Format the noise's least length over the mean update's, or "-" if it is unknown."""
     if trial.noise is None:
         return "-"
     return f"{trial.noise:.2f}" if trial.noise < 10 else f"{trial.noise:,.0f}"

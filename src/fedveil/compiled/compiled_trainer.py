@@ -280,8 +280,7 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return an array of `count` zeros that begins at a cache line, or at a huge page if it fills
-    one.
+    """Return an array of `count` zeros that begins at a cache line or, if large, a huge page.
 
     The operating system uses huge pages of 2 MiB only for large arrays that are aligned to them.
     """

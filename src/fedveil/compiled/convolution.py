@@ -136,10 +136,6 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 
 @compiled()
 def _meet_all(m: Float32s, op: Int64s) -> None:
-    """Add up the gradients of input, filters and bias for a convolution without pooling.
-
-    Every output may have a gradient.
-    """
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[KH], op[OUTPUT], op[PART]
     lanes, change = (filters + 7) // 8 * 8, op[CHANGE]
     biases = op[BIASES]  # many small numbers are summed apart

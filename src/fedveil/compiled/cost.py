@@ -93,11 +93,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient for targets that are numbers.
-
-    With `truth`, targets are truth values and scores are logits. Otherwise scores are the
-    predictions.
-    """
+    """Write the gradient for numbers as targets or, with `truth`, for truth values and logits."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]

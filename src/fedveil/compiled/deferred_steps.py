@@ -52,11 +52,7 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance between two stored rows of `length` entries.
-
-    An extra cache line separates them, because rows exactly 2 or 4 kB apart compete for cache
-    lines.
-    """
+    """Return the distance of stored rows. Rows 2 or 4 kB apart would compete for cache lines."""
     return length + LINE
 
 
@@ -132,10 +128,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of a weight's deferred steps, D' X, to the update `out`, block by block.
-
-    Sets HELD to -1 if an entry is not finite.
-    """
+    """Write the sum of deferred steps, D' X, to `out`. Sets HELD to -1 if it is not finite."""
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

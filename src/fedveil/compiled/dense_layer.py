@@ -89,11 +89,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b.
-
-    The gradient of x comes first, because under SGD without momentum or decay the gradient of W is
-    added to W itself.
-    """
+    """Compute the gradients of x, W and b, x first: that of W may be added to W itself."""
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:
@@ -123,10 +119,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer.
-
-    Its weight is stored transposed (inputs by outputs) if that has longer rows.
-    """
+    """A dense layer. Its weight is stored transposed if that has longer rows."""
 
     layer: nn.Linear
     layers = (nn.Linear, NonDynamicallyQuantizableLinear)

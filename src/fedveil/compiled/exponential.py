@@ -79,10 +79,7 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale * (x - max x)) for `count` numbers x from `begin` on to `to`. Returns the sum.
-
-    If one number is NaN, all results are NaN.
-    """
+    """Write e^(scale * (x - max x)) for `count` numbers, or NaN if one is. Returns the sum."""
     highest = m[begin]
     if are_finite(m, begin, count):
         highest = _highest_number(m, begin, count)

@@ -16,10 +16,7 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to the token's values.
-
-    With `back`, add the values to it.
-    """
+    """Copy each token's row of the weight to its values or, if `back`, add the values to it."""
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
             row = weight + int(m[op[f.X] + n * op[f.XS] + t]) * op[f.ROW]

@@ -42,10 +42,7 @@ def up(count: int) -> int:
 
 
 def filled(length: int) -> int:
-    """Return the padded length of a matrix row of `length` entries.
-
-    Multiples of 4 kB are avoided, because such rows evict each other from the cache.
-    """
+    """Return the padded length of a row. Rows of 4 kB multiples would evict each other."""
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
@@ -127,8 +124,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the value that the operation writes: a new one, or its input if it works in
-        place."""
+        """Return the value that the operation writes: a new one, or its input if in place."""
         return self.x
 
     @property
@@ -150,17 +146,11 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the operation's own fields, for batches of up to `batch` examples.
-
-        `changed` is True if a later operation overwrites the same value in place.
-        """
+        """Return the operation's own fields. `changed`: a later operation overwrites the value."""
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for this operation's deferred steps, and return its fields for them.
-
-        Returns no fields if the operation never defers steps.
-        """
+        """Reserve memory for deferred steps, and return its fields, if there are such steps."""
         return {}
 
 

@@ -28,8 +28,7 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply an activation function. Saves the output if a later operation overwrites it, and for
-    GELU the input, which the backward pass needs."""
+    """Apply an activation function, and save the values that the backward pass needs."""
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]

@@ -14,10 +14,7 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy each example's x to its y. With `back`, copy dy to dx.
-
-    With `also`, add to the destination instead of overwriting it.
-    """
+    """Copy each example's x to its y or, if `back`, dy to dx. `also` adds instead."""
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]

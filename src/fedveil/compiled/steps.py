@@ -73,8 +73,7 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy the examples `rows` of x to the input of the first operation, whose fields are
-    `entry`."""
+    """Copy the examples `rows` of x to the input of the first operation, the fields `entry`."""
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -108,10 +107,7 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the change of the weights to `out`, a model's vector, and reset the weights to `start`.
-
-    Skips the weights with deferred steps, which did not change.
-    """
+    """Write the change of weights to `out`, except deferred ones, and reset them to `start`."""
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
             continue

@@ -80,10 +80,7 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector whose lanes are the sums over the lanes of each of `vectors`.
-
-        The number of vectors is a power of two.
-        """
+        """Return a vector of the sums over the lanes of each of 2^n `vectors`."""
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
@@ -112,11 +109,7 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Run `body` `count` times. It maps the values of one turn, initially `start`, to the next
-        ones.
-
-        Returns the values after the last turn.
-        """
+        """Run `body` `count` times, from the values `start`, and return the last turn's values."""
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
         after = builder.append_basic_block("after")
@@ -147,10 +140,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate one case for each number from 1 to `most`, with `write`.
-
-        `value` selects the case at run time.
-        """
+        """Generate a case for each number to `most`. `value` selects one at run time."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

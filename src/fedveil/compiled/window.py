@@ -128,8 +128,7 @@ def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the rows and columns of windows over an image of this shape, with the padding
-    `border`."""
+    """Return the rows and columns of windows over an image of this shape with this padding."""
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)

@@ -28,10 +28,7 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the folders that may contain a data set in `subfolder`, the preferred one first.
-
-    Raises `DataUnavailable` if FEDVEIL_DATA names a folder that does not exist.
-    """
+    """Yield a data set's possible folders. Raises `DataUnavailable` if FEDVEIL_DATA is wrong."""
     configured = os.environ.get(VARIABLE, "")
     if configured:
         root = Path(configured).expanduser()
@@ -52,8 +49,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn an error of the file system about `path` into `DataUnavailable`. The sentence uses
-    `done`, such as "read"."""
+    """Turn a file system's error about `path` into `DataUnavailable`. `done` names the action."""
     try:
         yield
     except OSError as error:

@@ -73,8 +73,7 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file, which reports the sum over all files to
-    `progress`."""
+    """Return each file's progress function, which reports the sum over all to `progress`."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 

@@ -28,8 +28,7 @@ _TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 @dataclass(frozen=True)
 class IdxFile:
-    """A published file: its name, the shape and MD5 of its content, and the size of the
-    download."""
+    """A published file: its name, the shape and MD5 of its content, and its download size."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,8 +58,7 @@ class IdxSet:
 
 
 def read_idx(path: Path, file: IdxFile) -> Array:
-    """Return the array in the file at `path`. Raises `DataInvalid` unless it is the published
-    `file`."""
+    """Return the array in the file. Raises `DataInvalid` unless it is the published `file`."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:

@@ -74,8 +74,7 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return the pixels, classes and validity of a part's files. The test part's size bounds the
-    memory."""
+    """Return a part's pixels, classes and validity. The test part's size bounds the memory."""
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(

@@ -33,8 +33,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's arrays if they differ at most in the length of their first dimension, else
-    None."""
+    """Return a list's arrays if they differ at most in their first dimension, else None."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:

@@ -52,8 +52,7 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are not one plain
-        array."""
+        """Return the form of a data set's test examples, or None if they are no plain array."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -62,10 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several (x, y) pairs.
-
-    If a pair's y is None, its x holds tokens to predict.
-    """
+    """Read the records of several (x, y) pairs. If a y is None, its x holds tokens to predict."""
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])
@@ -124,10 +120,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the examples as integers or as float32, as the form says, and a mask of valid ones.
-
-    Integers of at most 16 bits are not converted, because int64 and float32 hold them exactly.
-    """
+    """Return the examples in the form's type, and a mask of valid ones. Small integers stay."""
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
     return as_whole(rows) if form.whole else as_finite(rows)
@@ -146,8 +139,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, the stored one first, and True if arrays may have
-    any other shape."""
+    """Return a target's possible shapes, the stored one first, and True if any will do."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):

@@ -26,8 +26,7 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Return a published set. The MD5s are of decompressed content, since compressed copies
-    differ."""
+    """Return a published set. The MD5s are of the content, as compressed copies differ."""
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)
@@ -84,8 +83,7 @@ _WRITER = 2
 
 
 def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
-    """Return the set from this machine's files, each verified. With `writers`, these own the
-    training images."""
+    """Return the set from this machine's verified files, with `writers` as owners or without."""
     train_images, train_labels, test_images, test_labels = _arrays(source)
     owners = None if writers is None else _arrays(writers)[0][: len(train_labels), _WRITER]
     return make_dataset(

@@ -70,8 +70,7 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def read_records(name: str, form: Form) -> Examples:
-    """Read the training records that the function `name` returns, in the form that the job states,
-    and nothing else."""
+    """Read only the training records that the function `name` returns, in the job's form."""
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), form.targets, tested=False)
         return lone_records.read(name, groups, form)
@@ -212,8 +211,7 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a part. With `alone`, a Dataset's items are read one by one and not
-    checked."""
+    """Return x and y of a part. With `alone`, a Dataset's items are read one by one, unchecked."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
@@ -265,8 +263,7 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return an item's several inputs as those of a set of one example. Other items are
-    unchanged."""
+    """Return an item's several inputs as a set of one example. Other items are unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -23,10 +23,7 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A partition: client k owns the training examples `indices[offsets[k]:offsets[k + 1]]`.
-
-    Both arrays are read-only.
-    """
+    """A partition: client k owns `indices[offsets[k]:offsets[k + 1]]`. Both are read-only."""
 
     indices: Int64s
     offsets: Int64s
@@ -45,8 +42,7 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return the partition of the examples where the mask `chosen` is True. A client may lose
-        all of its examples."""
+        """Return the partition of the examples in the mask `chosen`. Clients may be empty."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
@@ -165,8 +161,7 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
     """Return the logarithm of a Dirichlet draw, up to a constant.
 
-    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow to a
-    mixture of zeros.
+    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow.
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration
@@ -191,8 +186,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is a client. Clients are numbered by sorted
-    owner."""
+    """Return the partition in which each owner is a client, numbered by sorted owner."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:

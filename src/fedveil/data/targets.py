@@ -37,8 +37,8 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
-    `declared` is the number that the data states, or None. A user's own task needs it, or has 1
-    output.
+    `declared` is the number that the data states, or None. For the targets of a user's own task it
+    is the result, or 1 if it is None.
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}
@@ -54,8 +54,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return each example's tokens without the last one, and for each of them the following
-    token."""
+    """Return each example's tokens without the last, and the token that follows each."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

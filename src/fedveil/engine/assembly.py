@@ -208,8 +208,7 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return the weights and, under SCAFFOLD and FedCM, as many zeros: the first mean control
-    variate or direction."""
+    """Return the weights, under SCAFFOLD and FedCM followed by as many zeros."""
     weights = layout.vector()
     return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
 
@@ -229,8 +228,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return training without client state. FedNova rescales each client's update, FedCM adds the
-    last round's direction to each step."""
+    """Return training without client state, as the job's algorithm changes it."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -249,8 +247,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the clients' training that the job describes. `states` opens the clients' saved
-    states, if the job needs them."""
+    """Return the clients' training. `states` opens the clients' saved states if needed."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)

@@ -80,8 +80,7 @@ class CanaryTraining(Training):
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the client's update of this round if its coin shows 1. For 0 it sends the
-        negative."""
+        """Return the client's update if its coin shows 1. For 0 it sends the negative."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)
@@ -123,10 +122,7 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Return an executor that runs the canaries, and all other clients on `carrier`.
-
-        Returns `carrier` itself if there are no canaries.
-        """
+        """Return an executor that adds the canaries, if any, to the clients of `carrier`."""
         self.carrier = carrier
         return self if self.clients else carrier
 
@@ -193,8 +189,7 @@ class Canaries(Executor):
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
-        """Return the audit's result about `claim`, the run's epsilon for a client in every
-        round."""
+        """Return the audit's result about `claim`, the epsilon for a client in every round."""
         if not self.clients or not self._rounds:
             return None
         state, told = self._protection.initial_state(), self._reports.told

@@ -69,8 +69,7 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield a bound from guessing the coins by differences between rounds, unless all rounds
-        have the same domain."""
+        """Yield a bound from guessing coins by differences between rounds of several domains."""
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -146,7 +145,7 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield the bounds from counted random choices, of which too many are truthful."""
+        """Yield the bounds that follow from how many random choices report the truth."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

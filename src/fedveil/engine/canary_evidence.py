@@ -39,10 +39,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The canaries' reports of the last `lag` rounds, for pairs of rounds that are `lag` apart.
-
-    A paired round is not saved, so that no round is in two pairs.
-    """
+    """The canaries' reports of the last `lag` rounds. No round is in two pairs."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -55,8 +52,7 @@ class _EarlierRounds:
 
 
 class ChoiceTally:
-    """Counts truthful answers, for each `Choice` of a protection and each way of counting in
-    `WAYS`.
+    """Counts truthful answers, for each `Choice` and each way of counting in `WAYS`.
 
     No choice is in two pairs. So pairs are independent if choices are.
     """
@@ -258,10 +254,7 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of the array `name` in `state`, which must have this shape.
-
-    Raises `ValueError` if an entry is NaN or infinite.
-    """
+    """Return a copy of an array of this shape. Raises `ValueError` for NaN or infinity."""
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -50,8 +50,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record a round's aggregate. The canaries' directions were multiplied by `turn`, 1 or
-        -1."""
+        """Record a round's aggregate, with all directions multiplied by `turn`, 1 or -1."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -93,8 +92,7 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the distance by which one client can move it:
-        `step` times twice the length of the client's update."""
+        """Add `difference` to `noise`, in units of the largest move by one client."""
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)
             noise.add(float(scaled @ scaled))

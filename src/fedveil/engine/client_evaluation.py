@@ -72,10 +72,7 @@ class ClientTest:
 
 
 def summary(each: Float64s, better: Better) -> dict[str, float]:
-    """Return the mean of the clients' figures, the mean of the worst tenth, and their spread.
-
-    `better` is the direction of better figures. NaN is ignored.
-    """
+    """Return the mean of the clients' figures, that of the worst tenth, and their spread."""
     known = np.sort(each[~np.isnan(each)])
     if not len(known):
         return dict.fromkeys(CLIENTS, math.nan)

@@ -34,10 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the factor of a client's own gradients in `round`.
-
-    It is the learning rate, under FedCM times `training.own_direction`.
-    """
+    """Return the rate of a client's own gradients: under FedCM, `own_direction` of the full one."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 
@@ -50,7 +47,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate changes between rounds. `make` returns that of a round."""
+    """A trainer whose learning rate changes between rounds. `make(round)` returns one."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

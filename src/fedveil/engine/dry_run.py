@@ -85,10 +85,7 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Return the file and line of the function `name`, which makes the model.
-
-    A traceback through a chain of torch's layers names only torch's files.
-    """
+    """Return the place of the function `name`. A traceback may name only torch's own files."""
     if is_language_model(name):
         return name
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)
@@ -148,10 +145,7 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise an error unless `outputs` has the shape that `targets` and all classes require.
-
-    Without this check, a class that is in no tried batch would fail much later.
-    """
+    """Raise an error unless `outputs` has the shape for `targets` and for all classes."""
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):

@@ -28,8 +28,7 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients. Raises an error if it cannot run on
-        `dataset`."""
+        """Return the job with its number of clients. Raises if it cannot run on `dataset`."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:

@@ -125,8 +125,7 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that miss the window of a phase, each with the first phase that it
-    misses.
+    """Return the clients that miss a phase's window, each with the first phase it misses.
 
     A client's time for a phase is median_ms * e^(spread * z), in milliseconds, with z standard
     normal. So one client in two is slower than `median_ms`. With a spread of 1, one in fifty takes

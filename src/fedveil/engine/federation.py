@@ -193,8 +193,7 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the cost of reports just before their request, so that an interrupted run has
-        paid."""
+        """Record the reports' cost just before their request: an ended run has then paid."""
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 

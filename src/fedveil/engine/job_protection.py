@@ -75,10 +75,7 @@ def whose(job: Job, client: str) -> str:
 
 
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
-    """Describe everything that is sent without noise and so has no finite epsilon.
-
-    `leaves` is True if reports leave the machine on which they are made.
-    """
+    """Describe what is sent without noise. `leaves`: reports leave their machine."""
     said = [BY_SIZE] if job.server.weighting == "by_size" else []
     if job.evaluation.clients:
         said.append("metrics on the clients' own examples (evaluation.clients)")
@@ -97,18 +94,14 @@ def report_entropy(job: Job) -> Entropy:
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training: from the job's seed or, if batches are secret, that of
-    reports."""
+    """Return the randomness of training: the seed's, or the reports' if batches are secret."""
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
-    """Raise `ModelInvalid` if the protection would add noise to a buffer.
-
-    A buffer may hold a variance, which noise can make negative.
-    """
+    """Raise `ModelInvalid` if a buffer, perhaps a variance, would get noise."""
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(

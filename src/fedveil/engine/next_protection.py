@@ -1,5 +1,4 @@
-"""The advice for a finished run without a meaningful promise: the best one that its job can
-have."""
+"""The advice for a finished run without a meaningful promise: the best that its job can have."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the smallest number of clients per round at which the norm of the noise is at most
-    `MOST_NOISE` times that of the mean update."""
+    """Return the least clients per round with noise up to `MOST_NOISE` times the mean update."""
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

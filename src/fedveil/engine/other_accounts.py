@@ -55,8 +55,7 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return the ratio of standard deviation to sensitivity of all Gaussian releases of one report
-    together. None for other noise."""
+    """Return standard deviation over sensitivity of a report's Gaussian releases, or None."""
     square = 0.0
     for spent in protection.spending(protection.initial_state()):
         if not isinstance(spent.loss.release, Gaussian):

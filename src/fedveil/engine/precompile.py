@@ -59,8 +59,7 @@ def precompiling(job: Job) -> Iterator[None]:
 
 
 def make_one_report(job: Job) -> None:
-    """Make a report as a client of the job does, and receive it as its server does, without
-    masks."""
+    """Make a report as a client of the job and receive it as its server, without masks."""
     protection = make_protection(job.with_({"simulation.masks": False}), _DIMENSION)
     model = np.zeros(protection.dimension, np.float32)
     server = protection.server_round(RoundContext(range(job.clients_per_round), 1, model))

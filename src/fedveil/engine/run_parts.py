@@ -62,10 +62,7 @@ class Parts:
 def assemble(
     job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
 ) -> Parts:
-    """Return the parts of the job's run. Raises an error if the job cannot run.
-
-    `dataset` replaces the job's dataset. `callbacks` run in addition to the job's own.
-    """
+    """Return the parts of the job's run, with any `dataset` of the caller, or raise an error."""
     task = make_task(job)
     dataset = load_data(job) if dataset is None else dataset
     job = engine.settle(job, dataset)

@@ -55,8 +55,7 @@ def without_report(record: Record) -> str | None:
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return why a run has no result, or None if some round had a usable report. `stopped` is the
-    reason for an early end, if any."""
+    """Return why a run has no result, or None. `stopped` is a reason for an early end."""
     if any(_usable(record) for record in records):
         return None
     if not records:

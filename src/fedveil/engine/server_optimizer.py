@@ -118,10 +118,7 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the model, and sends it with the last aggregate, in one vector.
-
-    The aggregate is the direction that all clients' steps follow in the next round.
-    """
+    """FedCM: updates the model, and sends it with the last aggregate, the next direction."""
 
     def step(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0

@@ -41,10 +41,7 @@ _CHECKED_BATCHES = 3
 
 
 class Simulator(Engine):
-    """Simulates all clients, on this machine or on a cluster.
-
-    Each client has its part of the partitioned data.
-    """
+    """Simulates all clients, each with its part of the data, on this machine or a cluster."""
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False
@@ -56,8 +53,7 @@ class Simulator(Engine):
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Partition the examples, and return the job with its number of clients, by default the
-        number of owners in the data."""
+        """Partition the examples. Returns the job with its number of clients."""
         self._starting("distributing the examples among the clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)

@@ -59,8 +59,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the run's final weights, and a sentence if they are not `weights`, those of the
-        last round."""
+        """Return the run's final weights, and a sentence if they are not the last `weights`."""
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -73,8 +72,7 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Restore the best model from a checkpoint. Raises an error unless its round is the
-        best."""
+        """Restore the best model from a checkpoint. Raises unless its round is the best."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)

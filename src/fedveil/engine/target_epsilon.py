@@ -112,8 +112,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with its parameter set to `value`. Raises an error for a refused
-    value."""
+    """Return the protection with its parameter set to `value`. Raises if `value` is refused."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 

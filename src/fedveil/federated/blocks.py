@@ -281,10 +281,7 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Set the keys whose default depends on another key.
-
-        The job cannot be changed afterwards.
-        """
+        """Set the keys whose default depends on another key, before the job is immutable."""
         try:
             _ = self.protection.settings
         except InvalidValue as error:

@@ -36,8 +36,7 @@ class Job(JobFields):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
-        """Load a job from `path`, by default the default job, with `overrides` (`key=value`) on
-        top.
+        """Load a job from `path`, or the default one, with `overrides` (`key=value`) on top.
 
         A MindSpore Federated file is recognised by its keys.
         """
@@ -65,8 +64,7 @@ class Job(JobFields):
     def translated(
         cls, data: Mapping[str, Any], overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Return the job that the MindSpore Federated settings `data` describe, and notes about
-        them.
+        """Return the job of the MindSpore Federated settings `data`, and notes about them.
 
         Raises `JobError` for problems, under MindSpore Federated's names.
         """
@@ -110,8 +108,7 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with the parameters that the job sets for that
-        one.
+        """Return this job under another protection, with the parameters that it sets for it.
 
         Clients get the default weighting of the new protection.
         """

@@ -24,10 +24,7 @@ class Translation:
     """A translation of MindSpore Federated settings into `native`, fedveil's keys, with notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, the mapping in the file.
-
-        `ours` are the top-level keys of a fedveil job.
-        """
+        """Translate `data`, a file's mapping. `ours` are a fedveil job's top-level keys."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []

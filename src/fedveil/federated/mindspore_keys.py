@@ -148,10 +148,7 @@ def _block_of(key: str, ours: str) -> str:
 
 
 def key_table() -> str:
-    """Return all keys of a MindSpore job with their translations, as one Markdown table.
-
-    Keys with the same translation share a row.
-    """
+    """Return all keys of a MindSpore job with their translations, as one Markdown table."""
     rows = [
         *((key, _block_of(key, ours)) for key, ours in CONVERTED.items()),
         *INTERPRETED.items(),

@@ -65,7 +65,7 @@ class RecordSettings(Block):
     )
     page: bool = Field(
         True,
-        description="if true, a run writes its page (about 5 MB) into its folder when it "
+        description="if true, a run writes its page (about 40 KB) into its folder when it "
         "ends; `fedveil report` writes it at any time",
     )
 

@@ -43,7 +43,7 @@ class TrainingSettings(Block):
     )
     algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn", "fedcm"] = Field(
         "fedavg",
-        description="federated algorithm, which decides how different clients stay together: "
+        description="algorithm of clients and server, for clients whose data differ: "
         "docs/algorithms.md",
     )
     normal_steps: Annotated[float | None, Under("algorithm", "fednova")] = Field(
@@ -80,9 +80,7 @@ class TrainingSettings(Block):
         0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
-    nesterov: bool = Field(
-        False, description="Nesterov's form of `momentum`: each step looks ahead by one more step"
-    )
+    nesterov: bool = Field(False, description="if true, `momentum` is Nesterov's")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
     gradient_norm: float | None = Field(
         None,

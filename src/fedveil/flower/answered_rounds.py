@@ -11,10 +11,7 @@ from fedveil.protections.last_answered import Answered
 
 
 class AnsweredFile(Answered):
-    """Saves the round's number on disk before the update leaves. The number survives every restart.
-
-    If several processes try to answer one round, only one succeeds.
-    """
+    """Saves a round's number on disk before its update leaves. Only one process succeeds."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

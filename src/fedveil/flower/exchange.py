@@ -22,8 +22,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages. Yields each client's number and reply, until all have arrived or time is
-    up.
+    """Send the messages. Yields each client's number and reply until all came or time is up.
 
     A client whose message the grid could not accept is yielded first, with the reply None. A client
     that does not reply in time is not yielded. Memory holds at most `BATCH` replies at once, while

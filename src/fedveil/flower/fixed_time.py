@@ -18,10 +18,7 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that always lasts `seconds` seconds, even if an error is raised.
-
-    None: no fixed time.
-    """
+    """A context that lasts `seconds` seconds even after an error, or as long as it takes (None)."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds

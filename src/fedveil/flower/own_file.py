@@ -54,8 +54,7 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content. Raises `DeploymentError` if the current one does not match the
-        seal."""
+        """Replace the content. Raises `DeploymentError` if it does not match the seal."""
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)

@@ -40,8 +40,7 @@ def common_record(common: Message) -> ConfigRecord:
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return a message to `client`: the encoded message, the common fields, and `own`, the engine's
-    fields for this client."""
+    """Return a message to `client` with the common fields and its `own`."""
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -54,8 +53,7 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
-    """Return the client's number, the message, and the engine's fields for all clients and for this
-    one. Raises `MessageInvalid`."""
+    """Return the client's number, the message, and the engine's common and own fields."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     own = {name: value for name, value in address.items() if name != "client"}
@@ -70,8 +68,7 @@ def encoded_message(records: RecordDict) -> bytes:
 
 
 def check_report(protection: Protection) -> None:
-    """Raise an error if the protection's reports are too long for Flower, which splits only
-    arrays."""
+    """Raise an error for reports too long for Flower, which splits only arrays."""
     what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
     check_carried(what, protection.longest_report())
 

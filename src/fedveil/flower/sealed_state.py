@@ -58,8 +58,7 @@ class StateFolder:
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the folder `named` in the node configuration, by default one in memory if
-        possible.
+        """Return the node configuration's folder `named`, by default one in memory if possible.
 
         A restarted node needs no key of an earlier round.
         """
@@ -70,8 +69,7 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder `named` in the node configuration, by default one on disk, which
-        survives restarts."""
+        """Return the node configuration's folder `named`, by default one on disk."""
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -119,10 +117,7 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the key and erase its file, so that no other process can read it.
-
-        Returns None without a file, or if its length is not that of a key.
-        """
+        """Return the key and erase its file, so that no other process can read it."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

@@ -262,11 +262,7 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Return the start and number of the positions that the leader requests next, or None at the
-    end.
-
-    `seen` of the `context` positions are cached so far.
-    """
+    """Return the start and number of positions that the leader requests next, or None."""
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
         return None

@@ -62,10 +62,7 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents into those before the last `fraction` of all bytes, and the rest.
-
-    A document across the border is cut in two, at the beginning of a line.
-    """
+    """Split documents before their last `fraction`. A split document is cut at a line."""
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
     for number, document in enumerate(documents):

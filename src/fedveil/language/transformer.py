@@ -87,8 +87,7 @@ class Memory:
         return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of further positions, and return those of all positions so
-        far."""
+        """Append the keys and values of further positions. Returns those of all so far."""
         if self._held is not None:
             seen_keys, seen_values = self._held
             keys = torch.cat([seen_keys, keys], dim=2)
@@ -152,8 +151,7 @@ class Backbone(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: y = x + attention(LayerNorm(x)), then y +
-    feedforward(LayerNorm(y))."""
+    """One transformer layer: x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

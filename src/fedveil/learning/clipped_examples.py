@@ -111,8 +111,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """A model of one dense layer. An example's gradient is the outer product of features and
-    error.
+    """A model of one dense layer. A gradient is the outer product of features and error.
 
     The gradient's norm is therefore the product of both norms, and the gradient is never
     materialised. Everything is computed in float64, one example at a time.
@@ -123,8 +122,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for a model of one dense layer, after any flattening. None for other
-        models."""
+        """Return an object for a model of one dense layer after any flattening, or None."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -143,10 +141,7 @@ class _LinearHead:
         share: float,
         clip: float,
     ) -> None:
-        """Add the contributions of the client's examples at `batch` to `total`.
-
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution.
-        """
+        """Add the clipped contributions of the examples at `batch`. `share` is lr / batch_size."""
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
         flat = weights.astype(np.float64)
@@ -334,8 +329,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return one gradient row for each of `some`, computed in `rows` rows, whose rest are
-        repeats."""
+        """Return a gradient row for each of `some`, computed in `rows` rows with repeats."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -346,8 +340,7 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add `moved`, the parameters' changes, at their positions in `total`. Buffers stay
-        unchanged."""
+        """Add the parameters' changes at their positions in `total`. Buffers stay as is."""
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

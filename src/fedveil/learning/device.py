@@ -17,10 +17,7 @@ def check_device(key: str, name: str) -> None:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's generators for the CPU and `device`, which dropout uses.
-
-    `torch.manual_seed` would also seed all other devices.
-    """
+    """Seed torch's generators of the CPU and `device`, and of no other device, for dropout."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

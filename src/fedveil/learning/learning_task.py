@@ -96,10 +96,7 @@ class Task(ABC):
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Return examples as tensors.
-
-    If lengths differ, they are padded to the longest with `padding`.
-    """
+    """Return examples as tensors. Shorter ones are padded to the longest with `padding`."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)
@@ -204,8 +201,7 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return, for each example, the sum of its losses and the numbers of its tokens and of
-        correct ones."""
+        """Return each example's sum of losses, number of tokens, and number of correct ones."""
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED

@@ -33,11 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Set the initial weights for ReLU (He et al., 2015), which are 2.4 times larger than torch's.
-
-    With torch's own initial weights, LeNet makes no progress in its first rounds, which is
-    expensive in a federation.
-    """
+    """Set initial weights for ReLU (He et al., 2015): with torch's, LeNet learns too slowly."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -47,10 +43,7 @@ def _for_relu(model: nn.Module) -> nn.Module:
 
 
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return LeNet with the 62 output classes of FEMNIST.
-
-    Raises `ModelInvalid` if the data has more than 62 `classes`.
-    """
+    """Return LeNet with FEMNIST's 62 classes. Raises `ModelInvalid` for data with more."""
     if classes > 62:
         raise ModelInvalid(f"model = lenet_femnist has 62 classes, but the data has {classes}")
     return lenet(shape, 62)
@@ -103,8 +96,7 @@ def mlp(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the dense tanh network of membership inference, with 1024, 512 and 256 hidden
-    units."""
+    """Return the tanh network of membership inference: 1024, 512 and 256 hidden units."""
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
@@ -113,8 +105,7 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear head on fixed oriented filters: 7,850 parameters for ten classes of 28x28
-    images."""
+    """Return a linear head on fixed oriented filters: 7,850 parameters for MNIST."""
     return _head_on(OrientedFilters(shape), classes)
 
 
@@ -143,10 +134,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear head with zero weights on fixed filters.
-
-    Its loss is convex, so random initial weights would only add noise.
-    """
+    """Return a linear head on fixed filters. Its loss is convex, so its weights start at zero."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

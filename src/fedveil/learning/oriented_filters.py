@@ -57,8 +57,7 @@ class FilterBank:
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """Yield each scale's filters, [filters, side, side]: an even and an odd one per
-        orientation.
+        """Yield each scale's filters, [filters, side, side]: two per orientation, even and odd.
 
         Each filter has norm 1 and mean 0, so uniform brightness has no effect.
         """
@@ -119,10 +118,7 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return each plane's strengths as a row of norm 1.
-
-        `moduli` has the shape [.., orientations, height, width], for `planes` planes.
-        """
+        """Return each plane's strengths as a row of norm 1."""
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
         strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)

@@ -109,11 +109,7 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return the share of the targets' variance that the outputs explain, averaged over the
-    outputs.
-
-    Returns NaN if no target varies.
-    """
+    """Return the explained share of the targets' variance, averaged, or NaN if none varies."""
     about = np.square(y - y.mean(0)).sum(0)
     left = np.square(outputs - y).sum(0)
     return _mean(1 - left[i] / about[i] if about[i] else None for i in range(len(about)))

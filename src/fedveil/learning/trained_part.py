@@ -126,10 +126,7 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head.
-
-        Raises an error if the model does anything else before it.
-        """
+        """Return the layers before the head. Raises if the model does anything else there."""
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -145,10 +142,7 @@ class TrainedPart:
         return copy.deepcopy(self.whole).to(device).eval()
 
     def _takes_floats(self, shape: tuple[int, ...], device: str) -> bool:
-        """Return True if the model accepts floating numbers.
-
-        This is tried on an example of no client.
-        """
+        """Return True if the model accepts floats, tried on an example of no client."""
         whole = self._copy(device)
         try:
             whole(_nobodys(shape, np.dtype(np.float32)).to(device))
@@ -180,8 +174,7 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an example that depends only on the shape: numbers in [0, 1), or zeros for
-    integers."""
+    """Return an example that depends on the shape only: numbers in [0, 1), or integer zeros."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
@@ -217,10 +210,7 @@ def _looks_up(model: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """Return the layers before the head, and the head.
-
-    Raises `ModelInvalid` if there is no head.
-    """
+    """Return the layers before the head, and the head. Raises `ModelInvalid` without one."""
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):

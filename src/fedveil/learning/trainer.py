@@ -101,10 +101,7 @@ class ClientData:
         return self.entropy.stream("torch").integer(1 << 63)
 
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
-        """Yield the positions of each batch's examples.
-
-        Every epoch has a new order. Its last batch may be smaller.
-        """
+        """Yield the positions of each batch's examples, in a new order in every epoch."""
         if len(self) == 1:  # has one order; a generator would take longer than the training
             yield from [np.zeros(1, np.int64)] * plan.epochs
             return
@@ -136,17 +133,13 @@ class Trainer(Protocol):
         """Begin `round` at these weights, which must not change before the next start."""
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the code for examples of this shape.
-
-        Returns False if this trainer has no such code.
-        """
+        """Compile the code for this shape. Returns False if this trainer has no such code."""
 
     def beside(self) -> Trainer:
         """Return a trainer for another thread, which starts from the same weights."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield the clients' updates in order, several at a time. Each is valid until the next
-        yield.
+        """Yield the clients' updates in order, several at a time, valid until the next yield.
 
         If a client's training raised an exception, its row has no meaning.
         """

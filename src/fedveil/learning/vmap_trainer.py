@@ -70,10 +70,7 @@ class VmapTrainer(OneThread):
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield all clients' updates at once.
-
-        If training one client fails, each is trained alone.
-        """
+        """Yield all clients' updates at once, trained one by one if one fails."""
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:

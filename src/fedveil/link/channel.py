@@ -93,8 +93,7 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 
 
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
-    """Run all parties in this process and return their results. Only their requests decide the
-    order.
+    """Run all parties in this process and return their results.
 
     Arrays are passed without a copy. With `encoded`, every message is encoded and decoded as
     between machines. A party's first error is raised here, after the others have received its

@@ -92,8 +92,7 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Save why the leader did not accept the stream. Fails the link if the reason is
-        certain."""
+        """Save why the leader refused the stream. Fails the link if the reason is certain."""
         if self._stopped.is_set() or self._link.is_over:
             return
         verdict = None if wrong is None else str(wrong)

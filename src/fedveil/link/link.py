@@ -122,8 +122,7 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Send the peer the reason why it is refused, and end all communication with its
-        process."""
+        """Send the peer the reason why it is refused, and end all contact with its process."""
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
@@ -135,8 +134,7 @@ class Link:
             self._restarted = False
 
     def close(self, reason: str = "") -> None:
-        """Announce the end and its `reason`, if any, and wait briefly until the peer has
-        everything."""
+        """Announce the end and its `reason`, if any, and wait briefly for the peer to get all."""
         self._finish(_END, reason)
         with self._lock:
             self._closed, self._stream = True, 0
@@ -212,10 +210,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame that was read from a stream.
-
-        Waits while too much received data is unread.
-        """
+        """Process a frame from a stream, after waiting while too much data is unread."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -250,8 +245,7 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float | None:
-        """Return how many more seconds to wait for a peer that is absent, or silent since
-        `silent_since`."""
+        """Return the seconds left to wait for a peer absent or silent since `silent_since`."""
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
             if left > 0:

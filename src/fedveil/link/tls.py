@@ -109,8 +109,10 @@ class Credentials:
             raise PeerRefused(fault)
 
     def check_usage(self, *, listens: bool) -> None:
-        """Raise an error if this party's own certificate does not allow its use at this end of the
-        link: the leader's if `listens`."""
+        """Raise an error if this party's certificate does not allow its end of the link.
+
+        `listens` is True at the leader's end.
+        """
         own = load_chain(self.certificate, self.folder)[0]
         try:
             allowed = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -165,10 +167,7 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Create each party's folder, and the authority if there is none. Returns their paths.
-
-    Existing folders are never overwritten.
-    """
+    """Create each party's folder, never an existing one, and the authority. Returns paths."""
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
     make_folder(folder)

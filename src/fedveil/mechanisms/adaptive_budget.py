@@ -67,9 +67,5 @@ def _unit(name: str, vector: Float64s) -> Float64s:
 
 
 def _angle(a: Float64s, b: Float64s) -> float:
-    """Return the angle arccos(a · b) of two unit vectors, in [0, π].
-
-    The arccos of a rounded cosine would be off by up to 1e-8 for nearly equal models. This form is
-    accurate everywhere and exact for equal models.
-    """
+    """Return arccos(a · b) of unit vectors, accurate even where a rounded cosine would not be."""
     return 2 * math.atan2(float(np.linalg.norm(a - b)), float(np.linalg.norm(a + b)))

@@ -84,8 +84,7 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if the sum `total` has an entry that is too large for an honest sum. An
-        honest sum has such an entry with probability at most 2^-40."""
+        """Return True for a sum that is too large to be honest, except with chance 2^-40."""
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
 

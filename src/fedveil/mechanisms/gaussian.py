@@ -285,10 +285,7 @@ def _round_to_grid_numpy(vector: Vector, factor: float, out: Int64s) -> int:
 
 @compiled(_round_to_grid_numpy)
 def _round_to_grid(vector: Vector, factor: float, out: Int64s) -> int:
-    """Write the vector times `factor`, rounded towards zero, to `out`.
-
-    Returns the exact sum of squares, which is below 2^61.
-    """
+    """Write the vector times `factor`, rounded to zero, and return the exact sum of squares."""
     total = 0
     for i in range(len(vector)):
         multiple = int(np.float64(vector[i]) * factor)

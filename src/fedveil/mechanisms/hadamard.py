@@ -83,8 +83,7 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats) -> None:
-    """Do the additions of `walsh_hadamard`, for speed first within blocks of `_STRETCH` entries and
-    then across blocks."""
+    """Add as `walsh_hadamard` does, first within blocks of `_STRETCH`, then across."""
     length = len(vector)
     stretch = min(length, _STRETCH)
     for start in range(0, length, stretch):
@@ -95,10 +94,7 @@ def _walsh_hadamard(vector: Floats) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute the first three levels of the transform, on eight neighbours at a time.
-
-    Returns the next level.
-    """
+    """Compute three levels, on eight neighbours at a time. Returns the next level."""
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):

@@ -131,8 +131,7 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler of 0, which replaces a label, with probability (k - 1) / (e^eps + k - 1),
-    where k = classes."""
+    """Return a sampler of 0, for a replaced label, with chance (k - 1) / (e^eps + k - 1)."""
 
     def floors(e: Fraction, bits: int) -> list[int]:
         others = (classes - 1) * e.denominator

@@ -1,14 +1,15 @@
 """Gradients perturbed before they are returned, so that they reveal less about the labels.
 
-The gradient of a loss by a follower's output points and measures differently for each class, so its
-receiver can read the label. Both defences add noise of mean 0, so that a follower learns from
-gradients that are right on average.
+The gradient of the loss in a follower's output has a different direction and length for each class,
+so the follower can read the label from it. Both defences add noise of mean 0, so that a follower
+learns from gradients that are right on average.
 
 Neither states an epsilon. The amount of noise follows from the gradients and the labels themselves,
 and the proofs hold for one gradient, if gradients of a class are Gaussian. The caller supplies the
-normal numbers. If they are drawn anew in each of n epochs, a sum of gradients is protected only as
-by 1/n of the power. If they are drawn once for each example, a sum over epochs repeats the same
-noise, but changes from epoch to epoch still reveal something. Only LabelDP bounds every attacker.
+normal numbers. If they are drawn anew in each of n epochs, an attacker can add up an example's
+gradients. The sum is protected only as if the noise had 1/n of its power. If they are drawn once
+for each example, the same noise is in every gradient and does not average out, but the changes from
+epoch to epoch still reveal something. Only LabelDP bounds every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -125,8 +126,8 @@ class NoiseLaw:
     """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
 
     |Δ| is the distance of the classes' mean gradients. `along` is the variance in the direction of
-    Δ, `across` that in every other direction. `divergence` is the sum of both Kullback-Leibler
-    divergences between the classes that is left.
+    Δ, `across` that in every other direction. `divergence` is what remains of the sum of both
+    Kullback-Leibler divergences between the classes.
     """
 
     along: tuple[float, float]

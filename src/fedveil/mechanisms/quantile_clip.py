@@ -112,7 +112,6 @@ class QuantileClip:
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 
     def moved(self, clip: float, share: float) -> float:
-        """Return the next clip, given the `share` of vectors that were at most as long as
-        `clip`."""
+        """Return the next clip, given the `share` of vectors no longer than `clip`."""
         off = min(max(share, 0.0), 1.0) - self.quantile
         return min(max(clip * math.exp(-self.rate * off), self.first / _ROOM), self.most)

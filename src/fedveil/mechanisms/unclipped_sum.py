@@ -27,7 +27,7 @@ class GaussianSum:
     N, where z is the vector on the grid (`to_grid`) and the coordinates of N are independent
     discrete Gaussians, drawn exactly, whose parameter s² is at least (sigma / step)² · (1 + 2^-30)
     + 16. `sigma` is the least with which continuous noise makes two vectors 2 · moved(clip) apart
-    (eps, delta)- indistinguishable.
+    (eps, delta)-indistinguishable.
 
     Privacy: (eps, delta) for one example that is surely in the batch, if it is replaced. If each
     example is in the batch with probability `rate`, secretly and independently, the guarantee is

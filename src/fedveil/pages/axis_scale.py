@@ -29,8 +29,7 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float) -> float | None:
-        """Return the place of `value`, from 0 at the low end to 1. None if the axis cannot show
-        it."""
+        """Return the place of `value` from 0 to 1, or None if the axis cannot show it."""
         if not _is_shown(value, log=self.log):
             return None
         if self.log:

@@ -138,10 +138,7 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a curve: its spread, its line with gaps, and its marks.
-
-    A point between two gaps has no line, so it always has a mark.
-    """
+    """Draw a curve: its spread, its line with gaps, and its marks, also between two gaps."""
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
@@ -224,10 +221,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points. A drawing shows no difference.
-
-    Each piece of equal length keeps its first, lowest, highest and last point.
-    """
+    """Return the curve with at most `MOST_POINTS` points, extremes included: it looks the same."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve

@@ -36,10 +36,7 @@ class Look(NamedTuple):
 
 
 def looks(curves: Sequence[Curve]) -> list[Look]:
-    """Return the look of each curve of a plot.
-
-    Curves of one protection share its colour. Their markers and line styles tell them apart.
-    """
+    """Return each curve's look. Curves of a protection share a colour, not marker and style."""
     places = {name: place for place, name in enumerate(PROTECTIONS)}
     seen, found = Counter[str](), []
     for number, curve in enumerate(curves):

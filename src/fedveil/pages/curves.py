@@ -55,8 +55,7 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of the epsilon spent so far, if finite for some run. Colours are as in other
-    plots."""
+    """Yield a plot of the epsilon so far, if finite for some run, in the other plots' colours."""
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):

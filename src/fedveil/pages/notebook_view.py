@@ -49,7 +49,6 @@ class LiveView:
         self._warnings.append(text)
 
     def __call__(self, record: Record) -> None:
-        """Add a completed round's record and display it."""
         self._records.append(record)
         last = record["round"] == self._job["rounds"]
         if last or time.monotonic() - self._shown_s >= _EVERY_S:

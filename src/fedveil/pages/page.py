@@ -29,10 +29,7 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """An entry of a page's first screen: a question, a short answer, and an explanation.
-
-    `tone` decides the answer's colour.
-    """
+    """An entry of the first screen: question, short answer in the colour of `tone`, explanation."""
 
     label: str
     value: str
@@ -98,7 +95,6 @@ class Page:
         return [plot for plot in plots if plot.has_line]
 
     def html(self) -> str:
-        """Return the whole page as HTML."""
         script = _own("page.js")
         policy = (
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
@@ -169,10 +165,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
-    """Format the parts in order, and add each plot's drawing to `drawn`.
-
-    Consecutive plots are side by side. Below them, a table holds the plots without a line.
-    """
+    """Format the parts in order, with neighbouring plots side by side. Adds drawings to `drawn`."""
     text = ""
     for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
         if not are_plots:

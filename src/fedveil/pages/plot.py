@@ -77,8 +77,7 @@ class Plot:
 
     @property
     def has_line(self) -> bool:
-        """True if some curve has two finite points with different x, so that there is a line to
-        draw."""
+        """True if some curve has two finite points with different x to join by a line."""
         return any(len(set(_known(curve))) > 1 for curve in self.curves)
 
     @property

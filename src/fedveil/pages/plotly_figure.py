@@ -22,10 +22,7 @@ _STYLES = ("solid", "dot", "dashdot", "longdash")
 
 
 def figure(plot: Plot) -> dict[str, Any]:
-    """Return the arguments of `Plotly.newPlot` for a plot.
-
-    The page's style sets the colours of text.
-    """
+    """Return the arguments of `Plotly.newPlot` for a plot. The page's style has the colours."""
     traces: list[dict[str, Any]] = []
     for number, (curve, look) in enumerate(zip(plot.curves, looks(plot.curves), strict=True)):
         if curve.bars:

@@ -89,8 +89,7 @@ class ReadRun:
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the rest of the last event that begins with `beginning`, or "" if there is
-        none."""
+        """Return the rest of the last event that begins with `beginning`, or "" without one."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):

@@ -44,8 +44,7 @@ def where(folder: Path, wrote: ReadRun) -> str:
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
-    """Write the page of a run that has ended. A failure only logs a line with `event`, so that the
-    run keeps its model and records."""
+    """Write the page of a run that has ended. A failure is only logged, with `event`."""
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))
     except Exception as error:

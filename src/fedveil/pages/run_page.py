@@ -236,8 +236,7 @@ def _machines(run: ReadRun) -> Iterator[Part]:
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
-    """Yield a table of why reports are missing from the aggregates, and a line for each void
-    round."""
+    """Yield a table of why reports are missing from the aggregates, and a line per void round."""
     rows = []
     for kind in (*LOST, UNUSABLE):
         times: Counter[str] = Counter()
@@ -259,8 +258,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 
 
 def found(run: ReadRun) -> Iterator[Section]:
-    """Yield sections with the results of attacks and audits, and their pictures, if there are
-    any."""
+    """Yield sections with the results of attacks and audits, and with their pictures."""
     parts: list[Part] = []
     for finding in run.findings:
         parts += _finding(run.folder, finding)
@@ -287,10 +285,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
 
 
 def _png(folder: Path, name: str) -> bytes | None:
-    """Return a picture `name` in the run's folder.
-
-    None if missing, outside the folder, or no PNG.
-    """
+    """Return a picture in the run's folder, or None if it is missing, elsewhere, or no PNG."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         return None

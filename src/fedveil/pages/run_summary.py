@@ -226,8 +226,7 @@ def _trial(job: str) -> str:
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return the command that deploys the job, without the keys that only a simulator has, or
-    ""."""
+    """Return the command that deploys the job, without the simulator's own keys, or ""."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -263,10 +262,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Suggest the next step to a party of a vertical run whose peers are on other machines.
-
-    `worst` is the account line with the largest epsilon.
-    """
+    """Suggest the next step to a party on its own machine. `worst` has the largest epsilon."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

@@ -38,10 +38,7 @@ _APART = (
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Return a page of the runs in order, each named after its folder.
-
-    Federated and vertical runs have separate tables and plots.
-    """
+    """Return a page of the runs in order, federated and vertical ones in separate tables."""
     named = _named(runs)
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}
@@ -166,10 +163,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return a table of the keys in which some run's job differs from the first run's.
-
-    Each row has the values of all jobs. Returns a sentence if there is no difference.
-    """
+    """Return a table of the keys that differ from the first run's job, or a sentence."""
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

@@ -33,8 +33,7 @@ def is_vertical(run: ReadRun) -> bool:
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return the records of the parties in a vertical run's folder: of all, or only the local
-    one."""
+    """Return the records of the parties in a vertical run's folder: all, or the local one."""
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 

@@ -1,6 +1,6 @@
-"""Privacy accounting: promises, and their composition.
+"""Privacy accounting: (epsilon, delta) statements, and what several releases cost together.
 
-`fedveil.privacy.audit` tries to refute them.
+`fedveil.privacy.audit` tries to refute such statements.
 """
 
 from fedveil.privacy.compose import compose

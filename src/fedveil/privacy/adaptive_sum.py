@@ -1,9 +1,9 @@
 """The joint cost of charges that were chosen one after the other, in view of earlier results.
 
-Charges that are all alike are composed: only their number was chosen. So are Gaussian losses, as
-one whose squared inverse ratio is the sum of theirs, also if they were chosen adaptively within a
-fixed limit (Smith and Thakurta, 2022). Charges of several kinds cost the lower of two numbers: the
-sum of their epsilons (Rogers, Roth, Ullman and Vadhan, 2016), and that of a Rényi filter
+Charges that are all alike are composed: only their number was chosen. Gaussian losses are composed
+to one whose squared inverse ratio is the sum of theirs, even if they were chosen adaptively within
+a fixed limit (Smith and Thakurta, 2022). Charges of several kinds cost the lower of two numbers:
+the sum of their epsilons (Rogers, Roth, Ullman and Vadhan, 2016), and that of a Rényi filter
 (`renyi_filter`).
 """
 
@@ -52,7 +52,6 @@ class AdaptiveSum:
         return len(self._kinds) <= 1 or self._gaussian
 
     def copy(self) -> AdaptiveSum:
-        """Return an independent copy."""
         self.settle()
         other = AdaptiveSum()
         other.__dict__ |= self.__dict__

@@ -34,8 +34,7 @@ _ERROR = 1e-12
 
 @dataclass(frozen=True)
 class OneSided:
-    """Gaussian noise on a sum that contains a contribution of norm at most c with probability
-    `rate`.
+    """Gaussian noise on a sum that has a contribution of norm at most c with chance `rate`.
 
     `ratio` is the noise's standard deviation divided by c. `order` names the distribution under
     which the loss is drawn: that of the sum without the contribution ("added"), or that of the sum

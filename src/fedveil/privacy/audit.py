@@ -137,11 +137,7 @@ def of_scores(
 
 
 def _reachable(trials: int, confidence: float, delta: float) -> float:
-    """Return the largest lower bound on epsilon that `trials` outputs for each input can show.
-
-    It is the bound if the event contains every counted output for one input, and none for the
-    other.
-    """
+    """Return the largest lower bound on epsilon that `trials` outputs for each input can show."""
     tested, error = trials - trials // 2, (1 - confidence) / 2
     most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
     return max(0.0, float(most[0]))
@@ -221,10 +217,7 @@ def _played(
 
 @dataclass(frozen=True)
 class _Event:
-    """The event that sign * score of an output is at least `threshold`.
-
-    It is likelier for the first of two inputs or, with `swapped`, for the second.
-    """
+    """The event that sign * score >= `threshold`, likelier for the first input unless `swapped`."""
 
     score: Scorer
     sign: float

@@ -69,8 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Score of a row by one column: the log-likelihood ratio, from counts, of its value or of the
-    value's bin."""
+    """Score of a row by one column: the log-likelihood ratio of its value or bin, from counts."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -127,10 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a score: the log-likelihood ratio of a whole row, from counts.
-
-    Returns None if rows repeat too rarely to be counted.
-    """
+    """Return the log-likelihood ratio of whole rows, from counts. None if rows hardly repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

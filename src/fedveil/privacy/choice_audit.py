@@ -78,10 +78,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on the probability of reporting the truth, if `hits` choices did.
-
-        It is wrong with probability at most `error` (Clopper and Pearson).
-        """
+        """Return a lower bound on the share of truths, wrong with probability `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -90,8 +87,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return, as a function of eps, the probability that two independent choices both report the
-    truth. `chance(eps)` is that of one choice."""
+    """Return the probability, by eps, that two independent choices both report the truth."""
     return lambda eps: chance(eps) ** 2
 
 

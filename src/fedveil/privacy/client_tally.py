@@ -69,10 +69,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if the loaded columns are impossible in `times` rounds.
-
-        `times[k]` is the number of rounds in which kind k was charged.
-        """
+        """Raise `MessageInvalid` unless `times[k]` rounds of kind k can give these columns."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the positions of the columns of `clients`. A new client gets a column of zeros."""
@@ -160,10 +157,7 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return client numbers from an untrusted state.
-
-    Raises `MessageInvalid` unless they are sorted and distinct.
-    """
+    """Return an untrusted state's client numbers, or raise `MessageInvalid` if not ascending."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients
@@ -179,8 +173,7 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return, as rows, the distinct maximal columns of `counts`: no other column is at least as
-    large in every entry."""
+    """Return the distinct columns of `counts`, as rows, that no other column dominates."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)

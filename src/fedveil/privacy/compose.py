@@ -95,10 +95,7 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of the worst mechanism with this epsilon at delta = 0: randomised response.
-
-    The loss of their sum is exactly binomial.
-    """
+    """`count` releases of randomised response with this epsilon. Their loss is exactly binomial."""
 
     epsilon: float
     count: int
@@ -144,10 +141,7 @@ class _Normal:
         return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon at `delta`, from the Gaussian's exact privacy curve.
-
-        The curve is theorem 8 of Balle and Wang (2018).
-        """
+        """Return the epsilon at `delta` by theorem 8 of Balle and Wang (2018)."""
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
 
         def log_delta(epsilon: float) -> float:
@@ -197,10 +191,7 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Return the finite losses by kind, and the log-probability that no loss is infinite.
-
-    The groups have a fixed order, so that results are equal to the last digit in every process.
-    """
+    """Return the finite losses by kind, in a fixed order, and ln Pr[no loss is infinite]."""
     survivals, squares = [], []
     pure: Counter[float] = Counter()
     repeated: Counter[LossDistribution] = Counter()
@@ -270,8 +261,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt used: less than `tilt`
-    if the grid is too coarse."""
+    """Return the tilted distribution of the sum of all losses, and the tilt that was used."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -282,8 +272,7 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """Return the least epsilon in [0, bound] at which the falling curve `log_delta` is <=
-    `wanted`.
+    """Return the least epsilon in [0, bound] with the falling curve `log_delta` <= `wanted`.
 
     The search is regula falsi, as the curve is nearly straight; the returned end satisfies the
     condition. If no epsilon does, the result is `bound`, which the caller knows to be valid for

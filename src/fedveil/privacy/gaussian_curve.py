@@ -83,10 +83,7 @@ def _difference(x: float, y: float, eps: float) -> float:
 
 
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Return True if delta(x), defined in `analytic_sigma`, is at most `delta`.
-
-    The two sides are compared in a form in which neither has cancelled.
-    """
+    """Return True if delta(x) of `analytic_sigma` is at most `delta`, without cancellation."""
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
     mu = _difference(x, y, eps)

@@ -54,8 +54,7 @@ def moved(clip: float, step: float, dimension: int) -> float:
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return the norm to which contributions are clipped so that each moves the update by at most
-    `clip`.
+    """Return the clip of contributions with which each moves the update by at most `clip`.
 
     The result is a little below `clip`, for two reasons. `as_update` rounds, which moves the update
     by up to sqrt(dimension) steps. And sums have errors, for which 2^-13 of the clip is reserved.

@@ -226,10 +226,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round. `groups` lists its clients by the kind of their charges.
-
-        A client that was already charged in the round then has both charges.
-        """
+        """Charge `members` in a round, some of them again. `groups` has its clients by kind."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -325,10 +322,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return the spendings as (loss, count) pairs, with equal losses merged.
-
-    With `bare`, losses keep only their epsilon and delta, not their release.
-    """
+    """Return (loss, count) pairs, equal losses merged. `bare` drops the losses' releases."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -362,10 +356,7 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the largest epsilon at `delta` of one client's charges in a round, `kind`.
-
-    `per` says whether it is that of a bit, a parameter or the whole round.
-    """
+    """Return the largest epsilon of a client's charges in a round, per bit, parameter or round."""
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 

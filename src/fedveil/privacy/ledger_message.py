@@ -84,10 +84,7 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the closed and open rounds that `rounds_to_state` wrote.
-
-    The ledger has `kinds` kinds, and no open round is before `first_open`.
-    """
+    """Decode the rounds of `rounds_to_state`. Raises an error for an impossible kind or round."""
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)
@@ -111,11 +108,7 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return the start and end of each group, from the groups' sizes in the field `name` of
-    `state`.
-
-    Raises `MessageInvalid` unless the sizes sum to `whole`.
-    """
+    """Return each group's start and end. Raises `MessageInvalid` unless sizes sum to `whole`."""
     ends = [0]
     for size in take_array(state, name, np.int64, (None,)).tolist():
         ends.append(integer("end", ends[-1] + integer("size", size, 1), 1, whole))

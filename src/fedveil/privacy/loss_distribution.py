@@ -169,8 +169,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite privacy loss between any two rows, and an estimate of the largest
-    RMS loss.
+    """Return the largest finite loss between two rows, and an estimate of the largest RMS loss.
 
     The estimate compares only the first row with each of the others.
     """

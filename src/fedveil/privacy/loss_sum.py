@@ -167,10 +167,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return the ends of an interval that contains the sum of `parts`, up to a small tilted mass.
-
-    By Chernoff's bound, the mass beyond either end is at most TAIL.
-    """
+    """Return the ends of the sum of `parts`, with at most TAIL beyond either (Chernoff)."""
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))

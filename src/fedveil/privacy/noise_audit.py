@@ -116,11 +116,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return the largest standard deviation of noise that a sum of its squares does not refute.
-
-    `squares` is the sum over `entries` entries. The true one is larger with probability at most
-    `error`.
-    """
+    """Return the largest sigma that the squares do not refute, wrong with probability `error`."""
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

@@ -111,8 +111,7 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon from guessing the coins of all canaries, if their outcomes
-    are independent.
+    """Return a lower bound on epsilon from guesses of all coins, for independent canaries.
 
     `right` guesses were right. A guess is right with probability at most (e^epsilon + delta) / (1 +
     e^epsilon). In a run with Gaussian noise it is right with probability at most Phi(mu / 2), with
@@ -287,8 +286,7 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses for a share `share` of all canaries, the surest
-    ones.
+    """Return the expected share of right guesses if the surest share `share` is guessed.
 
     A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
     """
@@ -323,8 +321,7 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance of the means, in sigma, at which Gaussian noise is (epsilon,
-    delta)-private."""
+    """Return the distance of means, in sigma, at which Gaussian noise has (epsilon, delta)."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 

@@ -65,10 +65,7 @@ def answer_trained(
 
 
 def reason(unusable: BaseException) -> str:
-    """Return one sentence that says why an update could not be used.
-
-    An exception that is not fedveil's own is quoted with its type.
-    """
+    """Return one sentence on why an update is unusable, with the type of a foreign exception."""
     if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"

@@ -46,10 +46,7 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return the settings that would allow an audit, or None if these do.
-
-        An audit needs reports that are private on their own.
-        """
+        """Return the settings that would allow an audit, or None if these do."""
         return None
 
     def choices(self) -> Sequence[Choice]:

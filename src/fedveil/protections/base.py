@@ -93,8 +93,7 @@ class JobContext:
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return the `origin` of a round in which the server sends `sent`: empty if that is only the
-    weights, `dimension` entries."""
+    """Return the `origin` of a round that sends `sent`. Empty if only the weights are sent."""
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
     )
@@ -191,8 +190,7 @@ class ClientRound(Protocol):
     """The client's half of one round."""
 
     def wants_update(self, message: Message) -> bool:
-        """Return True if the answer to `message` needs the update. The engine trains the client
-        first."""
+        """Return True if the answer to `message` needs the update, so that training is due."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the answer to `message`. Raises `ClientWithheld` if the client gives none.
@@ -217,8 +215,7 @@ REPORT = "report"
 
 
 class Protection(Description):
-    """A protection, made once for a job: states its privacy losses and makes both halves of a
-    round.
+    """A protection, made once for a job: states privacy losses and makes both round halves.
 
     A class of your own is derived from this one; a job chooses it with `protection:
     package.module:Name` (docs/own-protection.md).
@@ -315,8 +312,7 @@ class Protection(Description):
         """Return the losses that each report costs its client if a round opens with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the losses that each report has cost its client, once `reports` of them were
-        summed.
+        """Return the losses that a report has cost, once `reports` of them were summed.
 
         They never exceed those of `spending` for the same `state`.
         """

@@ -89,8 +89,7 @@ def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
 
 
 class CentralGaussian(Clipped):
-    """Every client sends its clipped update without noise. The aggregate is the mean of a noised
-    sum.
+    """Every client sends its clipped update without noise. The server noises the sum.
 
     Clients count equally. A report consists of whole multiples of a step, and the server checks in
     exact arithmetic that its norm is at most the clip. So the sum is exact, and a client that lies
@@ -231,10 +230,7 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add noise to the sum once and return the mean.
-
-        With secret cohorts the number of reports is secret, so the expected number divides the sum.
-        """
+        """Add noise once. For secret cohorts, divide by the expected number of reports."""
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)

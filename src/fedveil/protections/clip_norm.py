@@ -109,8 +109,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update` under the clip in the untrusted message
-        `told`."""
+        """Return the mechanism's input for `update`, under the clip in the untrusted `told`."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
@@ -120,16 +119,12 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the update in `clipped`, the vector that a client gives to the mechanism. `told`
-        is the message with the round's clip."""
+        """Return the update in `clipped`, the mechanism's input under the clip in `told`."""
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate of `reports` reports in a round that opened with `state`.
-
-        `mean` is the mechanism's output. The aggregate includes the state of the next round.
-        """
+        """Return the aggregate with the mechanism's output `mean`, and the next state."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

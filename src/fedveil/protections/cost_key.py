@@ -41,8 +41,7 @@ class CostKey:
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return a copy of `settings` with the parameter set to `value`, and its alternatives to
-        null."""
+        """Return a copy of `settings` with this `value`, and the alternatives set to null."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")

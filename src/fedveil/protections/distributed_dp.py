@@ -274,10 +274,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: sums of one client's update and four clients' shares of noise.
-
-        The clip is fixed in the first case and moving in the others.
-        """
+        """Yield audit cases: sums of an update and four shares, under a fixed and moving clips."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -322,10 +319,7 @@ class DistributedDP(Clipped, SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update, noise included.
-
-        The divisor of `total` is the expected number of survivors that added their update.
-        """
+        """Return the mean update with noise, over the survivors expected to take their turn."""
         if self.noise.wrapped(total):
             raise ImpossibleSum(
                 f"an entry of the sum of {survivors} clients exceeds the range of clipped "

@@ -77,8 +77,7 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class DPEncrypt(Protection):
-    """Every client sends its clipped update plus Gaussian noise. The aggregate is the reports'
-    mean.
+    """Every client sends its clipped update plus Gaussian noise. The server takes the mean.
 
     MindSpore Federated sends old weights + noised update. The server knows the old weights, so
     sending only the noised update is equivalent. Clients count equally: a client's number of
@@ -128,10 +127,7 @@ class DPEncrypt(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases of Gaussian noise: opposite updates, and opposite examples.
-
-        The updates are longer than the clip, to detect a clip that is too large.
-        """
+        """Yield audit cases: opposite updates, too long for the clip, and opposite examples."""
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case(
             "gaussian, an update", gaussian.privatize, 4 * update, -4 * update, gaussian.loss

@@ -88,10 +88,7 @@ class ExactSum:
 
 
 class _WideSum:
-    """A sum stored as integer parts and fractional parts in 0..2^44 - 1, in units of 2^-44.
-
-    Every sum has exactly one such form.
-    """
+    """A sum in its one form: integer parts, and fractions in 0..2^44 - 1, in units of 2^-44."""
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)
@@ -143,8 +140,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bits of a float32 `value` as an integer. For `value` >= 0 it grows with
-    `value`."""
+    """Return the bits of a float32 as an integer, which grows with a `value` >= 0."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 

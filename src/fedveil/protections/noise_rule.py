@@ -31,8 +31,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the job gives the sum no finite sensitivity or no epsilon. `name`
-    names the protection in the error."""
+    """Raise `InvalidValue` if the job gives `name` no finite sensitivity or no epsilon."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

@@ -87,10 +87,7 @@ class NotEncrypt(Protection):
 
 
 class NotEncryptServerRound(OneReportRound):
-    """Adds up `weight * update` and the weights exactly.
-
-    A client's weight is its number of examples, or 1 if clients count equally.
-    """
+    """Adds up `weight * update` exactly. Weights are numbers of examples, or 1 if equal."""
 
     sums = ("_sum", "_total")
 

@@ -93,10 +93,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the current phase's messages, to all or some of `answered`.
-
-        `answered` are the clients that answered the previous phase.
-        """
+        """Return the current phase's messages to those that `answered` the previous one."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod
@@ -136,7 +133,4 @@ class PhasedClient(ABC):
 
     @abstractmethod
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
-        """Return the fields of the answer. `update` is None except in the phase that trains.
-
-        Raises `ClientWithheld` if the client does not answer.
-        """
+        """Return the answer's fields, or raise `ClientWithheld`. Only training has an `update`."""

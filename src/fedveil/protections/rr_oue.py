@@ -59,8 +59,7 @@ def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
 
 
 class Unary(Protection):
-    """Every client sends perturbed codes of its weights or update. The server estimates their
-    mean.
+    """Every client sends perturbed codes of its weights or update. The server estimates their mean.
 
     The report and its privacy are those of `UnaryEncoding` with the value range `clip`: a report of
     d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is unbiased

@@ -113,8 +113,7 @@ class SecureSum(Protection):
 
     @classmethod
     def against(cls, settings: SecureSumSettings) -> str:
-        """Describe the server against which the guarantee holds, or that is trusted to add
-        noise."""
+        """Describe the server that the guarantee holds against, or that adds the noise."""
         return super().against(settings) if cls.rests_on_server(settings) else settings.server
 
     @classmethod

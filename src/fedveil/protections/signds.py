@@ -84,8 +84,7 @@ class SignDSSettings(Settings):
 
 
 class SignDSProtection(Protection):
-    """Every client reports the selected dimensions, their sign, and one bit about its update's
-    magnitude.
+    """Every client reports selected dimensions, their sign, and one bit on the magnitude.
 
     In each dimension, the aggregate of n reports is (lr_global / n) * (reports of +1 - reports of
     -1). With `magnitude: estimated`, lr_global is 2 * r_est * n. r_est is the server's estimate of
@@ -119,8 +118,7 @@ class SignDSProtection(Protection):
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless the state has exactly the estimator's fields, with valid
-        values."""
+        """Raise `ValueError` unless the state has the estimator's fields with valid values."""
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)
@@ -136,8 +134,7 @@ class SignDSProtection(Protection):
         yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of the selected dimensions with their common sign and, if the step is
-        estimated, that of the magnitude bit."""
+        """Return the loss of dimensions and sign and, if it is sent, of the magnitude bit."""
         selection = Spending(self.mechanism.loss)
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 

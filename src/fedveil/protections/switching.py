@@ -26,8 +26,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings in `switch` that `other` inherits from the same class, as keys of its own
-    block."""
+    """Return the settings that `other` inherits too, as keys of its own block."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

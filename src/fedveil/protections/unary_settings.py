@@ -26,7 +26,9 @@ class UnarySettings(Settings):
         "fidelity": "loss",
     }
 
-    eps: float = Field(4.8, gt=0, description="the source's epsilon: for one bit of the code")
+    eps: float = Field(
+        4.8, gt=0, description="epsilon: a parameter costs 2 * eps under rr, and eps under oue"
+    )
     cells: int = Field(
         50,
         ge=1,

@@ -65,18 +65,14 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the statements of a log about other parties' logs: party, number of lines, last
-    digest."""
+    """Yield a log's statements about other parties' logs: party, number of lines, last digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
-    """Return sentences on places where a log was changed after writing, or none.
-
-    `said` has heads of this log that other parties' logs name.
-    """
+    """Return sentences on changed lines of a log. `said` has its heads from other parties' logs."""
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]
     for line in lines:

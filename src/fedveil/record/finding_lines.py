@@ -18,8 +18,7 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a finding to the folder's file if it is new. Removes an incomplete last line of a
-    killed process."""
+    """Append a new finding to the folder's file, after removing an incomplete last line."""
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
@@ -30,8 +29,7 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data: its fields, the claims that it refutes, and the epsilons that
-    it misses."""
+    """Return a finding as plain data: its fields, refuted claims, and undetectable epsilons."""
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}

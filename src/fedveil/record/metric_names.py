@@ -22,10 +22,7 @@ def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return the metric that decides how good a model is, and the direction that is better.
-
-    It is the first of the record's metrics, or the loss if there are none.
-    """
+    """Return a record's first metric, which decides how good a model is, and its direction."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 

@@ -130,10 +130,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the metrics that a checkpoint covers: the first `size` bytes of the file.
-
-        Raises an error if their digest is not `digest`: they were changed since.
-        """
+        """Read the first `size` bytes of metrics. Raises an error for another `digest`."""
         path = folder.path / METRICS
         if size == 0:
             return cls()

@@ -39,8 +39,7 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create a folder, or use an empty one. Raises `RunFolderError` for any content, and names
-        the `command` that resumes a run.
+        """Create a folder, or use an empty one. `command`, in the error, resumes a run.
 
         Without a path, the folder is created under runs/ and named after `name` and the time.
         """
@@ -97,8 +96,7 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if a new run cannot be written to `path`, and name the `command` that
-    resumes a run there."""
+    """Raise RunFolderError if `path` cannot take a new run. `command` resumes one there."""
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
@@ -135,10 +133,7 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return the file `name` in the folder `path`. Raises `RunFolderError` if there is none.
-
-    The error says that the folder is not `what`, such as "a run's folder".
-    """
+    """Return a file of the folder `path`. `RunFolderError` says that this is not `what`."""
     if (path / name).is_file():
         return path / name
     if not path.exists():

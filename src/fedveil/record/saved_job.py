@@ -29,10 +29,7 @@ J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Save a job, and the folders of the user's own modules.
-
-    `names` are the job's names of the form `module:function`.
-    """
+    """Save a job, and the folders of the user's modules among its `names`."""
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
@@ -40,10 +37,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Write the import paths of the user's own modules into the run folder.
-
-    `names` are references to the user's functions, as `module:function`.
-    """
+    """Write the import paths of the user's modules among `names` into the run folder."""
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
@@ -94,10 +88,7 @@ def look_beside(job: Path) -> None:
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Add the import paths that a run saved to the end of the module search path.
-
-    Returns True if the run in `path` saved a list of import paths.
-    """
+    """Append a run's saved import paths to the search path. Returns False if it saved none."""
     imports = path / IMPORTS
     if not imports.exists():
         return False
@@ -108,10 +99,7 @@ def look_where_a_run_looked(path: Path) -> bool:
 
 
 def import_roots(name: str) -> Iterator[Path]:
-    """Yield the folder from which the module of `module:function` was imported.
-
-    Yields nothing for a name that is not the user's own, or typed into a notebook.
-    """
+    """Yield the folder of the user's own module of `module:function`, if it is in a file."""
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:

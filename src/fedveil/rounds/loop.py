@@ -42,8 +42,7 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check a client's answer and add it. A rejected one raises `ReportRejected` and changes
-        nothing."""
+        """Check a client's answer and add it, or raise `ReportRejected` and change nothing."""
 
     def advance(self) -> Mapping[ClientId, Message] | None:
         """Close the phase, and return the next phase's messages, or None after the last phase."""
@@ -64,8 +63,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Send `messages` and yield the answers as they arrive, each valid until the next is
-        requested."""
+        """Send `messages` and yield the answers, each valid until the next is requested."""
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
@@ -230,8 +228,7 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Give a client's encoded message to the server half. Returns its reason for refusing, or
-        None."""
+        """Give a client's encoded message to the server half. Returns a refusal, or None."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:

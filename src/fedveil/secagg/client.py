@@ -72,8 +72,7 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """Return the answer to the server's message. The masked phase sends `vector`, and may
-        overwrite it.
+        """Return the answer to a message. The masked phase sends `vector`, overwriting it.
 
         `origin` is a digest of what the vector was made from, which must be equal for all clients.
         """
@@ -246,10 +245,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Open and save the shares that were sealed for this client, given by dealer.
-
-        Returns the dealers whose shares cannot be opened.
-        """
+        """Save the shares sealed for this client. Returns the dealers whose box does not open."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]
@@ -270,8 +266,7 @@ class Client:
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Return this client's signature of the list of survivors and of all messages shown to
-        it."""
+        """Return this client's signature of the survivors and of all that it was shown."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -294,8 +289,7 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Disclose one share of each dealer: of a survivor's seed, or of a dropped client's mask
-        key."""
+        """Disclose a share of each dealer: of a survivor's seed, or a dropped client's key."""
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
             raise ClientWithheld("asked for both kinds of share of one client")

@@ -1,5 +1,4 @@
-"""The server's record of who dealt shares to whom, and the secrets that the disclosed shares
-give."""
+"""The server's record of who dealt shares to whom, and of the secrets that they give."""
 
 from __future__ import annotations
 
@@ -49,14 +48,12 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the holder's place, from 0, among the holders of each client that dealt it
-        shares."""
+        """Return the holder's place, from 0, in the neighbourhood of each of its dealers."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Return the clients that dealt shares to this holder, in order: its neighbours and
-        itself, since the graph is symmetric.
+        """Return the clients that dealt shares to this holder, itself included, in order.
 
         Call it once all have dealt.
         """
@@ -101,8 +98,7 @@ class Disclosure:
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Store the shares that a holder discloses. If one is not as dealt, stores none and raises
-        `MessageInvalid`."""
+        """Store the shares that a holder discloses, or none if `MessageInvalid` is raised."""
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
@@ -151,10 +147,7 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """Return the first `threshold` clients that have disclosed a share of this dealer.
-
-        `chosen` caches the clients of each neighbourhood that have disclosed shares.
-        """
+        """Return the first `threshold` clients that disclosed this dealer's shares."""
         number = self._graph.numbers[dealer]
         if number not in chosen:
             chosen[number] = [m for m in self._graph.members[number] if m in self._shares]
@@ -164,10 +157,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of the dealer's share among those that the holder has disclosed.
-
-        `index` caches the dealers' positions in each neighbourhood.
-        """
+        """Return the place of the dealer's share among those that the holder disclosed."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

@@ -19,8 +19,7 @@ _PART = 1 << 16
 
 
 class FixedPoint:
-    """Encodes reals in [-clip, clip] as whole numbers in -largest .. largest, for an exact sum.
-    largest = 2^(bits-1) - 1."""
+    """Encodes reals in [-clip, clip] as whole numbers of up to 2^(bits-1) - 1, for exact sums."""
 
     def __init__(self, clip: float, bits: int) -> None:
         self.clip = positive("clip", clip)
@@ -33,8 +32,7 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector as whole numbers, in `out` if given: clipped, scaled and randomly
-        rounded."""
+        """Return the vector, in `out` if given, clipped, scaled and randomly rounded."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
@@ -60,10 +58,7 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Write each entry to `out`: clipped, scaled, and rounded up with its fraction as probability.
-
-    `words` holds a random word per entry.
-    """
+    """Write each entry, clipped, scaled, and rounded up with its fraction as probability."""
     scale = largest / clip
     for i in range(len(part)):
         scaled = min(max(np.float64(part[i]), -clip), clip) * scale

@@ -50,7 +50,6 @@ class KeyPair:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> KeyPair:
-        """Draw a new key pair."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def agree(self, public: X25519PublicKey) -> bytes:
@@ -132,7 +131,6 @@ class Identity:
 
     @classmethod
     def draw(cls, entropy: Entropy) -> Identity:
-        """Draw a new long-lived signing key."""
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:

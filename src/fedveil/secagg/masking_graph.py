@@ -115,8 +115,7 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability that a uniform draw of `drawn` of `clients` clients contains at least
-    `least` of the `marked` ones.
+    """Return the probability that `drawn` of `clients` include at least `least` of the `marked`.
 
     Terms further than 8 sqrt(drawn) from the mean are omitted: together they have a probability
     below 2^-180 (Hoeffding).

@@ -65,8 +65,7 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the length of the longest honest answer of a phase, for `members` clients in a
-    neighbourhood."""
+    """Return the length of the longest honest answer, for `members` in a neighbourhood."""
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
     return encoded_bytes({"phase": phase, "round": terms.round, **answer})

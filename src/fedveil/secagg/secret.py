@@ -26,7 +26,6 @@ class Secret:
         self._value = value
 
     def reveal(self) -> bytes:
-        """Return the secret bytes."""
         return self._value
 
     def __eq__(self, other: object) -> bool:

@@ -122,8 +122,7 @@ class Server:
         return None
 
     def _close(self) -> None:
-        """Close the phase, and decide which clients are asked next. Raises `RoundVoid` if too few
-        answered."""
+        """Close the phase, and choose whom to ask next. Raises `RoundVoid` for too few answers."""
         closed, answered = self._state.name, sorted(self._answered)
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]
@@ -218,13 +217,11 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many of `answered` hold shares of the dealer with the fewest holders, and the
-        threshold of shares."""
+        """Return how many answers the dealer with the fewest holders has, and the threshold."""
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return the numbers of vectors that arrived and that a sum needs, if they are too few.
-        Otherwise return those of `_count_holders`."""
+        """Return how many vectors came and are needed, or `_count_holders` if enough came."""
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)
@@ -239,8 +236,7 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return the message that `make` makes for each client, made once for equal
-        neighbourhoods."""
+        """Return the message from `make` for each client, once for equal neighbourhoods."""
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -311,10 +307,7 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove from the sum the survivors' own masks and those they share with dropped clients.
-
-        `seeds` are the survivors' seeds, and `pairs` the mask keys of the dropped clients.
-        """
+        """Remove the survivors' own masks, and those that they share with dropped clients."""
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

@@ -114,10 +114,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write each column's polynomial at the points 1, 2, ... to the rows of `values`.
-
-    Horner's rule, in the field.
-    """
+    """Write each column's polynomial at 1, 2, ... to the rows of `values`, by Horner's rule."""
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):

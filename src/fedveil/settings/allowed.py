@@ -104,10 +104,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name` if the value is only a name or a file.
-
-        Returns "" if the field does not name a user's function.
-        """
+        """Return a hint to write `file:name` for a mere name or file, if a function is meant."""
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -248,10 +245,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
-    """Return the path of a wrong value, and the sentence about it.
-
-    `rest` is what pydantic appends to the path: the member of a union, or a key of a mapping.
-    """
+    """Return a wrong value's path and sentence. `rest` is pydantic's addition to the path."""
     if field.each is not None and rest:
         path = (*path, rest[0])
         if rest[-1] == "[key]" and not field.words:

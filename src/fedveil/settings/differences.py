@@ -11,8 +11,7 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield each key that differs, as a dotted path below `place`, and its two values as in a job
-    file."""
+    """Yield each key that differs, as a dotted path below `place`, and both values as in YAML."""
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

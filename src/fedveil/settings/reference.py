@@ -26,8 +26,7 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 
 def keys(page: str, part: str | None) -> str:
-    """Format a reference page's keys for a terminal: all, or those whose path begins with
-    `part`."""
+    """Format a reference page's keys for a terminal: all, or those that begin with `part`."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of
@@ -37,10 +36,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Return a reference page's table rows, by key, in a form for programs.
-
-    `part` restricts them to the keys whose path begins with it.
-    """
+    """Return a reference page's table rows, those of `part`, by key and for programs."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
@@ -60,10 +56,7 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
-    """Yield a table of the values in `model`, then the tables of its blocks.
-
-    `place` is the model's path, and `told` the wording of its fields.
-    """
+    """Yield a table of the values in `model`, at the path `place`, then those of its blocks."""
     blocks = []
     title = f"### `{place}`" if place else "### At the top"
     lines = [title, "", inspect.cleandoc(model.__doc__ or "").partition("\n")[0], ""]

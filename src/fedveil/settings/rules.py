@@ -24,10 +24,7 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Register a rule, with the keys that it reads.
-
-        The rule is skipped if one of these keys has a wrong value.
-        """
+        """Register a rule with the keys that it reads. It is skipped if one has a wrong value."""
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads

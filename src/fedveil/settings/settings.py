@@ -13,10 +13,7 @@ from fedveil.settings.allowed import TextRule
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts one of `words`, or a text that `pattern` matches.
-
-    `form` describes such a text in messages.
-    """
+    """Return a validator of `words`, or of texts like `pattern`, which messages call `form`."""
     return AfterValidator(TextRule(words, form, pattern))
 
 
@@ -67,8 +64,7 @@ class Block(Settings):
     """A section of a job file. A section that is present but empty has the default values."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        """Yield each key that is set without effect, and the key whose value causes that
-        (`Under`)."""
+        """Yield each key that is set without effect, and the key that causes it (`Under`)."""
         for name, field in type(self).model_fields.items():
             changed = getattr(self, name) != field.default
             for mark in (m for m in field.metadata if changed and isinstance(m, Under)):
@@ -104,10 +100,7 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Return the content of this block for a plain text `word`: that choice, with its defaults.
-
-        `held` is the earlier content, whose blocks of other choices are kept.
-        """
+        """Return the block for a choice by a mere `word`, with the other choices from `held`."""
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 

@@ -66,8 +66,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value. Raises an error for invalid text, or if the file has too many
-        values."""
+        """Count one more value. Raises an error for invalid text, or for too many values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -78,10 +77,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats, `stands_for` of them.
-
-        None means an alias inside the repeated block itself, which is an error.
-        """
+        """Count the values that an alias repeats. Raises an error inside the repeated block."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -134,10 +130,7 @@ for _kind in (_Loader, _Dumper):
 def read(
     path: str | FilePath, most_bytes: int = MOST_JOB_BYTES, most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises JobError if it contains no valid mapping.
-
-    `most_bytes` and `most_values` limit its size.
-    """
+    """Return the mapping in a YAML file of limited size, or raise JobError."""
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:
@@ -288,8 +281,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with these settings on top, as `apply` does, and a sentence for each unknown
-    key."""
+    """Return `data` with these settings on top, as `apply` does, and unknown keys as sentences."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -384,8 +376,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content for which `word` stands in the choice `block` with the content `held`.
-
-    Returns `word` itself if the block is no choice.
-    """
+    """Return the content for which `word` stands in a choice, and `word` in any other block."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -1,4 +1,4 @@
-"""What left a data set, for the person who answers for it: tables, a page and a record."""
+"""The record of a data set's account for the person responsible: tables, a page and a file."""
 
 from __future__ import annotations
 

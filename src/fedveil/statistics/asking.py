@@ -181,10 +181,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the data set's account, just before the first client is asked.
-
-        Only the first round is charged under rr and oue, which ask a client once.
-        """
+        """Charge the account before the first client is asked. rr and oue pay in round one only."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)

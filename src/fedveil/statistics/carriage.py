@@ -100,8 +100,7 @@ def make_protection(
 
 
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
-    """Return the settings that follow from the question: the clip, and the noise for its
-    epsilon."""
+    """Return the settings that follow from the question: the clip, and noise for its epsilon."""
     epsilon, delta = file.epsilon, file.delta
     if epsilon is None:
         return {"clip": _CLIP} if file.protection.name == "pw_encrypt" else {}

@@ -218,10 +218,7 @@ class Moments(Encoding):
 
 
 class Ends(Encoding):
-    """A product of scaled numbers as -1 or 1, drawn so that its mean is the product.
-
-    The cells are -1 and 1. So a mean or another moment is carried through one-hot codes.
-    """
+    """A product of scaled numbers as a cell, -1 or 1, drawn so that its mean is the product."""
 
     width = 2
 
@@ -285,10 +282,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """An encoding for each group of a column. A row counts in its own group alone.
-
-    Cells are grouped by a further axis instead.
-    """
+    """An encoding for each group of a column: a row counts in its own group alone."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

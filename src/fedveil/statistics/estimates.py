@@ -78,8 +78,8 @@ def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estim
 def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: float) -> Estimate:
     """Return one cell's estimate.
 
-    The sampling variance is that of a client more than were seen, z² times: so that an empty cell
-    has an interval, which is a little wider than the exact one.
+    The sampling variance is larger than the estimated one, as if z² more clients were in the cell.
+    So an empty cell has an interval too, a little wider than the exact one.
     """
     rows = sums.rows or 1
     most = float(sums.clients * rows) if sums.rows is not None else math.inf
@@ -182,7 +182,7 @@ def correlation() -> Statistic:
     """Return Pearson's correlation, from (x, y, x² - 1, y² - 1, xy, 1)."""
 
     def spreads(s: Float64s) -> float:
-        """Return the product of both deviations."""
+        """Return the product of the deviations of x and y."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
         return math.sqrt(x * y) if x > 0 and y > 0 else 0.0

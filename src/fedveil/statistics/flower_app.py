@@ -25,10 +25,7 @@ _MAX_NAME = 32
 
 
 def deployable(file: QuestionFile) -> QuestionFile:
-    """Return the file for a deployment, with its number of clients.
-
-    Raises `DeploymentError` for settings that have no meaning outside a simulation.
-    """
+    """Return the file with its clients' number. Raises `DeploymentError` for simulation keys."""
     if file.fidelity == "aggregate":
         raise DeploymentError("fidelity = 'aggregate' is a simulation: use fidelity = 'per_client'")
     if file.randomness == "seeded":

@@ -105,10 +105,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Turn `handle` into a function that replies with its answer, or with a fixed word.
-
-    Flower would send the text of an exception to the server.
-    """
+    """Turn an error in `handle` into a fixed word. Flower would send the exception's text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:

@@ -146,10 +146,7 @@ class Comparison:
 
     @cached_property
     def settings(self) -> Sequence[Setting]:
-        """The settings to compare, one for each line of the tables.
-
-        Raises `JobError` with a sentence for each protection that the job cannot have.
-        """
+        """The settings to compare, a table line each. Raises `JobError` for impossible ones."""
         found, problems = [], dict[str, list[str]]()
         for position in self.asked.protections:
             try:
@@ -162,10 +159,8 @@ class Comparison:
         return found
 
     def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
-        """Yield the runs, setting by setting. `tell` is called before each search for a parameter.
-
-        A search may take long, so its result is added to `solutions`.
-        """
+        """Yield the runs, setting by setting. `tell` is called before each search for a
+        parameter."""
         for setting in self.settings:
             if setting.epsilon is not None and setting.name not in self.solutions:
                 tell(f"looking for the parameters of {setting}")
@@ -204,8 +199,7 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons at which a protection runs. Raises `JobError` if `changes`
-        sets the parameter to solve for.
+        """Return a protection's target epsilons. Raises `JobError` if `changes` fix its cost.
 
         Returns [None] without targets, or without such a parameter.
         """

@@ -21,8 +21,7 @@ EPSILONS = (2.0, 8.0)
 
 
 def side_by_side(job: Job) -> list[str]:
-    """Return the protections of a comparison that names none: no protection, the job's own, and
-    all with a promise.
+    """Return the default protections of a comparison: none, the job's own, all with a promise.
 
     `pw_encrypt` is omitted, because it has the noise of `central_gaussian`.
     """

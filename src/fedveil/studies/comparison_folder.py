@@ -57,8 +57,7 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or one in which the same job was compared before with any options.
-        `stack` closes the folder."""
+        """Open a new folder, or one of the same job's comparison. `stack` closes it."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -77,8 +76,7 @@ class ComparisonFolder:
 
     @classmethod
     def reopen(cls, path: Path, stack: ExitStack) -> ComparisonFolder:
-        """Open the folder of an earlier comparison, with its saved job and options. `stack` closes
-        it."""
+        """Open an earlier comparison's folder, with its job and options. `stack` closes it."""
         file = held_in(path, COMPARISON, "a comparison's folder")
         look_where_a_run_looked(path)
         with intact(file):
@@ -90,8 +88,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save the parameters that searches found. Raises an error if the
-        folder of a cell has another job's run."""
+        """Return all cells, and save solved parameters. Raises if a cell has another job's run."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -117,8 +114,7 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Return the result with an attack's finding, if attacks are requested and the run has the
-        first seed.
+        """Return the result with an attack's finding, if asked for and of the first seed.
 
         A run is attacked only once. `step` is called with the attack's progress.
         """

@@ -113,10 +113,7 @@ def _remarks(result: Result) -> Iterator[str]:
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of the runs' quality, their cost and their guarantees.
-
-    With a `goal`, they say in which round each run reaches it.
-    """
+    """Yield tables of quality with the round that reaches any `goal`, of cost, of guarantees."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -226,10 +223,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over finite epsilons.
-
-    Each protection has one curve for each set of its other changed keys.
-    """
+    """Yield curves of `key` over finite epsilons, one for each set of other changed keys."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:
@@ -251,10 +245,7 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Return the mean of the figures, and with `bounds` the least and the largest.
-
-    A mean over only some runs would hide that others have diverged.
-    """
+    """Return the mean of all figures, and with `bounds` the least and the largest."""
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

@@ -54,8 +54,7 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A key that sorts the best trial first. A promise without trust in the server comes before
-        others."""
+        """A key that sorts the best trial first, and a promise without trust before others."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, math.inf if math.isnan(self.value) else sign * self.value

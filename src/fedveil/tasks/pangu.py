@@ -60,10 +60,7 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the three parts. Only those of the parties in `here` have modules.
-
-        The head shares the embedding's word table.
-        """
+        """Return the three parts, of which only those `here` have modules."""
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:

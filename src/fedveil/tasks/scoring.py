@@ -61,8 +61,7 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """Return metrics over all examples together, those of numbers in the labels' original
-        unit.
+        """Return metrics over all examples, those of numbers in the labels' original unit.
 
         `calibrated_loss` is the loss of the probabilities that `predictions` returns.
         """

@@ -37,8 +37,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 
 
 class Tabular(ByLabel):
-    """One of scikit-learn's tables. The leader has the first 50% of its features, `bank` the
-    others.
+    """One of scikit-learn's tables. The leader has the first half of its features, `bank` the rest.
 
     A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and variance
     1 over the training rows, so that always predicting the mean gives a loss of 1.
@@ -116,8 +115,7 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature, none of which is constant, to mean 0 and variance 1 over the training
-    rows."""
+    """Scale each feature, none constant, to mean 0 and variance 1 over the training rows."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 

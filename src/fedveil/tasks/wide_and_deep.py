@@ -59,8 +59,7 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build two parts for each owner, and the top, which outputs one number or the classes'
-    logits.
+    """Build two parts for each owner, and the top, which gives one number or class logits.
 
     An owner whose features are None has parts without modules here. The top has none if the leader
     is not in `here`. A wide part sends `settings.scores` numbers per example, a deep part
@@ -102,10 +101,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Combine the owners' outputs to the model's output, [rows, outputs].
-
-        `given` alternates: for each owner, the output of its wide part, then of its deep part.
-        """
+        """Return [rows, outputs]. `given` has each owner's wide output, then its deep one."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)

@@ -62,8 +62,7 @@ class Releases:
         self._begun: int | None = None
 
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
-        """Restore the counts of a run that resumes after `step`. It has done `looks` evaluations,
-        and sent the examples that are set aside `calibrations` times."""
+        """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations."""
         if self._folder is None:
             self.train = self._sent(0, step)
             self.train[self._order.set_aside] += calibrations
@@ -129,8 +128,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the step and the evaluation that were begun last to a file. The bytes survive a
-        crash of the process, but not always one of the machine."""
+        """Write the step and the evaluation begun last. A crash of the process keeps the bytes."""
         if self._folder is None:
             return
         if self._begun is None:
@@ -139,8 +137,7 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Return the step that the counts cover, and the step and the evaluation begun last. A run
-        that has done some steps must have both files."""
+        """Return the step that the counts cover, and the step and the evaluation begun last."""
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         missing = [path for path in (counts, begun) if not path.exists()]
@@ -171,8 +168,7 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """Return a ledger with every training example by position, then one entry for held-out
-    examples.
+    """Return a ledger with each training example by position, and one entry for the held-out.
 
     Round n of the ledger is the nth time that an example was sent. All held-out examples were sent
     equally often, so one entry stands for all of them. `label` is the loss of a label under
@@ -191,8 +187,7 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return what an example is charged for being sent once. Under `reuse`, only the first time
-    costs."""
+    """Return the charge for sending an example once. Under `reuse`, only the first costs."""
     return _charges(
         (part, privacy)
         for part, privacy in _private_parts(split, party)

@@ -64,10 +64,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts attention as the fused kernels of CPUs and GPUs do: without the table of weights.
-
-    On meta, torch would take the kernel that keeps a weight for every pair of positions.
-    """
+    """Counts attention without the table of weights, as fused kernels on CPUs and GPUs do."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ class EmbeddingDPSettings(Block):
     eps: float | None = Field(
         None,
         ge=0,
-        description="each bit has eps/2, as in MindSpore Federated; 0: pure noise; null: no noise",
+        description="a bit costs eps/2, as in MindSpore Federated; 0: pure noise; null: no noise",
     )
     gradient: Literal["straight_through", "none"] = Field(
         "straight_through",
@@ -88,7 +88,7 @@ class LabelProtectionSettings(Block):
 
     name: Literal["marvell", "max_norm"] = Field(
         "marvell",
-        description="`marvell`: the noise of its power that reveals least, for two classes; "
+        description="`marvell`: noise of this `power` that reveals least about two classes; "
         "`max_norm`: noise that makes all gradients as long as the longest, on "
         "average",
     )
@@ -245,8 +245,8 @@ class ScoringSettings(Block):
     )
     threshold: Literal["balanced_accuracy", "f1"] = Field(
         "balanced_accuracy",
-        description="with two classes, the second is predicted from the probability on that makes "
-        "this metric highest on the examples of `calibration`",
+        description="with two classes: the second is predicted above a threshold, at which this "
+        "metric is highest on the examples of `calibration`",
     )
 
 

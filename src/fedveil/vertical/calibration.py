@@ -1,5 +1,4 @@
-"""Calibration of probabilities: of all classes predicted with probability 0.2, one in five is
-right.
+"""Calibrated probabilities: of all classes predicted with probability 0.2, a fifth is right.
 
 A network is usually overconfident, and class weights make its probabilities of rare classes too
 high. Calibration multiplies all scores by one factor and shifts each class's scores by a constant.

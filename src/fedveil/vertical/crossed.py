@@ -11,10 +11,7 @@ from fedveil.vertical.split import Crossing, SplitModel
 
 
 def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
-    """Yield one sentence for each direction between two parties.
-
-    `order` has the training examples, and there are `held_out` others.
-    """
+    """Yield one sentence for each direction between two parties."""
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
         each += f" and of {held_out:,} held-out examples in every evaluation"

@@ -58,8 +58,7 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
 
 
 def check_sizes(split: SplitModel, rows: int) -> None:
-    """Raise an error if a tensor of `rows` examples at some crossing is too large for one
-    message."""
+    """Raise an error if a tensor of `rows` examples is too large for one message."""
     for crossing in split.crossings:
         for gradient in (False, True) if crossing.gradient else (False,):
             held = crossing.compressed(gradient=gradient)

@@ -81,10 +81,7 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError if the saved reports cover fewer than `examples` training examples.
-
-        Drawing missing reports again would cost privacy again.
-        """
+        """Raise RunFolderError if the saved reports cover fewer than `examples` training ones."""
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
@@ -127,8 +124,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of `keys`. New ones are drawn by `draw`, and saved before this
-        returns."""
+        """Return the reports of `keys`. New ones are drawn by `draw`, and saved first."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

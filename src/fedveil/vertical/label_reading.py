@@ -43,8 +43,7 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
-    """Run the norm attack. A higher score means that the example is likelier to be of a rarer
-    class.
+    """Run the norm attack. A higher score means an example that is likelier of a rarer class.
 
     A network that has learnt the class frequencies makes larger errors on the rarer class. The
     score is the sum, over the looks, of an example's gradient norm divided by the mean norm in that
@@ -146,8 +145,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return the class of each example, one class for each of `groups`. The classes are chosen so
-    that most of the known `labels`, of the examples at `places`, are right."""
+    """Turn `groups` into classes, so that most known `labels`, of those at `places`, are right."""
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
 
@@ -160,8 +158,7 @@ def decided(scores: Float64s, common: int) -> Int64s:
 
 
 def ceiling(eps: float | None, shares: Float64s) -> float:
-    """Return the success rate of the best attacker who sees only the label that LabelDP
-    randomised.
+    """Return the success rate of the best attacker who sees only LabelDP's randomised label.
 
     `shares` are the prior probabilities of the k classes. If they are equal, the best guess is the
     randomised label, which is right with probability e^eps / (e^eps + k - 1). Otherwise it is the
@@ -218,8 +215,7 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows, with a higher probability for rows far from those already drawn. `seed`
-    and the number `start` of the attempt determine the draw."""
+    """Draw `count` rows, likelier ones far from those drawn. Depends on `seed` and try `start`."""
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -233,10 +229,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a distinct class for each group, so that most labels are right.
-
-    In a tie, a group gets the class with the group's own number.
-    """
+    """Return a distinct class for each group, so that most labels are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -250,8 +250,7 @@ def _shown(measured: Measured) -> str:
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Attack the labels of sequences: every second label is known, and the nearest one is
-    guessed."""
+    """Attack the labels of sequences: guess the nearest of every second one, which are known."""
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)

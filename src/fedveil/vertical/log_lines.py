@@ -8,8 +8,7 @@ from fedveil.record.recorder import Record
 
 
 def line(record: Record) -> str:
-    """Format a record as `epoch 0 step 10/43391 loss: 10.653997` with its cost, or as an
-    evaluation."""
+    """Format a record as `epoch 0 step 10/43391 loss: 10.653997` with costs, or an evaluation."""
     if "calibration" in record:
         return f"epoch {record['epoch']} calibrated on {record['examples']:,} training examples"
     if "look" in record:

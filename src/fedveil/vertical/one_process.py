@@ -72,8 +72,7 @@ class VerticalRun:
 
 
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
-    """Evaluate a run's model on the held-out examples, with the messages and protection of
-    training. Returns the metrics and every party's privacy account."""
+    """Evaluate on held-out examples, protected as in training. Returns metrics and accounts."""
     with ExitStack() as stack:
         parties = reopened(folder, stack)
         quality = parties.look(PartyRun.evaluate)
@@ -90,8 +89,7 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """Run the exchange `how` among all parties, with the run's model. Returns the leader's
-    result."""
+    """Run the exchange `how` among all parties with the run's model. Returns its result."""
     with ExitStack() as stack:
         return reopened(folder, stack).look(how)
 

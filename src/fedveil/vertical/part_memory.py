@@ -72,19 +72,13 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
 
 
 def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
-    """Return the bytes that `parts` need together, with `batch` bytes for a batch.
-
-    Their optimisers step one after another, when the batch's memory is free again.
-    """
+    """Return the bytes that `parts` need together, with `batch` bytes for a batch."""
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
     return held + max([batch, *(part.stepping for part in parts)])
 
 
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
-    """Raise ModelInvalid if the device has too little free memory for the parts of `here`.
-
-    Nothing is allocated for this. None means all parties.
-    """
+    """Raise ModelInvalid if the parts of `here` (None: all) need more memory than is free."""
     wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
         return

@@ -97,8 +97,7 @@ class _Made:
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Return True if the optimiser's state for a parameter of this shape may have these
-        values."""
+        """Return True if these values can be the state for a parameter of this shape."""
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # only the task knows the state of its own optimiser
         sgd = isinstance(self.optimizer, torch.optim.SGD)

@@ -154,8 +154,7 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is over, and the `reason`. `at_limit` says
-        that the run ends because a limit is reached."""
+        """Tell every peer but `but` that the step is over, and why. `at_limit` ends the run."""
         for peer in self._peers:
             if peer != but:
                 with suppress(LinkLost, PeerRefused):  # the original error matters more
@@ -288,10 +287,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 
 class _Statistics:
-    """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them.
-
-    Torch's version counters show which buffers change. Until that is known, all of them are saved.
-    """
+    """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them."""
 
     def __init__(self, modules: nn.Module) -> None:
         self._buffers = list(modules.buffers())

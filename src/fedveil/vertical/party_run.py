@@ -52,8 +52,10 @@ def begin(
 
 
 class PartyRun:
-    """A party in a run. Call `restore` with a step that all parties have saved, then `train`. After
-    an error in `train`, call both again."""
+    """A party in a run. Call `restore` with a step that all have saved, then `train`.
+
+    After an error in `train`, call both again.
+    """
 
     def __init__(self, setting: Setting, parts: PartyParts, log: PartyLog) -> None:
         self.setting, self.name = setting, setting.party

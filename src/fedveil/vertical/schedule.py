@@ -303,10 +303,7 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if the program sends its last tensor to `peer` after its last receipt.
-
-    That tensor then implies the word `ready` or `commit`.
-    """
+    """Return True if the last tensor to `peer` follows the last receipt: it implies the word."""
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 

@@ -64,8 +64,8 @@ class Signatures:
         """Raise BundleInvalid unless all parties signed the manifest, or none did and none must.
 
         With `own` credentials, every party must have signed, with a certificate that names it and
-        is of an authority that `own` trusts. Without, a certificate is only what the bundle says.
-        Returns a sentence on what could not be checked, or None.
+        is of an authority that `own` trusts. Without credentials, no certificate is checked, only
+        the signatures made with its key. Returns a sentence on what could not be checked, or None.
         """
         missing = [party for party in parties if party not in self.by_party]
         if missing and (own is not None or self.by_party):

@@ -225,8 +225,7 @@ class SplitModel:
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Map each part to True if its output's gradient would change its own or earlier
-        weights."""
+        """Map each part to True if its output's gradient would change its or earlier weights."""
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))

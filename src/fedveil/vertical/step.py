@@ -92,7 +92,7 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number. Two differ by more than the number of micro-batches."""
+        """Map each part to a number. Numbers are further apart than micro-batches."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 

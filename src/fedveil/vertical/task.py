@@ -141,8 +141,7 @@ class Task(Protocol):
         """Return the mean loss of a batch."""
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return a batch's sums, such as loss_sum and correct, and `examples`, for use by
-        `averages`."""
+        """Return a batch's sums for `averages`, such as loss_sum and correct, and `examples`."""
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:

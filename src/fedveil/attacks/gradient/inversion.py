@@ -37,8 +37,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits for this effort, and the searches: by squared distance first, then by angle
-    with total variation."""
+    """Return the limits for this effort, and the searches: by squared distance, then by angle."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)

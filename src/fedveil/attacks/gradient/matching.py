@@ -27,18 +27,12 @@ class Distance:
         return (self._weight * one * other).sum()
 
     def squared(self, update: Tensor) -> Tensor:
-        """Return ||update - reading||^2 / ||reading||^2, for the update estimated in the reading.
-
-        Source: Zhu et al. 2019.
-        """
+        """Return ||update - reading||^2 / ||reading||^2 (Zhu et al. 2019)."""
         apart = update - self._estimate
         return self._dot(apart, apart) / self._energy
 
     def cosine(self, update: Tensor) -> Tensor:
-        """Return one minus the cosine of the angle between the update and the reading.
-
-        Source: Geiping et al. 2020.
-        """
+        """Return 1 - cosine of the angle of update and reading (Geiping et al. 2020)."""
         size = (self._dot(update, update) * self._energy + 1e-30).sqrt()
         return 1 - self._dot(update, self._estimate) / size
 
@@ -80,10 +74,7 @@ def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
 def by_signed_adam(
     objective: Objective, start: Tensor, iterations: int, box: tuple[float, float]
 ) -> Found:
-    """Minimise an objective by Adam on the gradient's signs, with values kept in a box.
-
-    Step sizes shrink as in Geiping et al. 2020.
-    """
+    """Minimise an objective in a box by Adam on signs, as in Geiping et al. 2020."""
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.Adam([point], lr=0.05 * (box[1] - box[0]))

@@ -107,8 +107,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer, or `joint` without such a layer: they are
-    then searched for together with the examples."""
+    """Return the labels recovered from the last layer. Without such a layer return `joint`."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

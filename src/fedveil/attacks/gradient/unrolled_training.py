@@ -89,10 +89,6 @@ class UnrolledTraining:
 
 
 def _at(start: Tensor, moved: Tensor | None) -> Tensor:
-    """Return the current weights: `start` plus `moved`, the sum of the steps so far.
-
-    A separate sum loses no digits.
-    """
     return start.requires_grad_() if moved is None else start + moved
 
 
@@ -106,8 +102,7 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return the step rule of `torch.optim.SGD`. It returns None for a parameter without a
-    gradient."""
+    """Return the step rule of `torch.optim.SGD`, or None for a parameter without a gradient."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(

@@ -36,10 +36,7 @@ from fedveil.privacy.finding import Finding, Measured
 
 @dataclass(frozen=True)
 class Game:
-    """A run's clients, and as many clients of other examples, with the candidates among both.
-
-    `present` is the job of the clients, and `absent` that of the others.
-    """
+    """A run's clients (`present`), and as many of other examples (`absent`), with candidates."""
 
     present: Target
     absent: Target

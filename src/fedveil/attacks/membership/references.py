@@ -1,5 +1,4 @@
-"""Reference models, trained by an attacker on examples of its choice to learn membership's
-effect."""
+"""Reference models that an attacker trained on its own choice of examples."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Return a quantity's mean for each example, and its spread, under models not trained on
-        it.
+        """Return a quantity's mean for each example, and its spread, under models without it.
 
         `of` computes the quantity from a model's answers. The spread is one standard deviation for
         all examples, from these means. It is 1 if no two such models determine it.
@@ -83,10 +81,7 @@ class References:
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return means over the `given` models, their shared deviation, and sums of squares.
-
-        These are each example's squared differences from its mean.
-        """
+        """Return means over the `given` models, a shared deviation, and squared differences."""
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
         means: Float64s = np.where(given, values, 0).sum(axis=0) / counts

@@ -21,10 +21,7 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return for each example the log-odds of "member", by the attack model of its class.
-
-    A positive score means "member": the method's own threshold is 0.
-    """
+    """Return each example's log-odds of "member", by the attack model of its class."""
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)

@@ -58,8 +58,7 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report: the outputs themselves, or each bit's probability of
-    1."""
+    """Return the expectation of a report: the outputs, or each bit's probability of 1."""
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
         return flat

@@ -29,8 +29,7 @@ class Evidence:
 
     @classmethod
     def of(cls, reports: torch.Tensor, privacy: EmbeddingPrivacy | None) -> Evidence:
-        """Return the evidence of `reports`, [reports, examples, *output], sent in the clear if
-        `privacy` is None and under EmbeddingDP otherwise."""
+        """Return the evidence of `reports`, [reports, examples, *output], under any `privacy`."""
         mean, count = reports.mean(dim=0), len(reports)
         if privacy is None:
             return cls(mean)

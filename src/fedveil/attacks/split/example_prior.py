@@ -17,8 +17,7 @@ _STEP = 0.1
 
 
 class Prior(Protocol):
-    """Distribution of examples before any evidence. It maps free numbers, which a search varies,
-    to examples.
+    """Distribution of examples without evidence. It maps the numbers of a search to examples.
 
     `rate` is the initial step size of a search.
     """
@@ -45,10 +44,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit a normal prior to public examples [examples, *shape].
-
-        Its variance is at least `floor`² in each direction.
-        """
+        """Fit a normal prior to public examples, with variance at least `floor`² everywhere."""
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean
@@ -74,8 +70,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Smooth:
-    """Prior of images with values from `low` to `high`, whose neighbouring pixels are mostly
-    similar."""
+    """Prior of images with values from `low` to `high` and mostly similar neighbouring pixels."""
 
     shape: tuple[int, ...]
     low: float = 0.0
@@ -93,6 +88,5 @@ class Smooth:
 
 
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
-    """Map numbers to [0, 1] by a sigmoid, stretched by a tenth on either side and clipped, so that
-    it reaches both ends."""
+    """Map numbers to [0, 1] by a sigmoid that is stretched and clipped, to reach both ends."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)

@@ -89,8 +89,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One part whose output is sent, with the examples to find, their reports and the inversion
-    methods."""
+    """One part whose output is sent, its examples and reports, and the inversion methods."""
 
     target: SplitTarget
     part: Part
@@ -120,8 +119,7 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """Return the evidence by its description: one report of each example, and several if they
-        differ."""
+        """Return the evidence by its description: one report of each example, then several."""
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
         found = {"": Evidence.of(reports[:1], self.part.privacy)}
@@ -270,9 +268,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress: `before` of `total` inversions are finished, and step `done` of `of` of the
-    current one, `what`.
-
-    Each inversion counts as a hundred steps.
-    """
+    """Report progress. Each of the `total` inversions counts as a hundred steps."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -133,8 +133,7 @@ class _Follower:
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """Return the gradients of a step, part by part, with `examples` rows: zeros if none are
-        sent."""
+        """Return the gradients of a step, part by part: `examples` rows, or zeros if none came."""
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
@@ -169,8 +168,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess each example's class, from groups found without labels. The true labels at `known`
-        name the groups afterwards."""
+        """Guess classes from groups found without labels. Those at `known` name the groups."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -178,15 +176,13 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses among the examples `of`, beside that of guessing the
-        most common class."""
+        """Return the share of right guesses among `of`, beside guessing the commonest class."""
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
-    """Return the share of labels inferred from the run's first training step, over `batches` random
-    batches."""
+    """Return the share of labels inferred from the first step, over `batches` random batches."""
     size = follower.target.job.batch_size
     drawn = Seeded(0, "first step").generator()
     guesses, truth, judged, before = [], [], [], 0
@@ -231,8 +227,7 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC, at least 1/2, with which the rows' first singular vector separates the rare
-    class."""
+    """Return the AUC, at least 1/2, of the rare class along the rows' first singular vector."""
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])

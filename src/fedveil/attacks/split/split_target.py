@@ -126,8 +126,7 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """Return the ledger's epsilon for an example whose output of a part was sent `reports`
-        times."""
+        """Return the ledger's epsilon for an example whose output was sent `reports` times."""
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
@@ -147,10 +146,7 @@ class SplitTarget:
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Yield each of the run's next `steps` steps: its examples, and the messages sent.
-
-        The parties train copies of their parts, from one step to the next.
-        """
+        """Yield the examples and messages of the next `steps` steps, in which copies train."""
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
         for step in range(1, steps + 1):
@@ -181,8 +177,7 @@ class SplitTarget:
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient that a part's owner receives for the examples at `positions`:
-        [examples, *output]."""
+        """Return the gradient that a part's owner receives: [examples, *output]."""
         gradients = self.crossed(positions).gradients
         if part not in gradients:
             raise AttackImpossible(f"no gradient comes back to the part {part}")
@@ -270,8 +265,7 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """Return the leader's training rows with the labels that training uses: those saved in
-    `folder`, or drawn anew."""
+    """Return the leader's training rows with the labels of training, from `folder` or drawn."""
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:
         return rows

@@ -67,10 +67,7 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 
 
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
-    """Return ln Pr[sent vector | word] for all tokens and words, up to a constant.
-
-    Errors are normal with standard deviation `blur`.
-    """
+    """Return ln Pr[sent vector | word] for normal errors of deviation `blur`, up to a constant."""
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
     return found
@@ -98,10 +95,7 @@ class Habits:
 
     @classmethod
     def of(cls, tokens: Int64s, words: int) -> Habits:
-        """Count the words of a text, and its pairs of words.
-
-        A pair that never occurs is as likely as its second word.
-        """
+        """Count a text's words and pairs. An unseen pair is as likely as its second word."""
         single = np.bincount(tokens, minlength=words) + 1.0
         single /= single.sum()
         pairs = np.zeros((words, words))
@@ -132,8 +126,7 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the most likely word at each place: [texts, length]. Without `habits` all words are
-    equally likely in advance."""
+    """Return the likeliest word at each place, [texts, length], with or without `habits`."""
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
     return found
@@ -154,8 +147,7 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """Return the exact probability that the likeliest word is right, if the words' codes are
-    random bits.
+    """Return the exact probability that the likeliest word is right, if codes are random bits.
 
     There is one report of `values` bits, all words are equally likely, and ties are guessed. With
     the flip probability q, the true code agrees with the report in A ~ Bin(values, 1 - q) bits, and

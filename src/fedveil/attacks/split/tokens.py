@@ -74,10 +74,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return the tokens that each attacker recovers from the vectors of the forward pass.
-
-    `read` are the messages of the windows to read, and `pairs` those of windows with known text.
-    """
+    """Return the tokens that each attacker recovers from `read`. `pairs` have known text."""
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -98,8 +95,7 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that each attacker recovers from the backward pass, none without
-    one."""
+    """Return the next tokens that each attacker recovers from any backward pass."""
     if read.returned is None:
         return {}
     found = {
@@ -177,10 +173,7 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return, at each place, the word whose vector or bits are nearest to those sent.
-
-        `word` and `position` are the tables of words' and positions' vectors.
-        """
+        """Return the words nearest to those sent, by the tables of words and positions."""
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -218,10 +211,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """Messages for some windows: their first report, the sum of all, and the returned gradients.
-
-    `returned` holds the gradients and their values, [tokens, values], or is None.
-    """
+    """Messages for some windows: the first report, the sum of all, and any returned gradients."""
 
     first: Float64s
     together: Float64s

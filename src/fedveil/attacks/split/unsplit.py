@@ -112,8 +112,7 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the misfit of the bottom's outputs for these inputs, relative to that of always
-        guessing the mean."""
+        """Return the misfit of the bottom's outputs, relative to always guessing the mean."""
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale

@@ -170,10 +170,7 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return the rising bounds of cells into which equally many of `values` fall.
-
-    The outer cells extend far beyond the data.
-    """
+    """Return the rising bounds of cells into which equally many of `values` fall."""
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

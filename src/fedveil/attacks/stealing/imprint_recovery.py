@@ -127,10 +127,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return `cell`, in which the example was found, and the cells that it is certainly in.
-
-    `noise` is the standard deviation of its entries.
-    """
+    """Return the cells that the example is certainly in. `cell` is one of them."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

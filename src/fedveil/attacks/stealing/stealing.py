@@ -49,8 +49,7 @@ class Loot:
     saw: str
 
     def figures(self) -> list[Measured]:
-        """Return the share of examples recovered, their quality and, with candidates, the share of
-        true ones."""
+        """Return the shares of recovered examples and of true candidates, and the quality."""
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
         guess = len(matched(self.originals, self.public)) / cases
@@ -64,10 +63,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Draw originals above their nearest candidates.
-
-        Returns None without images or candidates.
-        """
+        """Draw originals above their nearest candidates. None if there are no images to draw."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -76,8 +72,7 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return as many pairs (original, candidate) as possible with a PSNR of at least `decibels`,
-    each index once."""
+    """Return as many disjoint pairs (original, candidate) of at least `decibels` as possible."""
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -113,8 +108,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """Copy the target with only one cohort's clients, which together hold at most `wanted`
-    examples."""
+    """Copy the target with one cohort's clients, which hold at most `wanted` examples."""
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
     held = [target.rows(client)[:each] for client in range(cohort)]
@@ -125,8 +119,7 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """Attack one round of the target's clients. Returns the loot, and the target with the model
-    sent.
+    """Attack one round of the target's clients. Returns the loot, and the target as attacked.
 
     The attacker first sends a model that suffices for one client's report. If the reports reveal
     nothing, it plays the round again with a model that suffices for the sum of the cohort. An
@@ -155,10 +148,7 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play one round in which the clients receive an imprint of `cells` cells per statistic.
-
-    Returns the target with that model, the imprint, the readings, and the round's aggregate.
-    """
+    """Play a round with an imprint. Returns the target, the imprint, readings and aggregate."""
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "

@@ -29,6 +29,12 @@ RunPath = Annotated[
         "`fedveil vertical run` wrote."
     ),
 ]
+ScoredRun = Annotated[
+    Path,
+    typer.Argument(
+        help="The run folder. For new rows on several machines: this party's model bundle."
+    ),
+]
 Listen = Annotated[
     str | None,
     typer.Option(
@@ -40,21 +46,20 @@ Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[PARTY=]FILE",
-        help="A file of new rows to score, without labels. PARTY= for each party, if all parties "
-        "are in this process.",
+        help="A file of new rows to score, without labels. If all parties are in this process, "
+        "repeat the option as PARTY=FILE for each party.",
     ),
 ]
 MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The most ids that this party accepts from another for this file, over all sessions. "
+        help="Maximum number of ids that another party may bring for this file, in all sessions. "
         "Default: alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="The leader's address, at a follower that scores."),
+    str | None, typer.Option(metavar="HOST:PORT", help="On a follower: the leader's address.")
 ]
 Tls = Annotated[
     Path | None,

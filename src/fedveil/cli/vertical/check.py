@@ -17,7 +17,7 @@ def check(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="An events.log of another party, which says how this one's stood at the end of "
+            help="Another party's events.log, which records the state of this log at the end of "
             "each session; may be repeated."
         ),
     ] = None,

@@ -147,10 +147,7 @@ def look(
     patience: float,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a command on a trained model, with followers that serve it.
-
-    `own` is the leader's side if it differs from the purpose's.
-    """
+    """Run the leader's side of a command on a trained model, by default that of `purpose`."""
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
 
@@ -214,8 +211,7 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return the address at which, and the settings with which, `party` meets the others. Errors
-    name `option`."""
+    """Return where and how `party` meets the others. Errors name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -77,7 +77,7 @@ def evaluate(
 
 
 def predict(
-    run: arguments.RunPath,
+    run: arguments.ScoredRun,
     out: Annotated[
         Path,
         typer.Option(

@@ -16,33 +16,35 @@ from fedveil.errors import InvalidValue
 
 
 def serve_predictions(
-    run: arguments.RunPath,
+    run: arguments.ScoredRun,
     data: Annotated[
         list[str],
         typer.Option(
             metavar="[PARTY=]FILE",
-            help="The file of rows that may be asked for. PARTY= for each party, if all parties "
-            "are in this process.",
+            help="The file of rows that clients may ask about. If all parties are in this "
+            "process, repeat the option as PARTY=FILE for each party.",
         ),
     ],
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The leader's address for clients, over HTTP."),
+        typer.Option(
+            metavar="HOST:PORT", help="On the leader: the address that receives HTTP requests."
+        ),
     ] = None,
     listen: arguments.Listen = None,
     connect: arguments.ConnectTo = None,
     most_ids: arguments.MostIds = None,
     queue: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Requests that may wait; a full queue is 503.")
+        int, typer.Option(min=1, max=10_000, help="Requests that may wait. Others get status 503.")
     ] = 64,
     guesses: Annotated[
-        int, typer.Option(min=0, help="Ids that are not there which one client may ask for.")
+        int, typer.Option(min=0, help="Unknown ids that one client may ask for before status 429.")
     ] = 100,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Answer questions for predictions over HTTP, on loopback or mutual TLS; Ctrl-C ends it."""
+    """Serve predictions over HTTP, on a loopback address or with mutual TLS, until Ctrl-C."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.scoring.service import PredictionService

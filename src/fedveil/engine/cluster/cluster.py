@@ -26,10 +26,7 @@ class Call(ABC):
 
     @abstractmethod
     def result(self) -> Any:
-        """Return the result of a call that has ended.
-
-        Raises `MachineLost` if the machine was lost first, or the exception that the call raised.
-        """
+        """Return the result of a call that has ended. Raises its error, or `MachineLost`."""
 
 
 class Remote(ABC):

@@ -44,8 +44,7 @@ class Facts:
     trained: str
 
     def check(self, other: Facts, name: str) -> None:
-        """Raise `MachineDiffers` unless the machine `name`, with the facts `other`, gives the same
-        bytes."""
+        """Raise `MachineDiffers` unless the machine `name`, of facts `other`, gives equal bytes."""
         for package, version in self.versions.items():
             theirs = other.versions.get(package, "none")
             if theirs != version:

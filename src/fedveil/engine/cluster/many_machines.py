@@ -93,10 +93,7 @@ class ManyMachines(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports.
-
-        Each machine folds its reports into a server half, which is then merged into `server`.
-        """
+        """Yield the answers without reports, which each machine adds up for `server`."""
         return self._answers(phase, messages, server)
 
     def shown(self) -> dict[str, Any]:
@@ -238,8 +235,7 @@ class ManyMachines(Executor):
             return
 
     def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:
-        """Send clients' examples to the machines that are to train them. Yields each transfer after
-        its start."""
+        """Send clients' examples to the machines that train them. Yields begun transfers."""
         leaving: dict[Member, list[ClientId]] = {}
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]

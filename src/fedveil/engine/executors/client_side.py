@@ -142,10 +142,7 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record that a report contains `client`'s update, the last one that `updates` yielded.
-
-        `carried` is this update after the protection's clipping, without noise.
-        """
+        """Record that a report has the last update, clipped to `carried` and without noise."""
 
 
 class LocalTraining(Training):
@@ -232,8 +229,7 @@ class ClientSide:
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the global weights in the array `model`. Discards the client halves of
-        the last round."""
+        """Start a round with the weights in `model`. Discards the last round's client halves."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -308,8 +304,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new half that continues from `state`. A state is empty before the first
-        phase."""
+        """Return a new half that continues from `state`, empty before the first phase."""
         half = self._new_half(client)
         if state:
             half.take_up(state)

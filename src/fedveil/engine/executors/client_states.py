@@ -48,8 +48,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state, of `dimension` entries, from before `round`. None if
-        there is none."""
+        """Return the client's newest state from before `round`, of this size, or None."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None

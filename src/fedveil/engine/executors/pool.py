@@ -206,11 +206,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports.
-
-        Each worker folds its reports into a server half of its own. At the end, all of these are
-        merged into `server`.
-        """
+        """Yield the answers without reports, which each worker adds up for `server`."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -244,8 +240,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send a message that all clients share to each worker once. Returns False if they share
-        none."""
+        """Send a message that all clients share to each worker. Returns False without one."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

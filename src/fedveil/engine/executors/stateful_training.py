@@ -59,11 +59,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """Keeps some layers at the client.
-
-    `own` is True for the weights of these layers. `initial` has the initial weights of the whole
-    model.
-    """
+    """Keeps the layers in the mask `own` at the client, at first with `initial` weights."""
 
     own: Bools
     initial: Float32s

@@ -61,11 +61,7 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports.
-
-        Each thread folds its reports into a server half of its own. At the end, all of these are
-        merged into `server`.
-        """
+        """Yield the answers without reports, which each thread adds up for `server`."""
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

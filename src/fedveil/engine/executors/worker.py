@@ -46,11 +46,7 @@ def main(descriptor: int) -> None:
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
-    """Move messages from the pipe to `inbox`, so that the sender never has to wait.
-
-    Ends the process when the pipe closes, even during training, because nobody needs the answers
-    any more.
-    """
+    """Move messages to `inbox`, so that no sender waits. Ends the process when the pipe closes."""
     while True:
         try:
             inbox.put(connection.recv())
@@ -93,10 +89,7 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Move reports from the answers into `slot`, shared memory, as far as they fit.
-
-    Returns the answers, with an `InSlot` in place of each moved report.
-    """
+    """Move reports into the shared memory `slot`, with an `InSlot` in place of each."""
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):

@@ -115,10 +115,7 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update, in the arrays' own types.
-
-        Arrays that stay with the clients are unchanged.
-        """
+        """Return the record's arrays plus the update. Arrays kept by clients are unchanged."""
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):
@@ -148,8 +145,7 @@ def read(record: ArrayRecord) -> Arrays:
 
 
 def digest(arrays: Arrays) -> bytes:
-    """Return a digest of all arrays from which clients start, including those that stay with
-    them."""
+    """Return a digest of all arrays from which clients start, including those that they keep."""
     whole = hashlib.sha256()
     for name, array in arrays.items():
         whole.update(repr((name, str(array.dtype), array.shape)).encode())

@@ -1,5 +1,4 @@
-"""Carries a protected round's messages over Flower's grid, inside the messages of the user's
-app."""
+"""Carries a protected round's messages over Flower's grid, inside those of the user's app."""
 
 from __future__ import annotations
 

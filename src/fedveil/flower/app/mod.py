@@ -275,10 +275,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the client half's state after an earlier phase of this round, or None.
-
-        Raises an error if the terms of the offer have changed since.
-        """
+        """Return the half's state after an earlier phase. Raises if the offer has changed."""
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -287,8 +284,7 @@ class _Answer:
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
-        """Return the reply's number of examples, or 1 if the server does not weight clients by
-        size."""
+        """Return the reply's number of examples, or 1 if clients are not weighted by size."""
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key
@@ -331,19 +327,14 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a value for each of `names`. A missing one becomes NaN, because absence would reveal
-    something."""
+    """Return a value for each of `names`: NaN if missing, as absence would reveal something."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Answer a message that is not about training. Returns the revealed metrics, even after a
-    failure.
-
-    This client's account records the metrics and the timing before they are revealed.
-    """
+    """Answer a message that is not about training. The account records it before it leaves."""
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
     told = in_clear(names) + ([TIMING] if seconds is None else [])

@@ -112,8 +112,7 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the keys of a configuration and of keyword arguments. Raises `JobError` if they
-    differ."""
+    """Merge the keys of a configuration and of keywords. Raises `JobError` if they differ."""
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "
@@ -127,10 +126,7 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 
 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
-    """Return the validated settings. Raises `JobError` with a sentence for each invalid key.
-
-    `prefix` precedes each key in these sentences.
-    """
+    """Return the validated settings. Raises `JobError`, with `prefix` before each invalid key."""
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):

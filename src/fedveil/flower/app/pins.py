@@ -42,8 +42,7 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return the demands of the three sources that have any. Raises `JobError` for an invalid
-    key."""
+    """Return the demands of the three sources. Raises `JobError` for an invalid key."""
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),
@@ -126,8 +125,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the seconds after the request at which an answer leaves: the longest that any side
-    asks for. None means no fixed time."""
+    """Return the seconds after which an answer leaves, the longest demand, or None."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -19,8 +19,7 @@ _LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
-    """The number of started rounds, their charges, and the protection's state (None: the initial
-    one)."""
+    """The number of started rounds, their charges, and the protection's state (None: initial)."""
 
     rounds: int
     ledger: Ledger

@@ -1,5 +1,4 @@
-"""The server's side: a strategy that wraps another one and gives it one averaged reply per
-round."""
+"""The server's side: a strategy that gives the one it wraps an averaged reply per round."""
 
 from __future__ import annotations
 
@@ -297,10 +296,7 @@ class ProtectedStrategy(Strategy):
 
     @property
     def _number(self) -> int:
-        """The number of the next round.
-
-        Unlike Flower's number, it continues when `start` is called again.
-        """
+        """The number of the next round. It continues when `start` is called again."""
         return self._earlier + len(self.rounds) + 1
 
     def _keep(self, record: RoundRecord) -> None:
@@ -308,8 +304,7 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if enough clients take part. Raises an error if too few do and no round has
-        succeeded yet."""
+        """Return True if enough clients take part. Raises if no round ever had enough."""
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)

@@ -1,5 +1,4 @@
-"""One call of the app behind the mod. Returns its reply if in time, and never a failure's
-reason."""
+"""One call of the app behind the mod: its reply if in time, and never a failure's reason."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ class AppFailed(Exception):
 def ask_in_time(
     time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
 ) -> RecordDict:
-    """Return the content of the app's reply. The app's state is saved only if it replies in
-    time."""
+    """Return the content of the app's reply. Saves the app's state only if it is in time."""
     own = copy.deepcopy(context) if time.is_set else context
     content = time.trained(lambda: _ask_app(message, own, call_next))
     if own is not context:

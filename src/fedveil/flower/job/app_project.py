@@ -30,10 +30,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write the files of an app, given their texts by name. Returns their paths.
-
-    A file that exists with other content is never overwritten.
-    """
+    """Write an app's files. Returns their paths. Never overwrites a file of other content."""
     taken = [
         path
         for path, text in files.items()

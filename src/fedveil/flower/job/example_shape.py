@@ -30,8 +30,7 @@ def telling_form(shape: ModelShape) -> Message:
 
 
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
-    """Return from the message `common` a target's shape, and if targets and examples are whole
-    numbers."""
+    """Return a target's shape, and True if targets, and if examples, are whole numbers."""
     if _TARGETS not in common:
         return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())

@@ -36,10 +36,7 @@ _LET_GO_S = 60.0
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: `named` in the run configuration, or one named after the job.
-
-    A restart of the same job therefore resumes in its folder.
-    """
+    """Return the run's folder: `named`, or the job's own, in which a restart resumes."""
     if named:
         return Path(str(named))
     return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")
@@ -68,8 +65,7 @@ def open_folder(path: Path, job: Job) -> RunFolder:
 
 
 class FlowerEngine(Engine):
-    """Carries messages to SuperNodes, which train as clients. The server has only the test
-    examples."""
+    """Carries messages to SuperNodes, the clients. The server has the test examples only."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -90,8 +86,7 @@ class FlowerEngine(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Make the protection, without any key from the job's seed. Raises an error for unsendable
-        reports."""
+        """Make the protection, with no key from the seed. Raises for unsendable reports."""
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(job.training.sent_length(dimension), np.float32)
         check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))

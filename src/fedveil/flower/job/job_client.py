@@ -101,8 +101,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Return the member that a node configuration describes. `partition-id` may replace
-        `client`."""
+        """Return the member in a node configuration. `partition-id` may replace `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -156,15 +155,11 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is for another client, because the server has an outdated node
-    number."""
+    """Raised if the message is for another client: the server's node number is outdated."""
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Turn `handle` into a function that replies with its answer, or with a fixed word on an error.
-
-    Flower would send the text of an exception to the server.
-    """
+    """Turn an error in `handle` into a fixed word. Flower would send the exception's text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:

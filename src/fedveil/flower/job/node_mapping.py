@@ -73,10 +73,7 @@ class Members:
                 self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Poll until `enough` of the `wanted` clients are connected, at most `limit_s` seconds.
-
-        Returns how many of them are connected.
-        """
+        """Poll until `enough` of `wanted` are connected or `limit_s` passed. Returns how many."""
         end = time.monotonic() + limit_s
         self.look()
         while (here := len(self.node_of.keys() & set(wanted))) < enough:

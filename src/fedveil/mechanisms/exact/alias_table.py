@@ -62,10 +62,7 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Return integer weights of the symbols, of the remainder, and of empty columns (0).
-
-        They sum to 2^64. The remainder makes up for the rounding down of the symbols' weights.
-        """
+        """Return integer weights that sum to 2^64: symbols, remainder, empty columns (0)."""
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
         remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
@@ -123,7 +120,7 @@ class AliasTables:
     def weights(self, row: int) -> list[int]:
         """Return the integer weights in a row's table, which sum to 2^64.
 
-        The last one is the remainder's.
+        The last weight is that of the remainder.
         """
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
@@ -135,9 +132,9 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return, for each symbol, how far a row's weight is below the true probability.
+        """Return the distribution of a row's remainder, as one integer weight for each symbol.
 
-        These are integers in exact proportion.
+        A weight is proportional to the part of the symbol's true probability that the table lacks.
         """
         exact = self._exact(row)
         total = sum(exact)
@@ -252,10 +249,7 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Draw symbols from one row, as `_pick` does from several.
-
-    Returns True if any draw is undecided, which is rare.
-    """
+    """Draw symbols from one row, as `_pick` does. Returns True if a draw is undecided."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

@@ -22,8 +22,7 @@ _MAX_TRIALS = 1 << 11
 
 
 class Binomial:
-    """Draws exactly from the binomial distribution with a rational probability and any number of
-    trials."""
+    """Draws exactly from the binomial distribution with a rational probability."""
 
     def __init__(self, probability: Fraction) -> None:
         self._probability = probability
@@ -64,8 +63,7 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return the binomial distribution in floating point, from 40 digits so that nothing
-    underflows."""
+    """Return the binomial distribution in floating point, from 40 digits against underflow."""
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
         zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)

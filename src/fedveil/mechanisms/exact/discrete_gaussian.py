@@ -79,7 +79,6 @@ class DiscreteGaussian:
         return self.cell_variance << (2 * self.place_bits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws from this distribution."""
         values = np.zeros(count, np.int64)
         self.add_to(values, entropy)
         return values
@@ -93,7 +92,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws without place bits to `values`. Returns the indices of the rejected draws."""
+        """Add draws if there are no place bits. Returns the indices of the rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), list[int]()
@@ -110,7 +109,7 @@ class DiscreteGaussian:
         return np.array(again, np.int64)
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws with place bits to `values`. Returns the indices of the rejected draws."""
+        """Add draws if there are place bits. Returns the indices of the rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -124,10 +123,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Write draws to `out`, and their random words to `words`.
-
-        Returns the indices of the rejected draws.
-        """
+        """Write draws to `out`, and their words to `words`. Returns the rejected indices."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):
@@ -142,10 +138,7 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell of a uniform real whose first 63 bits, `prefix`, leave it undecided.
-
-        More bits are read from `entropy` until it is decided.
-        """
+        """Return the cell of a uniform real whose first 63 bits, `prefix`, do not decide it."""
         bits = _PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -289,11 +282,7 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the signed cell of every word to the value with its index.
-
-    Writes the indices of undecided words and of zeros with a minus sign to `listed` instead, and
-    returns their number.
-    """
+    """Add each word's signed cell to its value. Lists undecided words and minus zeros instead."""
     count = 0
     first = thresholds[0]
     for i in range(len(values)):

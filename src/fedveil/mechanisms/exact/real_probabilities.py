@@ -46,7 +46,6 @@ class ExactDraw:
         return _settled(self._x, lambda e: self._floors_at(e, bits), digits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
-        """Return `count` independent draws from this distribution."""
         words = entropy.words(count)
         out = np.searchsorted(self._table, words, side="right").astype(np.int64)
         if len(self._table):
@@ -56,10 +55,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return the draw whose first word, `prefix`, equals an entry of the table.
-
-        Further bits are read from `entropy` until it is decided.
-        """
+        """Return a draw that its first word, `prefix`, does not decide, by reading more bits."""
         bits = _WORD
         while True:
             bits += _WORD

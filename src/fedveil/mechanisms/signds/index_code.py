@@ -57,10 +57,7 @@ def longest_code(dim: int, count: int) -> int:
 
 
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
-    """Return the `count` numbers in 0..dim-1 that an untrusted `code` encodes.
-
-    Time and memory depend only on `dim` and `count`.
-    """
+    """Return the numbers in an untrusted `code`. Its bytes decide neither time nor memory."""
     dim = integer("dim", dim, 1)
     count = integer("count", count, 0, dim)
     low_bits, marks = _layout(dim, count)

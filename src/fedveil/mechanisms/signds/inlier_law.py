@@ -44,11 +44,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible v, in order, with the number of selections that have it.
-
-        v is the number of selected dimensions in the top-k set: C(topk, v) C(dim - topk, h - v)
-        selections.
-        """
+        """Yield each possible v with C(topk, v) C(dim - topk, h - v), its number of selections."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)

@@ -130,8 +130,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many digits at either end of the range stand for NaN or infinity. A digit is the
-    first 16 bits of a float's key."""
+    """Return how many 16-bit digits at either end of the range mean NaN or infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
@@ -198,10 +197,7 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the entries with this digit (see `_boundary`) to `out`, which they fill exactly.
-
-    Such entries are rare: vector registers show that most blocks have none.
-    """
+    """Copy the entries with this digit (see `_boundary`), which are rare, to `out`."""
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]

@@ -52,8 +52,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite each of `sums` with a draw of a parameter's perturbed code: the sum of the
-        states whose bits are 1.
+        """Overwrite each of `sums` with a draw of S for the parameter's perturbed code.
 
         `states` are the parameters' true states.
         """
@@ -135,10 +134,7 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write the positions of the flipped bits that lie after these gaps, starting from `place`.
-
-    Returns their number, and the position after the last gap.
-    """
+    """Write the positions of the bits flipped after these gaps. Returns count and position."""
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -151,10 +147,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter and the state of the bit at each of these positions.
-
-    Processors divide faster in floating point, which is exact up to 2^50.
-    """
+    """Write parameter and state of these bits, by floating point, which is exact up to 2^50."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

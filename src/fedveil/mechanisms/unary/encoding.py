@@ -230,8 +230,7 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw codes, and overwrite `sums` with each one's sum of the states whose bits are 1. For
-        more states than tables can hold."""
+        """Draw codes and sum up their states, where tables would be too large."""
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
@@ -281,8 +280,8 @@ class UnaryEncoding:
         """Return unbiased estimates of the share of clients in each state, one parameter per row.
 
         They are (frequency - q) / (p - q), where frequency is the share of the reports of bits in
-        which the state's bit is 1. The sum of a row's entries times
-        their states is the mean that `estimate` returns, in units of a cell.
+        which the state's bit is 1. The sum of a row's entries times their states is the mean that
+        `estimate` returns, in units of a cell.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
@@ -321,7 +320,7 @@ class UnaryEncoding:
         """Return Pr[S = s] for s = -largest_sum..largest_sum, if the parameter has this state.
 
         S is the sum of the states whose bits are 1 in the perturbed code. The relative error is
-        below 3 states 2^-53.
+        below 3 · states · 2^-53.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)

@@ -33,8 +33,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return, as a function of values, ln of the probability of rounding to `states`, without
-    perturbation."""
+    """Return ln of the probability of rounding to `states`, as a function of values."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -45,10 +44,7 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 
 
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
-    """Return ln Pr[packed codes | values] as a function of values.
-
-    A bit is 1 with the encoding's probability p if it is that of the own state, and q if not.
-    """
+    """Return ln Pr[packed codes | values], as a function of values."""
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0
     bits = code_bits.unpack_codes(packed, encoding.cells, count)

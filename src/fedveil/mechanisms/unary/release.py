@@ -42,8 +42,7 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the output distributions, a row for the true bits (1, 0) and one for (0, 1), of the
-    two bits in which two states' codes differ."""
+    """Return the distributions of the two bits in which two codes differ, a row for each code."""
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

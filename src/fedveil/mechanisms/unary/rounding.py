@@ -21,10 +21,7 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state nearest to cells * value / value_range, clipped; half to even.
-
-    NaN is refused.
-    """
+    """Return the nearest state to cells * value / value_range, clipped. Refuses NaN."""
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -35,8 +32,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and how many values exceed `value_range` in
-    magnitude."""
+    """Return the nearest states of `start + update`, and how many values were clipped."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -91,10 +87,7 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 
 def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
-    """Return cells * value / value_range, clipped to [-cells, cells].
-
-    float32 values are rounded only once.
-    """
+    """Return cells * value / value_range, clipped. float32 values are rounded only once."""
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
 
@@ -109,10 +102,7 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 
 @compiled(_add_update_numpy)
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
-    """Add `update` to `values`, in place. Returns how many of the sums exceed `clip` in magnitude.
-
-    Returns -1 if the update is not finite.
-    """
+    """Add `update` to `values`. Returns how many exceed `clip`, or -1 if it is not finite."""
     beyond, fine = np.int32(0), np.int32(1)
     for i in range(len(values)):
         fine &= np.int32(abs(update[i]) < np.inf)
@@ -163,10 +153,7 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Do the work of `add_update` and `_nearest` in one loop, for speed.
-
-    Returns the count of `add_update`, or -1 or -2 for invalid input.
-    """
+    """Do `add_update` and `_nearest` in one loop. Returns the count, or -1 or -2 for a refusal."""
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(states)):
@@ -212,8 +199,7 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round every value by comparing the first 64 binary digits of its fraction with a random
-    word.
+    """Round each value by comparing its fraction's first 64 digits with a random word.
 
     Lists the indices of values that this leaves undecided, and rounds them towards zero for now.
     Returns their number, or -1 for a NaN.

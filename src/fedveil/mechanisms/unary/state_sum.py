@@ -24,10 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest sum of a code's states: that of all positive states.
-
-    The smallest is its negative.
-    """
+    """Return the largest sum of a code's states, that of all positive ones."""
     return cells * (cells + 1) // 2
 
 

@@ -25,10 +25,7 @@ MOST_POINTS = 1 << 25
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
-    """Return the epsilon of an account at its delta, and the possible error of the grid.
-
-    Raises ValueError if the account cannot be composed here.
-    """
+    """Return an account's epsilon and the grid's possible error, or raise ValueError."""
     releases, delta = account["releases"], account["delta"]
     epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
     lost = math.fsum(d * n for _, d, n in epsilons)
@@ -40,10 +37,7 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 
 
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
-    """Return the epsilon at `delta` of all releases together, and the possible error of the grid.
-
-    `stated` decides how fine the grid is.
-    """
+    """Return the releases' epsilon and the grid's possible error. `stated` decides the grid."""
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
     parts: list[tuple[Any, int]] = []
@@ -83,10 +77,7 @@ def gaussian(ratio: float, interval: float) -> Any:
 
 
 def sampled(release: dict[str, Any], interval: float) -> Any:
-    """Return the privacy loss of Gaussian noise on the sum of a sampled batch.
-
-    One member is replaced.
-    """
+    """Return the loss of Gaussian noise on a sampled batch's sum, for one replaced member."""
     return pld.from_gaussian_mechanism(
         release["multiplier"],
         sampling_prob=release["rate"],

@@ -28,10 +28,7 @@ _REPLACE = (
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a dossier: its key, its title, and its sentences.
-
-    `missing` is the reason if it has none.
-    """
+    """A statement of a dossier: key, title, and sentences or, in `missing`, why there are none."""
 
     key: str
     title: str
@@ -96,7 +93,6 @@ def _federated(evidence: Evidence) -> Iterator[Statement]:
 
 
 def _settings(switch: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a job's protection."""
     position = POSITIONS.get(str(switch["name"]))
     block = position.block if position is not None else "own"
     return dict(switch.get(block or "") or {})

@@ -90,8 +90,7 @@ class Scale(Settings):
 
 
 class Numbers(Settings):
-    """The encoding of a column of numbers: its kind, its scale, and the quantiles between
-    intervals."""
+    """The encoding of a column of numbers: its kind, its scale, and its intervals' quantiles."""
 
     kind: Kind = "number"
     scale: Scale
@@ -190,16 +189,14 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if this encoding has these `places` in each column of words, and `bins`
-        intervals in each column of numbers."""
+        """Return True if columns of words have these `places`, and those of numbers `bins`."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
 
     @property
     def features(self) -> Features:
-        """Return the number of intervals of each number column, and of places of each word
-        column."""
+        """Return the intervals of each number column, and the places of each word column."""
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),
@@ -247,7 +244,7 @@ def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return the result of np.quantile, which does not know that numbers are ordered."""
+    """Return the result of np.quantile for `ordered` numbers, without sorting them."""
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]

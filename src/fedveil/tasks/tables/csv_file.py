@@ -106,10 +106,7 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield each record: the number of its first line, and its cells.
-
-    `before` is the number of lines before the first block.
-    """
+    """Yield each record's first line number and cells, after `before` lines."""
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

@@ -56,8 +56,7 @@ class CsvFormat:
 
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
-        """Open the file as blocks of text that end with a line, if lines are within the length
-        limit."""
+        """Open the file as blocks of text, which end with a line unless it is too long."""
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 
@@ -108,8 +107,7 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return the format of a file, with guesses for what `settings` do not state. Errors use
-    `place`, the path of these settings in the job."""
+    """Return a file's format, partly guessed. `place` is the path of `settings` in the job."""
     with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
         head = raw.read(_AT_ONCE)
     for begin, what in _KNOWN.items():

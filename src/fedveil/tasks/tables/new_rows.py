@@ -1,5 +1,4 @@
-"""Rows to score: a file without labels, in the encoding that was computed from the training
-rows."""
+"""Rows to score: a file without labels, in the encoding computed from the training rows."""
 
 from __future__ import annotations
 

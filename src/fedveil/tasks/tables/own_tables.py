@@ -119,10 +119,7 @@ class Tables(ByLabel):
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the classes' weights from the leader's settings.
-
-        A class not named has the weight 1.
-        """
+        """Return the classes' weights from the leader's settings, 1 by default."""
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None
@@ -141,8 +138,7 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding, without reading its table if the encoding is
-        saved."""
+        """Return the sizes of an owner's encoding, without its table if that is saved."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 

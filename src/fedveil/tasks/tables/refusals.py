@@ -58,7 +58,6 @@ class Refusals:
                 self.add(str(error).removeprefix(f"{self.path}: "))
 
     def check(self) -> None:
-        """Raise DataInvalid with all problems, if there are any."""
         if not len(self):
             return
         found = [self._shown(problem) for problem in self._rows.values()]

@@ -95,18 +95,14 @@ class Table:
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
-    """Return the names of the file's columns.
-
-    Raises DataInvalid if one is empty or occurs twice.
-    """
+    """Return the file's column names. Raises DataInvalid for an empty or a repeated one."""
     if is_parquet(path):
         return parquet_file.header(path)
     return csv_file.header(find_format(path, reading, place))
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
-    """Raise DataInvalid if names are not in `columns`. `named` lists them by the key that has
-    them."""
+    """Raise DataInvalid if names are not in `columns`. `named` has them by their keys."""
     known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""

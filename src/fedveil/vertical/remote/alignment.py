@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.array_types import row_values
 from fedveil.errors import DataInvalid, FewCommon
 from fedveil.vertical.remote.blinding import texts
 from fedveil.vertical.rows import Ids, Positions, align
@@ -37,7 +38,7 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
     """Align parties by the digests of their ids. Each party's digests are distinct."""
-    ids = {party: _as_ids(rows) for party, rows in held.items()}
+    ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
     sizes = {party: len(theirs) for party, theirs in ids.items()}
     shared = {party: int(np.isin(theirs, ids[leader]).sum()) for party, theirs in ids.items()}
@@ -102,9 +103,4 @@ def digests(ids: Ids, key: bytes) -> Digests:
 
 
 def holds_twice(rows: Digests) -> bool:
-    return len(np.unique(_as_ids(rows))) < len(rows)
-
-
-def _as_ids(rows: Digests) -> npt.NDArray[np.bytes_]:
-    """Return the digests as values that NumPy can sort. Equal widths keep them distinct."""
-    return np.ascontiguousarray(rows).view(f"S{DIGEST_BYTES}").reshape(-1)
+    return len(np.unique(row_values(rows))) < len(rows)

@@ -58,8 +58,7 @@ class Blinding:
 
     @property
     def commitment(self) -> bytes:
-        """Return G^k, G being the group's generator: the public commitment to which proofs
-        refer."""
+        """Return G^k with the group's generator G: the commitment that proofs refer to."""
         committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
@@ -91,8 +90,10 @@ class Blinding:
 def check_raised(
     commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
 ) -> None:
-    """Raise `MessageInvalid` unless `proof` shows that one exponent turns `points` into `raised`,
-    that it is the exponent of `commitment`, and that the prover knows it."""
+    """Raise `MessageInvalid` unless the exponent of `commitment` turns `points` into `raised`.
+
+    The proof also shows that the prover knows this exponent.
+    """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
     weighted, other = _weighted(commitment, points, raised, subset, both=True)

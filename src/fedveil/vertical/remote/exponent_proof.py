@@ -45,8 +45,7 @@ def prove(
 
 
 def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: bytes) -> None:
-    """Raise `MessageInvalid` unless `proof` shows that `raised` is `weighted` to the exponent in
-    `commitment`."""
+    """Raise `MessageInvalid` unless `raised` is `weighted` to the exponent in `commitment`."""
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")
     challenge, response = proof[:SCALAR_BYTES], proof[SCALAR_BYTES:]

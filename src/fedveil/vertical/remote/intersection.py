@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedveil.base.array_types import row_values
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
@@ -92,10 +92,10 @@ class Exchanged:
                 f"it claims {len(rows)} {subset} examples, but has brought {len(self.raised)} ids"
             )
         shown = _points(agreed, f"shown_{subset}", len(rows))
-        values = _as_values(shown)
+        values = row_values(shown)
         if (
             len(np.unique(values)) != len(values)
-            or not np.isin(values, _as_values(self.raised)).all()
+            or not np.isin(values, row_values(self.raised)).all()
         ):
             raise MessageInvalid(f"it claims {subset} examples whose ids it has not brought")
         check_raised(
@@ -156,10 +156,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange for one subset.
-
-    `counts` has each participating follower's number of ids.
-    """
+    """The leader's exchange for one subset, with each follower's number of ids."""
 
     ids: Ids
     counts: Mapping[str, int]
@@ -168,11 +165,7 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the places, and each follower's ids as it sent them and raised to the leader's
-        exponent.
-
-        The next batch travels to every follower while the leader raises the current one.
-        """
+        """Return the places, and each follower's ids, as sent and raised to the leader's power."""
         sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
         raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
         theirs = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
@@ -215,7 +208,7 @@ class _Table:
         return Unfit(follower, f"{follower} broke the alignment: {error}")
 
     def _matched(self, follower: str, own: Points, theirs: Points) -> Positions:
-        mine, others = _as_values(own), _as_values(theirs)
+        mine, others = row_values(own), row_values(theirs)
         order = np.argsort(others, kind="stable")
         sorted_others = others[order]
         if (sorted_others[1:] == sorted_others[:-1]).any():
@@ -230,12 +223,3 @@ def _size(count: int, start: int) -> int:
 
 def _points(message: Message, name: str, count: int) -> Points:
     return take_array(message, name, "uint8", (count, POINT_BYTES))
-
-
-def _as_values(points: Points) -> npt.NDArray[np.bytes_]:
-    """Return the points as NumPy bytes, which can be sorted.
-
-    NumPy ignores trailing zero bytes, but all points have the same width, so different points stay
-    different.
-    """
-    return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").reshape(-1)

@@ -353,8 +353,7 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the head of the peer's log from its last message. Raises unless the message is
-    `due`."""
+    """Return the head of the peer's log from its last message, which must be `due`."""
     try:
         only_fields(message, *due, "lines", "head")
         if {name: message[name] for name in due} != due:
@@ -370,8 +369,7 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: the one `named`, the task's only one, or that in the
-    certificate."""
+    """Return the follower's name: `named`, the task's only one, or the certificate's."""
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

@@ -165,8 +165,7 @@ class HttpServer:
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Returns False, so that a caller that refuses a request closes the
-    connection."""
+    """Send a response. Returns False, with which a refusal closes the connection."""
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:

@@ -84,8 +84,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side, from the leader's message `begin` if already received. Returns its
-    positions of the common rows."""
+    """Run a follower's side, from the leader's message `begin`. Returns its common rows."""
     leader = scorer.split.leader
     message = begin if begin is not None else (yield from received(leader))
     try:

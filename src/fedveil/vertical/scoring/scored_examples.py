@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.array_types import row_values
 from fedveil.base.files import open_to_append
 from fedveil.base.message import take_array
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
@@ -47,17 +48,18 @@ class ScoredExamples:
                 raw = read_bytes(path, MOST_STATE_BYTES)
         whole = len(raw) - len(raw) % DIGEST_BYTES  # a killed process may have cut the last short
         self._known, self._counts = np.unique(
-            _keys(np.frombuffer(raw[:whole], np.uint8)), return_counts=True
+            row_values(np.frombuffer(raw[:whole], np.uint8).reshape(-1, DIGEST_BYTES)),
+            return_counts=True,
         )
         self._file = open_to_append(path)
         self._file.truncate(whole)
-        self._own = _keys(np.zeros(0, np.uint8))
+        self._own = row_values(np.zeros((0, DIGEST_BYTES), np.uint8))
         self._scored = np.zeros(0, np.int64)
 
     def load(self, ids: Ids) -> None:
         """Count examples by their positions in `ids` from now on."""
         self._merge()
-        self._own = _keys(id_digests(ids))
+        self._own = row_values(id_digests(ids))
         self._scored = _looked_up(self._own, self._known, self._counts)
         self._trained = _looked_up(self._own, self._before, self._times)
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
@@ -129,14 +131,9 @@ def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[An
         digests = take_array(held, "ids", np.uint8, (None, DIGEST_BYTES))
         times = take_array(held, "times", np.int64, (len(digests),))
         labelled = take_array(held, "labelled", np.uint8, (len(digests),))
-    keys = _keys(digests)
+    keys = row_values(digests)
     order = np.argsort(keys, kind="stable")
     return keys[order], times[order], labelled[order].astype(np.int64)
-
-
-def _keys(digests: npt.NDArray[np.uint8]) -> _Keys:
-    """Return digests as values that NumPy can sort. Equal widths keep them distinct."""
-    return np.ascontiguousarray(digests).reshape(-1).view(f"S{DIGEST_BYTES}")
 
 
 def _looked_up(keys: _Keys, known: _Keys, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
