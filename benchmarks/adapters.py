@@ -139,15 +139,14 @@ PARTS = {
     "head": ["training.train=head"],
     "all": [],
 }  # fmt: skip
-#: The server's rates among which each part chooses, without a protection. At epsilon 8 it also
-#: tries a third of that rate.
+#: The server's rates among which each part chooses, without a protection.
 RATES = {
     "adapters": (0.001, 0.003, 0.01),
     "head": (0.003, 0.01, 0.03),
     "all": (0.0003, 0.001, 0.003),
 }
 CLIP = 0.5
-ROUNDS, CHOOSING_ROUNDS = 5, 3
+ROUNDS = 3
 
 
 def trained(
@@ -192,36 +191,26 @@ def trained(
     }  # fmt: skip
 
 
-def best(rows: list[dict[str, Any]], part: str, *, noised: bool) -> dict[str, Any]:
-    """Return the settings of the least perplexity on the examples for choosing."""
-    tried = [
-        row
-        for row in rows
-        if row["texts"] == "choosing" and row["part"] == part
-        and (row["epsilon"] is not None) == noised
-    ]  # fmt: skip
-    found = min(tried, key=lambda row: row["perplexity"] if row["perplexity"] > 0 else math.inf)
-    return {"rate": found["rate"], "clip": found["clip"]}
-
-
 def plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the runs: those that choose settings, then those that measure."""
-    short = {"texts": "choosing", "rounds": CHOOSING_ROUNDS}
+    """Yield the runs: those that choose rates without protection, then those that measure."""
     for part, rates in RATES.items():
         for rate in rates:
-            yield {"part": part, "epsilon": None, "rate": rate, **short}
-    for part in RATES:
-        rate = best(rows, part, noised=False)["rate"]
-        for slower in (rate, rate / 3):
-            yield {"part": part, "epsilon": 8.0, "rate": slower, "clip": CLIP, **short}
-    measured = {"texts": "measuring"}
-    for epsilon in (None, 8.0, 2.0):
+            yield {"texts": "choosing", "part": part, "epsilon": None, "rate": rate}
+    for epsilon in (None, 8.0):
         for part in RATES:
-            chosen = best(rows, part, noised=epsilon is not None)
-            yield {"part": part, "epsilon": epsilon, **chosen, **measured}
+            yield measured(rows, part, epsilon)
     for rank in (1, 32):
-        chosen = best(rows, "adapters", noised=True)
-        yield {"part": "adapters", "epsilon": 8.0, "rank": rank, **chosen, **measured}
+        yield measured(rows, "adapters", 8.0) | {"rank": rank}
+    for part in RATES:
+        yield measured(rows, part, 2.0)
+
+
+def measured(rows: list[dict[str, Any]], part: str, epsilon: float | None) -> dict[str, Any]:
+    """Return the settings of a run that measures, at the best rate without protection."""
+    tried = [row for row in rows if row["texts"] == "choosing" and row["part"] == part]
+    rate = min(tried, key=lambda row: row["perplexity"])["rate"]
+    clip = 0.0 if epsilon is None else CLIP
+    return {"texts": "measuring", "part": part, "epsilon": epsilon, "rate": rate, "clip": clip}
 
 
 def table(out: Path, seconds: float) -> None:

@@ -144,7 +144,8 @@ def secret_losses(model: nn.Module, rows: Int64s) -> Float64s:
     model.eval()
     size = min(_AT_ONCE, getattr(model, "scored_at_once", _AT_ONCE))
     parts: list[Array] = []
-    for part in torch.from_numpy(rows).split(size):
+    for start in range(0, len(rows), size):
+        part = torch.from_numpy(rows[start : start + size])
         logs = torch.log_softmax(model(part[:, :-1]).double(), dim=2)
         own = logs.gather(2, part[:, 1:, None])[:, BEGINNING - 1 :, 0]
         parts.append(-own.sum(1).numpy())

@@ -43,5 +43,5 @@ def digest_of(named: Iterable[tuple[str, torch.Tensor]], begin: str = "") -> str
     digest = hashlib.sha256(begin.encode())
     for name, tensor in named:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -75,7 +75,8 @@ class LanguageModel(nn.Module):
                 if shared is not None and not shared.requires_grad:
                     alone = nn.Parameter(shared.detach(), requires_grad=False)
                     module._parameters[name] = own.setdefault(id(shared), alone)
-        return super()._apply(fn, recurse)
+        moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return moved
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LanguageModel:
         memo |= {id(p): p for p in self.parameters() if not p.requires_grad}
