@@ -373,7 +373,7 @@ def _table(points: Sequence[Point]) -> Table:
         rows.append(
             (
                 point.position,
-                format_epsilon(point.epsilon, 3),
+                format_epsilon(point.epsilon, 3).replace(",", ""),
                 f"{point.rate:g}",
                 " ".join(f"{accuracy:.4f}" for accuracy in point.accuracies),
                 *(

@@ -28,6 +28,7 @@ from fedveil.pages.run_folder_page import where
 from fedveil.pages.run_page import duration, seconds
 from fedveil.pages.run_summary import Ending, best_round, ending
 from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
+from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import CONFIDENCE, Finding
 from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.ledger import Line
@@ -278,17 +279,17 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 
 def _audited(audit: Finding) -> str:
-    bound, alone, most = (figure.value for figure in audit.figures[:3])
-    noise = [figure.value for figure in audit.figures if figure.name == BY_NOISE]
+    bound, alone, most = (rounded_down(figure.value) for figure in audit.figures[:3])
+    noise = [rounded_down(f.value) for f in audit.figures if f.name == BY_NOISE]
     of_noise = (
-        f", {noise[0]:.4g} if the noise is Gaussian with equal variance in every coordinate"
+        f", {noise[0]} if the noise is Gaussian with equal variance in every coordinate"
         if noise
         else ""
     )
     lines = [
-        f"epsilon at least {bound:.4g} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
-        f"canaries can show at most {most:.4g});",
-        f"{alone:.4g} if canaries reveal nothing about each other{of_noise};",
+        f"epsilon at least {bound} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
+        f"canaries can show at most {most});",
+        f"{alone} if canaries reveal nothing about each other{of_noise};",
         f"promised for a client in every round: {told(audit.epsilon, audit.delta)}: "
         f"{audit.verdict}",
     ]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
-from fedveil.cli.exits import Exit
-from fedveil.errors import DataInvalid
+from fedveil.cli.exits import Exit, ended
+from fedveil.engine.budget import thin_promise
+from fedveil.engine.job_protection import make_protection
+from fedveil.errors import DataInvalid, FedveilWarning
+from fedveil.federated.job import Job
 from fedveil.tasks.tables import table_file
 
 Command = Callable[..., tuple[int, str, str]]
@@ -98,6 +104,76 @@ def test_semicolons_separate_too_and_all_missing_columns_are_named(tmp_path: Pat
         f"{file} has no column 'client', which f.id names, and no column 'x', which f.without "
         f"names; its columns are patient, age"
     )
+
+
+def test_a_misspelled_file_is_suggested(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "survey.yaml").touch()
+    code, _, err = command("run", "survay.yaml")
+    assert code == Exit.WRONG
+    assert err == (
+        "error: survay.yaml cannot be read: No such file or directory (did you mean survey.yaml?)\n"
+    )
+
+
+@pytest.mark.parametrize("words", [("run",), ("budget", "--try"), ("compare",)])
+def test_a_file_of_questions_names_its_command(
+    command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "q.yaml").write_text(
+        "{data: people.csv, epsilon: 1, questions: {old: {ask: count, where: age > 64}}}"
+    )
+    code, _, err = command(words[0], "q.yaml", *words[1:])
+    assert (code, err) == (
+        Exit.WRONG,
+        "error: q.yaml asks questions. Run it with: fedveil ask q.yaml\n",
+    )
+
+
+def test_a_missing_ray_leaves_no_folder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = command("run", "--on", "ray", "--set", "protection=not_encrypt")
+    assert (code, err.splitlines()[-1]) == (
+        Exit.FAILED,
+        "error: simulation.on needs the package ray: pip install 'fedveil[ray]' installs it",
+    )
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_folder_is_refused_for_a_comparison_and_stays_as_it_is(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    code, _, err = command("compare", "--out", "full", "--protections", "rr")
+    assert (code, err.splitlines()[-1]) == (
+        Exit.FAILED,
+        "error: full is not empty: name another folder",
+    )
+    assert [file.name for file in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_normal_noise_without_a_delta_is_told_to_have_one() -> None:
+    job = Job.load(None, ["protection=dp_encrypt", "privacy.delta=0", "rounds=3"])
+    warning = thin_promise(job, make_protection(job, 650))
+    assert warning is not None
+    assert warning.endswith("needs a delta, such as `privacy: {delta: 1e-5}`")
+
+
+def test_a_warning_is_one_sentence_and_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def twice() -> None:
+        for _ in range(2):
+            warnings.warn("the sums may wrap", FedveilWarning, stacklevel=1)
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(sys, "argv", ["fedveil"])
+        assert ended(app) == Exit.DONE
+    assert capsys.readouterr().err == "warning: the sums may wrap\n"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -277,7 +277,7 @@ def test_the_summary_reports_sizes_and_labels():
         "3 clients hold 2 to 3 (median 2) examples and 1 to 2 (median 2) labels"
     )
     assert list(result.labels_held(labels)) == [2, 2, 1]
-    assert iid(8, 4, Seeded(0)).summary() == "4 clients hold 2 examples"
+    assert iid(8, 4, Seeded(0)).summary() == "4 clients hold 2 examples each"
 
 
 LABELS = np.arange(10) % 3

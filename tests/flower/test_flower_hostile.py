@@ -153,7 +153,7 @@ def test_reports_that_cost_differently_add_up_plainly():
         for keys in (small, large, large, large)
     ]
     assert [reply.has_error() for reply in mixed] == [False, False, False, True]
-    assert "to epsilon 1300 at delta" in mixed[3].error.reason
+    assert "to epsilon 1,300 at delta" in mixed[3].error.reason
 
 
 def test_a_failure_of_the_mod_itself_says_its_kind_and_not_its_text(monkeypatch):

@@ -236,3 +236,16 @@ def test_the_policy_lets_nothing_be_fetched_or_run(tmp_path: Path) -> None:
 def test_words_between_backticks_are_code_in_a_card_s_value_too() -> None:
     made = Page("a", (Fact("found", "`recovered` <1%", "by `x`"),), []).html()
     assert "<strong><code>recovered</code> &lt;1%</strong><p>by <code>x</code></p>" in made
+
+
+def test_a_long_command_may_end_a_line_behind_a_dot_a_slash_or_an_equals_sign() -> None:
+    made = Page("a", (Fact("next", "go", "`run a/b.yaml --set k.eps=2`, 0.5"),), []).html()
+    assert (
+        '<code>run a/<wbr>b.<wbr>yaml <span class="nb">--set</span> k.<wbr>eps=<wbr>2</code>, 0.5'
+        in made
+    )
+
+
+def test_no_line_ends_within_an_interval_of_a_table() -> None:
+    made = Page("a", (), [Section("b", [Table(["x"], [["85.0% [80.0%, 90.0%]"]])])]).html()
+    assert '<td>85.0% <span class="nb">[80.0%, 90.0%]</span></td>' in made

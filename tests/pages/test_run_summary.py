@@ -316,7 +316,7 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
     assert told.promise.text.startswith("For an example in the run:")
     assert "embedding_dp.reuse=true" in told.next.text
-    assert (bare.promise.value, bare.promise.tone) == ("nothing", "poor")
+    assert (bare.promise.value, bare.promise.tone) == ("none", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text
     sent = Line(math.inf, 0.0, "an example's values of left, sent unprotected")
     assert vertical_ending(run, run, [*lines, sent]) == bare

@@ -324,7 +324,7 @@ def test_bad_input_gets_a_sentence(call, sentence):
 def test_the_report_is_one_line():
     audit = Audit(PrivacyLoss(1.0, 1e-5), 1.23499, 6.5, 20_000, 0.999)
     assert str(audit) == (
-        "claimed: epsilon 1 at delta 1e-05 (strong); found: epsilon at least 1.234 at confidence "
+        "claimed: epsilon 1 at delta 1e-05 (strong); found: epsilon at least 1.23 at confidence "
         "0.999 (20000 trials can show at most 6.5): refuted"
     )
 

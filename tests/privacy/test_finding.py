@@ -35,7 +35,7 @@ def test_the_distance_is_to_the_bound_that_is_closest_to_its_claim() -> None:
 
 
 def test_a_bound_is_shown_rounded_down() -> None:
-    assert str(Measured("epsilon at least", 9.99999999)) == "epsilon at least 9.99999"
+    assert str(Measured("epsilon at least", 9.99999999)) == "epsilon at least 9.99"
     assert str(Measured("epsilon at least", math.inf)) == "epsilon at least inf"
     own = Measured("epsilon at least, a bit", 9.61, epsilon=9.6)
     assert str(own) == "epsilon at least, a bit 9.61 of 9.6 claimed"

@@ -33,6 +33,11 @@ def test_a_position_is_picked_with_its_defaults_and_the_other_blocks_stay():
     assert load(HELD, "protection.name=signds").protection.signds.sign_k == 0.2
 
 
+def test_a_position_that_is_chosen_already_keeps_its_settings():
+    assert load(HELD, "protection=dp_encrypt").protection.dp_encrypt.dp_eps == 9
+    assert load(HELD, "protection=signds", "protection=dp_encrypt").protection.signds.sign_k == 0.2
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_whole_blocks_are_set_before_single_keys(order: tuple[int, int]):
     settings = ["protection=signds", "protection.signds.sign_k=0.1"]
@@ -67,7 +72,10 @@ def test_a_setting_that_cannot_be_applied(override: str, sentence: str):
 def test_a_setting_mends_what_the_file_has_wrong():
     assert load("training: {lr: fast}", "training.lr=0.1") == Job()
     assert load("protection: sgnds", "protection=not_encrypt") == Job()
-    assert problems("clients: 3", "clients.number=3") == ["clients = 3 is not a block of keys"]
+    assert problems("clients: 3", "clients.number=3") == [
+        "clients = 3 is not a block of keys; the keys of clients are number, fraction, sampling, "
+        "own_layers"
+    ]
 
 
 # --- YAML ---------------------------------------------------------------------------------------

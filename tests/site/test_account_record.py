@@ -30,7 +30,9 @@ def record(tmp_path: Path) -> AccountRecord:
         loss = PrivacyLoss.of_release(Gaussian(30.0 + n), "example")
         account.charge(release(loss, job=f"study-{n % 2}", unit="example"), limit=limits)
     for _ in range(3):
-        account.charge(release(EXACT, job="sums", in_clear=("the time",)), limit=limits)
+        account.charge(
+            release(EXACT, job="sums", in_clear=("the time",), summed=True), limit=limits
+        )
     return AccountRecord("north", account, limits)
 
 
@@ -67,6 +69,7 @@ def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path)
     assert read["in_clear"] == ["the time"]
     page = (tmp_path / "out" / "dossier.html").read_text()
     assert "is right at most" in page
+    assert page.count("Not covered: 3 sums without an epsilon.") == 2
     assert "Sent in the clear, with no finite epsilon: the time." in page
 
 

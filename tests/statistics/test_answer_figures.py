@@ -50,7 +50,7 @@ def test_a_page_shows_each_estimate_where_it_belongs() -> None:
         assert [list(row) for row in table.rows] == [
             [
                 *e.label.values(), number(e.value), number(e.low), number(e.high),
-                f"± {number(e.noise)}", f"± {number(e.sampling)}",
+                f"±\u00a0{number(e.noise)}", f"±\u00a0{number(e.sampling)}",
             ]
             for e in answer.estimates
         ]  # fmt: skip

@@ -167,3 +167,19 @@ def test_a_run_that_a_limit_ended_is_said(tmp_path: Path) -> None:
     ((setting, text),) = remarks.rows
     assert setting == "dp_encrypt, protection.dp_encrypt.dp_eps 2"
     assert text.startswith("ended after round 1: round 2 would bring the most-drawn client to")
+
+
+@pytest.mark.parametrize(("settings", "shaded"), [(6, 6), (7, 0)])
+def test_the_areas_of_many_settings_are_left_out(settings: int, shaded: int) -> None:
+    found = [
+        line(run(record(1, 0.5)), run(record(1, 0.7)), changes={"rounds": n})
+        for n in range(settings)
+    ]
+    first, *_ = plots(found)
+    assert sum(len(curve.low) > 0 for curve in first.curves) == shaded
+    assert ("the least and the most" in first.note) == bool(shaded)
+
+
+def test_a_loss_without_bounds_has_few_digits() -> None:
+    quality, _ = tables([line(run(record(1, 0.5, loss=62841.95963, auc=0.51239)))])
+    assert (row(quality)["loss"], row(quality)["AUC"]) == ("62,842.0", "0.5124")

@@ -251,7 +251,7 @@ def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, 
     told = [str(figure) for figure in run.figures["leader"]]
     if protection:
         assert "epsilon 2.5 at delta 0 (meaningful) for a bit of embedding" in told
-        whole = "epsilon 1280 at delta 0 (next to none) for an example's 512 bits of embedding"
+        whole = "epsilon 1,280 at delta 0 (next to none) for an example's 512 bits of embedding"
         assert f"{whole}, sent once" in told
     else:
         assert told[0].endswith("an example's values of embedding, sent unprotected")

@@ -74,13 +74,6 @@ def ask(
         answer(answers)
 
 
-def is_question(path: Path) -> bool:
-    """Return True if a file holds questions instead of a job."""
-    from fedveil.settings import yaml_file
-
-    return "questions" in yaml_file.read(path)
-
-
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
     """Write a question as a Flower app, print its files, and return them."""
     from fedveil.statistics.flower_app import deployable, write_app
@@ -100,10 +93,16 @@ def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:
     from fedveil.statistics.asking import Asking, Simulator
     from fedveil.statistics.clients import load
 
-    asking = Asking(file, Simulator(file, load(file)))
+    clients = load(file)
+    remarks("note", clients.table.said)
+    asking = Asking(file, Simulator(file, clients))
     folder = create(out, file.name)
     try:
         answers = asking.run()
+    except BaseException:
+        folder.discard()
+        raise
+    try:
         missing = keep(answers, folder)
     finally:
         folder.close()

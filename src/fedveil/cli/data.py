@@ -51,9 +51,11 @@ def fetch(
         raise InvalidValue(f"there is no data set {name}{near}; the names are {', '.join(names)}")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console()) as bars:
-        task = bars.add_task(name, total=None)
-        folder = download(
-            name, progress=lambda done, total: bars.update(task, completed=done, total=total)
-        )
+        task = bars.add_task(name, total=None, visible=False)
+
+        def show(done: int, total: int | None) -> None:
+            bars.update(task, completed=done, total=total, visible=True)
+
+        folder = download(name, progress=show)
     say(f"{name} is in {folder}")
     return {"name": name, "folder": folder}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typer.core import TyperGroup
 from fedveil.base.plain_text import remark
 from fedveil.errors import (
     FedveilError,
+    FedveilWarning,
     InvalidValue,
     JobError,
     MissingExtra,
@@ -35,6 +37,7 @@ EXTRA_OF = {
     **dict.fromkeys(("torch", "safetensors", "sklearn", "skimage", "PIL"), "torch"),
     **dict.fromkeys(("grpc", "h11", "tokenizers"), "vertical"),
     "flwr": "flower",
+    "nvflare": "nvflare",
     "plotly": "notebook",
     "matplotlib": "dev",
     "tensorboard": "trackers",
@@ -69,6 +72,26 @@ class Commands(TyperGroup):
 
 def ended(app: typer.Typer) -> int:
     """Run the command line and return its exit code. Prints an error as one sentence."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning(warnings.showwarning)
+        return _ended(app)
+
+
+def _show_warning(show: Any) -> Any:
+    """Return a `warnings.showwarning` that prints each warning of fedveil's once, as a sentence."""
+    shown = set[str]()
+
+    def showwarning(message: Any, category: Any, *where: Any, **more: Any) -> None:
+        if not issubclass(category, FedveilWarning):
+            show(message, category, *where, **more)
+        elif (text := str(message)) not in shown:
+            shown.add(text)
+            remark(text, "warning")
+
+    return showwarning
+
+
+def _ended(app: typer.Typer) -> int:
     try:
         return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
     except _usage_errors.ClickException as error:

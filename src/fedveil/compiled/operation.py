@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedveil.compiled.native import Native
 
 Shape = tuple[int, int, int]
 Row = dict[int, int]
 #: A weight, its number of entries in packed memory, and for four dimensions the size, the stride in
 #: the model's vector and the stride in packed memory.
-Laid = tuple[nn.Parameter, int, Sequence[int]]
+Laid: TypeAlias = "tuple[nn.Parameter, int, Sequence[int]]"
 #: The forms of an example: a row of numbers, an image, or a row for each token.
 ROW, IMAGE, TOKENS = "row", "image", "tokens"
 #: Floats per cache line. Unaligned vectors would be read twice.

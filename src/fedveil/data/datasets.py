@@ -184,7 +184,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     """
     entry = _entry(name)
     if not entry.downloads:
-        raise DataUnavailable(f"data {name} has no download: {entry.how}")
+        raise DataUnavailable(f"data.name = {name} has no download: it {entry.how}")
     folder = cache_folder() / entry.downloads[0].name
     for source in entry.downloads:
         wanted = []

@@ -54,15 +54,18 @@ class Partition:
 
     def summary(self, labels: Array | None = None) -> str:
         """Describe the clients' numbers of examples in one line and, given `labels`, of labels."""
-        line = f"{self.clients} clients hold {_low_to_high(self.sizes)} examples"
+        line = f"{self.clients:,} clients hold {_low_to_high(self.sizes, 'example')}"
         if labels is None:
             return line
-        return f"{line} and {_low_to_high(self.labels_held(labels))} labels"
+        return f"{line} and {_low_to_high(self.labels_held(labels), 'label')}"
 
 
-def _low_to_high(counts: Int64s) -> str:
+def _low_to_high(counts: Int64s, what: str) -> str:
+    """Return the range of the counts, with the name `what` of the counted things."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
-    return f"{low} to {high} (median {middle:g})" if low < high else f"{low}"
+    if low == high:
+        return f"{low:,} {what}{'' if low == 1 else 's'} each"
+    return f"{low:,} to {high:,} (median {middle:,g}) {what}s"
 
 
 def partition(

@@ -52,7 +52,9 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
         return None
     key = key_of_cost(protection)
     change = "fewer rounds or more noise give a stronger guarantee"
-    if key is not None:
+    if job.privacy.delta == 0:
+        change = "noise of a normal distribution needs a delta, such as `privacy: {delta: 1e-5}`"
+    elif key is not None:
         change = f"`fedveil budget --target-epsilon E` finds the {key} for a target epsilon"
     drawn = whose(job, f"a client that takes part in all {job.rounds} rounds")
     return f"{drawn} is promised {figure}: {change}"

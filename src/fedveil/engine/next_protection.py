@@ -46,7 +46,9 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         return None
     best = min(found, key=lambda one: _rank(one, examples))
     if _noise(best, examples) <= MOST_NOISE:
-        return f"protect it with {best.name}: {_costs(best, examples)}{_known(best)}"
+        known = job.protection.name == best.name
+        short = f"lower its epsilon to {TARGET:g}" if known else f"protect it with {best.name}"
+        return f"{short}: {_costs(best, examples)}{_known(best)}"
     hidden = (
         f"with {_clients(best)}, the noise of epsilon {TARGET:g} is at least "
         f"{_times(best, examples)} times as long as the mean update under {best.name}"

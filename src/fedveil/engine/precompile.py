@@ -1,7 +1,8 @@
 """Compiles the loops of a job's protection in a second process, once on a machine.
 
 Compiling holds the GIL, so a thread would not help. The first process imports PyTorch and compiles
-the training in the meantime, and then finds the loops in the cache.
+the training in the meantime, and then finds the loops in the cache. The second process begins with
+the products of training, which are compiled before PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ def precompiling(job: Job) -> Iterator[None]:
         beside.wait()
 
 
+def compile_products() -> None:
+    """Compile the products of training in native code."""
+    from fedveil.compiled.product import meet_rows, product, product_of_few
+
+    for function in (product, product_of_few, meet_rows):
+        function.address(np.float32)
+
+
 def make_one_report(job: Job) -> None:
     """Make a report as a client of the job and receive it as its server, without masks."""
     protection = make_protection(job.with_({"simulation.masks": False}), _DIMENSION)
@@ -70,4 +79,5 @@ def make_one_report(job: Job) -> None:
 
 
 if __name__ == "__main__":
+    compile_products()
     make_one_report(Job(**json.loads(sys.stdin.read())))

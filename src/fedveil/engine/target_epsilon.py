@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -62,6 +63,12 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     equally if the noise requires it. An adaptive run also gets `target` as its total, because later
     rounds may cost more than the first, so the forecast is no bound.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
+        return _solve(job, protection, target)
+
+
+def _solve(job: Job, protection: Protection, target: float) -> Solved:
     target = positive("target epsilon", target)
     key, place = protection.cost_key(protection.settings), key_of_cost(protection)
     if key is None:

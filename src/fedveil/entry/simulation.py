@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from fedveil.engine.callbacks import Callback
+from fedveil.engine.cluster.ray_cluster import need_ray
 from fedveil.engine.federation import Progress
 from fedveil.engine.finished_run import Run as Run
 from fedveil.engine.simulation import Simulator
 from fedveil.engine.start import start
 from fedveil.entry.presentation import PRESENTATION
+from fedveil.federated.blocks import HERE
 from fedveil.federated.job import Job
 from fedveil.pages.notebook_view import LiveView, in_notebook
 from fedveil.record.run_folder import RunFolder
@@ -97,6 +99,8 @@ def _run(
     starting: Callable[[str], None] | None,
     callbacks: Iterable[Callback],
 ) -> Run:
+    if job.simulation.on != HERE:
+        need_ray()  # before the folder of a new run is made
     progress, warn = _watched(job, progress, warn)
     begun = start(
         job,

@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 
 from fedveil.pages.table import Table
+from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.loss import format_epsilon
 
 _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
@@ -32,11 +34,12 @@ _COULD = (
     (r"label accuracy|labels? known|step 1", "infer the label of {value} of the examples"),
     (r"words", "read {value} of the words"),
     (r"recovered.*", "recover {value} of the examples"),
+    (r"coins guessed right", "guess {value} of the canaries' coins right"),
     (r"right bits", "guess {value} of the bits right"),
     (r"right guesses.*", "tell two updates apart {value} of the time"),
     (r"mse", "reconstruct examples with a mean squared error of {value}"),
     (r"psnr", "reconstruct examples with a signal-to-noise ratio of {value} dB"),
-    (r"ssim", "reconstruct examples with a structural similarity of {value}"),
+    (r"ssim", "reconstruct examples with a structural similarity of {value}, where 1 is identical"),
     (r"(correlation|cosine).*", "estimate values with a correlation of {value} with the true ones"),
     (r"relative error.*", "estimate an update with a relative error of {value}"),
 )  # fmt: skip
@@ -81,10 +84,14 @@ def _under(finding: Finding) -> str:
 
 
 def _best(better: Sequence[Measured]) -> Measured:
-    """Return the best of the figures that measure the same as the first of them."""
-    pattern = _meaning(better[0])
+    """Return the best of the figures that measure the same as the first of them.
+
+    The similarity of images comes before errors, which readers cannot judge.
+    """
+    first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
+    pattern = _meaning(first)
     alike = [figure for figure in better if _meaning(figure) == pattern]
-    sign = -1 if better[0].is_error else 1
+    sign = -1 if first.is_error else 1
     return max(alike, key=lambda figure: sign * figure.value)
 
 
@@ -117,6 +124,8 @@ def shown(figure: Measured, value: float) -> str:
     """Format a value of a figure. A share of cases is a percentage, and NaN is "-"."""
     if math.isnan(value):
         return "-"
+    if figure.is_bound or figure.name.startswith("the most"):  # an epsilon
+        return rounded_down(value) if math.isfinite(value) else "inf"
     if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:
         return f"{value:.4g}"
     return _percent(value)
@@ -133,7 +142,8 @@ def figures(finding: Finding) -> Table:
     rows = []
     for figure in finding.figures:
         low, high = shown(figure, figure.low), shown(figure, figure.high)
-        own = ["" if math.isnan(figure.epsilon) else f"{figure.epsilon:.4g}"] if claimed else []
+        epsilon = "" if math.isnan(figure.epsilon) else format_epsilon(figure.epsilon)
+        own = [epsilon] if claimed else []
         rows.append([
             figure.name,
             shown(figure, figure.value),

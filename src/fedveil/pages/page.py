@@ -181,7 +181,13 @@ def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
 
 def _prose(text: str) -> str:
     """Format a text. Words between backticks become code, and no line ends within a number."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(escape(text)))
+    return re.sub(r"`([^`]+)`", lambda code: f"<code>{_breakable(code[1])}</code>",
+                  _unbroken(escape(text)))  # fmt: skip
+
+
+def _breakable(code: str) -> str:
+    """Let a line end behind the dots, slashes and equals signs within a command's words."""
+    return re.sub(r"(?<=\w)[./=](?=\w)(?![^<]*>)", r"\g<0><wbr>", code)
 
 
 def _unbroken(text: str) -> str:
@@ -250,5 +256,5 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: str) -> str:
-    text = escape(str(cell))
+    text = re.sub(r"\[[\d.,%\s-]{1,24}\]", r'<span class="nb">\g<0></span>', escape(str(cell)))
     return f'<a href="{escape(cell.target)}">{text}</a>' if isinstance(cell, Link) else text

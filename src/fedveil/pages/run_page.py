@@ -58,7 +58,8 @@ def attack_page(run: ReadRun) -> Page:
         )
         for finding in run.findings
     ]
-    return Page(run.name, facts, [*found(run), Section("The job", [Fold(JOB, [Code(text)])])])
+    shown = found(run, concluded=True)
+    return Page(run.name, facts, [*shown, Section("The job", [Fold(JOB, [Code(text)])])])
 
 
 def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
@@ -99,7 +100,7 @@ def how_far(run: ReadRun) -> str:
     else:
         state = "still running, or killed"
     return (
-        f"{job['model']} on {job['data']['name']}, {job['clients']['number']} clients, under "
+        f"{job['model']} on {job['data']['name']}, {job['clients']['number']:,} clients, under "
         f"{job['protection']['name']}: {done} of {job['rounds']} rounds; {state}."
     )
 
@@ -118,7 +119,7 @@ def what_was_trained(run: ReadRun) -> Table:
         "task": job.get("task", "classification"),
         "data": f"{data['name']}, split {data['split']}",
         "whose": run.said(f"{data['name']}: "),
-        "clients": f"{clients['number']}; in a round {100 * clients['fraction']:.4g}% of them, "
+        "clients": f"{clients['number']:,}; in a round {100 * clients['fraction']:.4g}% of them, "
         f"sampling {clients['sampling']}",
         "training": f"epochs {training['epochs']}, batches of {training['batch_size']}, "
         f"{training['optimizer']}, learning rate {training['lr']:g}, on {training['device']}",
@@ -126,7 +127,7 @@ def what_was_trained(run: ReadRun) -> Table:
         "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "
         f"{server['weighting']}",
         "protection": protection["name"],
-        "its settings": ", ".join(f"{k} {v}" for k, v in settings.items() if v is not None),
+        "its settings": ", ".join(f"{k} {plain(v)}" for k, v in settings.items() if v is not None),
         "randomness": last.get("randomness", ""),
         "rounds": f"{len(run.records)} of {job['rounds']}",
         "time": f"{duration(seconds(run.records))} in rounds" if run.records else "",
@@ -143,6 +144,11 @@ def _adapter(job: Mapping[str, Any]) -> str:
         return ""
     targets = ", ".join(adapter["targets"]) or "peft's choice"
     return f"{adapter['kind']}, rank {adapter['rank']}, alpha {adapter['alpha']:g}, of {targets}"
+
+
+def plain(value: object) -> str:
+    """Format the value of a setting as a job file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _block(protection: Mapping[str, object]) -> str:
@@ -257,10 +263,14 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
         yield Points(void)
 
 
-def found(run: ReadRun) -> Iterator[Section]:
-    """Yield sections with the results of attacks and audits, and with their pictures."""
+def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
+    """Yield a section with the results of attacks and audits, and with their pictures.
+
+    If the page has `concluded` already, the section leaves out the conclusions.
+    """
     parts: list[Part] = []
     for finding in run.findings:
+        parts += [] if concluded else [conclusion(finding)]
         parts += _finding(run.folder, finding)
     if parts:
         yield Section("What attacks found", parts)
@@ -272,7 +282,6 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
         f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
         f"epsilon {told(finding.epsilon, finding.delta)}: {finding.verdict}"
     )
-    yield conclusion(finding)
     yield replace(figures_of(finding), caption=caption)
     if finding.unseen:
         yield Fold("What this audit could not have seen", [Points(finding.unseen)])

@@ -59,7 +59,7 @@ def vertical_ending(
         worst = None  # no other figure says anything about such an example
     promise = Fact(
         _PROMISED,
-        "nothing" if worst is None else str(worst.figure),
+        "none" if worst is None else str(worst.figure),
         "The tensors sent between the parties are not protected. They may reveal everything about "
         "an example."
         if worst is None
@@ -164,12 +164,12 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     if advice := run.said(ADVICE):
         short, _, sentence = advice.partition(": ")
         told = sentence.replace(f"`fedveil run {JOB}", f"`{_again(run, job)}")
-        return short, "; ".join([told, *_then(run), _trial(job), _attack(run, folder)])
+        return short, "\n".join([told, *_then(run), _trial(job), _attack(run, folder)])
     if figure.promise == "none":
         stronger = _protection(run.job["protection"]["name"]).stronger
         again = _switched(run, job, stronger.protection)
         why = f"{again} {stronger.why}"
-        return stronger.advice, "; ".join([why, *_then(run), _attack(run, folder)])
+        return stronger.advice, "\n".join([why, *_then(run), _attack(run, folder)])
     if figure.promise not in ("strong", "meaningful"):
         return "ask for a stronger guarantee", _trial(job)
     if last.get("auc", 1.0) < _LITTLE_AUC:
@@ -182,7 +182,7 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
         return "improve the model", f"more clients per round tolerate more noise; {longer}"
     deploying = _deploying(run, job)
     tried = deploying and run.findings
-    trials = "; ".join(filter(None, ["" if tried else _attack(run, folder), deploying]))
+    trials = "\n".join(filter(None, ["" if tried else _attack(run, folder), deploying]))
     return "try to break it, then deploy it" if deploying else "try to break it", trials
 
 

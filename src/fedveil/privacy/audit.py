@@ -283,7 +283,7 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
     )
 
 
-def rounded_down(bound: float, digits: int = 4) -> str:
+def rounded_down(bound: float, digits: int = 3) -> str:
     """Format a lower bound with `digits` significant digits, rounded down."""
     context = Context(prec=digits, rounding=ROUND_FLOOR)
     return f"{float(context.create_decimal(as_written(bound))):g}"

@@ -14,6 +14,7 @@ from typing import Any
 from fedveil.base.validate import choice
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
+from fedveil.privacy.loss import format_epsilon
 
 #: How much work an attack may do, and how many cases it is tried on.
 EFFORTS = ("quick", "standard", "full")
@@ -79,11 +80,11 @@ class Measured:
 
     def __str__(self) -> str:
         down = self.is_bound and math.isfinite(self.value)
-        shown = rounded_down(self.value, 6) if down else f"{self.value:.3g}"
+        shown = rounded_down(self.value) if down else f"{self.value:.3g}"
         shown = "unknown" if math.isnan(self.value) else shown
         text = f"{self.name} {shown}"
         if not math.isnan(self.epsilon):
-            text += f" of {self.epsilon:.6g} claimed"
+            text += f" of {format_epsilon(self.epsilon)} claimed"
         if not math.isnan(self.low):
             text += f" [{self.low:.3g}, {self.high:.3g}]"
         return text if math.isnan(self.guess) else f"{text}, guessing {self.guess:.3g}"
@@ -183,7 +184,7 @@ class Finding:
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):
             return ""
-        return f", {abs(gap):.4g} {'below' if gap < 0 else 'above'} the closest bound"
+        return f", {abs(gap):.3g} {'below' if gap < 0 else 'above'} the closest bound"
 
     @property
     def verdict(self) -> str:
@@ -203,8 +204,10 @@ class Finding:
 
 
 def _unseen(bound: Measured, claim: float) -> str:
-    missed = "every epsilon" if math.isinf(bound.unseen) else f"epsilons up to {bound.unseen:.4g}"
-    return f"{bound.name} (misses {missed} where {claim:.4g} is claimed)"
+    missed = "every epsilon"
+    if math.isfinite(bound.unseen):
+        missed = f"epsilons up to {format_epsilon(bound.unseen)}"
+    return f"{bound.name} (misses {missed} where {format_epsilon(claim)} is claimed)"
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:

@@ -193,13 +193,13 @@ def format_epsilon(epsilon: float, digits: int = 3) -> str:
     """Format `epsilon` with at most `digits` significant digits, rounded up, never down.
 
     >>> from fedveil.privacy import format_epsilon
-    >>> format_epsilon(1.8801), format_epsilon(0.93, 1)
-    ('1.89', '1')
+    >>> format_epsilon(1.8801), format_epsilon(0.93, 1), format_epsilon(32410)
+    ('1.89', '1', '32,500')
     """
     integer("digits", digits, 1)
     if math.isinf(epsilon):
         return "inf"
-    text = f"{_ceiling(epsilon, digits):f}"
+    text = f"{_ceiling(epsilon, digits):,f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

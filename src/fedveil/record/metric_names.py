@@ -59,7 +59,11 @@ def digits(name: str, value: float) -> str:
     if math.isnan(value):
         return "undefined"
     # A metric of the user's own may have this name and another range.
-    return f"{value:.1%}" if is_share(name) and 0 <= value <= 1 else f"{value:.4f}"
+    if is_share(name) and 0 <= value <= 1:
+        return f"{value:.1%}"
+    if abs(value) < 100:
+        return f"{value:.4f}"
+    return f"{value:,.1f}" if abs(value) < 1e9 else f"{value:.4g}"
 
 
 def in_words(quality: Mapping[str, Any]) -> str:

@@ -28,8 +28,12 @@ _NEAR = 0.65
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: Other programs' names of keys.
 _USUAL = {"learning_rate": "lr"}
-#: Other words for a protection.
-_USUAL_WORDS = {"none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt"}
+#: Other words for a protection, or for a kind of question.
+_USUAL_WORDS = {
+    "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt",
+    "median": "quantiles", "percentiles": "quantiles", "average": "mean", "avg": "mean",
+    "sum": "mean", "std": "variance", "top": "heavy_hitters",
+}  # fmt: skip
 #: The two notations for a union of types.
 _EITHER = (Union, types.UnionType)
 
@@ -238,6 +242,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
         hint = unspaced(value) if isinstance(value, str) else ""
         if not named and "name" in block.model_fields and isinstance(value, str):
             hint = hint or f"; its name is {dotted((*path, 'name'))}"
+        elif not (named or hint):
+            hint = f"; the keys of {dotted(path)} are {', '.join(block.model_fields)}"
         return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"

@@ -101,6 +101,8 @@ class Choice(Block):
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
         """Return the block for a choice by a mere `word`, with the other choices from `held`."""
+        if held.get("name") == word:
+            return dict(held)  # chosen already: its settings stay
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 

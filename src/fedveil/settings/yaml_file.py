@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
-from fedveil.errors import JobError
+from fedveil.errors import JobError, nearest
 from fedveil.record.run_folder import JOB
 from fedveil.settings import allowed
 from fedveil.settings.allowed import Path, block_of, blocks_of
@@ -138,7 +138,7 @@ def read(
         named = f": its job is {held}" if held.is_file() else ""
         raise JobError([f"{path} is a folder, not a job file{named}"]) from None
     except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror or error}"
+        problem = f"{path} cannot be read: {error.strerror or error}{_near(FilePath(path))}"
         if "=" in str(path):
             problem += f"; --set {allowed.plain(str(path))} sets a key of the job"
         raise JobError([problem]) from None
@@ -298,6 +298,15 @@ def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if rest and isinstance(inner, Mapping):
         result[name] = without(inner, tuple(rest))
     return result
+
+
+def _near(path: FilePath) -> str:
+    """Return a suggestion of a job file in the same folder, if `path` does not exist."""
+    try:
+        files = [] if path.exists() else [*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]
+    except OSError:
+        return ""
+    return nearest(str(path), map(str, files))
 
 
 def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:

@@ -1,4 +1,4 @@
-"""The record of a data set's account for the person responsible: tables, a page and a file."""
+"""A record of what left a data set, for the person who answers for it: tables, page, plain data."""
 
 from __future__ import annotations
 
@@ -122,17 +122,15 @@ class AccountRecord:
 
     def page(self) -> Page:
         """Return the account as a page."""
-        ever, month, left = self.ever, self.month, self.left()
         lead = (
             f"Everything that left the data set {self.account.name} of {self.site}, and what it "
             "costs in privacy. This page is evidence for a review, and no verdict."
         )
+        left = self.left()
         facts = [
-            Fact("All time", str(ever.figure), f"At least {left['ever']} is left.",
-                 TONES[ever.figure.promise]),
-            Fact(f"Month {self._now}", str(month.figure), f"At least {left['month']} is left.",
-                 TONES[month.figure.promise]),
-        ]  # fmt: skip
+            _fact("All time", self.ever, left["ever"]),
+            _fact(f"Month {self._now}", self.month, left["month"]),
+        ]
         sections = [
             Section("What this means", [Points(self._statements())]),
             Section("What left, by run", [self.jobs()]),
@@ -171,6 +169,13 @@ def _spent(privacy: Privacy) -> list[str]:
     if privacy.without_epsilon == privacy.releases:
         said = "no epsilon"
     return [f"{privacy.releases:,}", f"{privacy.without_epsilon:,}", said]
+
+
+def _fact(label: str, privacy: Privacy, left: str) -> Fact:
+    bare = privacy.without_epsilon
+    apart = f" Not covered: {bare:,} sums without an epsilon." if bare else ""
+    figure = privacy.figure
+    return Fact(label, str(figure), f"Left: at least {left}.{apart}", TONES[figure.promise])
 
 
 def _left(most: float | None, spent: Privacy) -> str:

@@ -29,6 +29,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -158,7 +159,7 @@ def _wait_for(node: subprocess.Popen[bytes], port: int) -> None:
     raise SiteError("the SuperNode did not start: its output says why")
 
 
-def _client(port: int, *interceptors: object) -> RuntimeHttpClient:
+def _client(port: int, *interceptors: ProtobufClientInterceptor) -> RuntimeHttpClient:
     return RuntimeHttpClient.from_server_address(
         server_address=f"{_HOST}:{port}",
         insecure=True,

@@ -37,7 +37,7 @@ def table(answer: Answer) -> Table:
         [
             *e.label.values(),
             *map(number, (e.value, e.low, e.high)),
-            *(f"± {number(deviation)}" for deviation in (e.noise, e.sampling)),
+            *(f"±\u00a0{number(deviation)}" for deviation in (e.noise, e.sampling)),
         ]
         for e in answer.estimates
     ]
@@ -65,12 +65,12 @@ def _facts(answers: Answers) -> Iterator[Fact]:
     )
     yield Fact("Which protection?", file.protection.name, f"Unit: {file.unit}.")
     tone = "good" if line.figure.promise in ("strong", "meaningful") else "poor"
-    yield Fact("What did it cost?", str(line.figure), line.what, tone)  # type: ignore[arg-type]
+    yield Fact("What did it cost?", str(line.figure), f"For {line.what}.", tone)  # type: ignore[arg-type]
     yield Fact(
         "How sure are the answers?",
         f"{file.confidence:.0%}",
         "Each interval holds the true value with this probability. It covers the protection's "
-        "noise and the choice of the clients.",
+        "noise and the choice of the clients. Beside it stand the standard deviations of both.",
     )
 
 
@@ -92,7 +92,12 @@ def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
             curve = Curve(group or "quantile", at, *_columns(own), marks=True)
             title = f"{answer.name} {group}".strip()
             yield Plot(
-                f"{answer.name}-{group}", title, Axis("share of rows"), Axis("value"), [curve], note
+                f"{answer.name}-{group}",
+                title,
+                Axis("share of rows"),
+                Axis("value"),
+                [curve],
+                f"Shaded: {confidence:.0%} intervals.",
             )
         return
     labels = [", ".join(e.label.values()) for e in estimates]

@@ -24,7 +24,7 @@ from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.privacy.finding import timed
 from fedveil.record.finding_lines import add_finding
-from fedveil.record.run_folder import RunFolder, explained, held_in
+from fedveil.record.run_folder import RunFolder, explained, held_in, refuse_taken
 from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read, write
@@ -69,6 +69,7 @@ class ComparisonFolder:
                 )
             known = before.comparison.solutions
             return cls(before._folder, replace(comparison, solutions=known))
+        refuse_taken(path, None)
         name = f"compare-{comparison.job.name}"
         opened = RunFolder.create(path, name, None)
         stack.callback(opened.close)

@@ -29,8 +29,8 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
     kept = (("the job", job), ("what was asked", asked))
     again = [Code(write(what.model_dump(mode="json")), name) for name, what in kept]
     sections = (
-        Section("Side by side", [*tables(found, goal)]),
         Section("Plots", [*plots(found)]),
+        Section("Side by side", [*tables(found, goal)]),
         Section("To repeat it", [Fold("The job, and what was asked", again)]),
     )
     return Page(f"{job.name}, compared", lead, [section for section in sections if section.parts])

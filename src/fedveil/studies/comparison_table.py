@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fedveil.pages.curves import axis_of
@@ -31,6 +31,8 @@ LEDGER = {
 }
 _PARTS = ("training", "protection", "aggregation")
 _NOTHING = "-"
+#: With more curves, the areas from the least to the most hide each other.
+_MOST_SPREADS = 6
 #: A cell of a setting without a finished run. The last table says why.
 _NO_RESULT = "no result"
 
@@ -183,6 +185,9 @@ def plots(found: Sequence[Line]) -> Iterator[Plot]:
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
         note = "The mean over the seeds, and the least and the most."
+        if len(curves) > _MOST_SPREADS:
+            curves = [replace(curve, low=(), high=()) for curve in curves]
+            note = "The mean over the seeds."
         what, x, y = f"{title(name)} in every round", Axis("round"), _test_axis(name)
         yield Plot(name, what, x, y, curves, note)
     over = [*_over_epsilon(found, name)]

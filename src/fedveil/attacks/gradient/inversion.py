@@ -154,7 +154,8 @@ def _what_was_seen(view: View) -> str:
     known = view.known
     steps = known.training.steps(known.count)
     whose = "one client's report" if view.cohort == 1 else f"the aggregate of {view.cohort} clients"
-    return f"{whose}; {known.count} examples and {steps} local steps a client"
+    examples = f"{known.count} example{'s' * (known.count != 1)}"
+    return f"{whose}; {examples} and {steps} local step{'s' * (steps != 1)} a client"
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:

@@ -41,7 +41,8 @@ def check(
         found += wrong
         if not wrong:
             seen = len(said.get(log.parent.name, ()))
-            say(f"{log}: as it was written, and as other logs say {seen} times")
+            told = f"; {seen} records of it in other logs agree" if seen else ""
+            say(f"{log}: no line was removed or edited{told}")
     for bundle in bundles:
         try:
             Bundle.read(bundle)

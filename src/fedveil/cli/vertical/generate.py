@@ -30,6 +30,7 @@ def generate(
 ) -> object:
     """Continue a text with a PanGu language model (task: pangu), protected as in training."""
     from fedveil.language import generation
+    from fedveil.record.run_folder import job_of
 
     # A character may span several tokens.
     characters = codecs.getincrementaldecoder("utf-8")("replace")
@@ -39,6 +40,7 @@ def generate(
 
     request = generation.Request.seeded(prompt.encode(), tokens, temperature, seed)
     if listen is None:
+        job_of(run)  # raises an error before the prompt is printed
         document(prompt)
         found, split = generation.generate(run, request, tell)
     else:

@@ -30,7 +30,7 @@ class RayCluster(Cluster):
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:
-        self._ray = _ray()
+        self._ray = need_ray()
         self._workers, self._gpus = workers, gpus
         self.name = "the Ray cluster" if address in FOUND else f"the Ray cluster at {address}"
         self._mine = not self._ray.is_initialized()
@@ -138,7 +138,8 @@ def _reason(lost: Exception) -> str:
     return "its node is gone" if "node" in text.lower() and "died" in text.lower() else "it died"
 
 
-def _ray() -> Any:
+def need_ray() -> Any:
+    """Return the package ray. Raises `MissingExtra` if it is not installed."""
     try:
         import ray
         import ray.exceptions

@@ -95,18 +95,21 @@ class DiscreteGaussian:
         """Add draws if there are no place bits. Returns the indices of the rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
-        listed, again = np.empty(len(words), np.int32), list[int]()
+        listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
         for start in range(0, len(values), _WORDS_AT_ONCE):
             part = values[start : start + _WORDS_AT_ONCE]
             entropy.fill(words[: len(part)])
-            for i in listed[: _add_cells(words, *table, part, listed)]:
+            found = listed[: _add_cells(words, *table, part, listed)]
+            zeros = words[found] >> np.uint64(1) < table[0][0]  # a sign, and the cell 0
+            again.append(start + found[zeros])
+            for i in found[~zeros]:
                 prefix, negative = divmod(int(words[i]), 2)
-                cell = 0 if prefix < table[0][0] else self._decide_cell(prefix, entropy)
+                cell = self._decide_cell(prefix, entropy)
                 if cell or not negative:
                     part[i] += -cell if negative else cell
                 else:
-                    again.append(start + i)
-        return np.array(again, np.int64)
+                    again.append(np.array([start + i]))
+        return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
         """Add draws if there are place bits. Returns the indices of the rejected draws."""

@@ -13,6 +13,7 @@ from typing import Any
 from fedveil.pages.dossier.account import Account, Evidence
 from fedveil.pages.finding_text import conclusion
 from fedveil.pages.guarantee_text import attackers, figure_of, meaning, returned
+from fedveil.pages.run_page import plain
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
@@ -85,7 +86,7 @@ def _federated(evidence: Evidence) -> Iterator[Statement]:
     yield Statement("trust", "Trust model", holds, none)
     name = run.job["protection"]["name"]
     settings = {k: v for k, v in _settings(run.job["protection"]).items() if v is not None}
-    told = ", ".join(f"{key} {value}" for key, value in settings.items())
+    told = ", ".join(f"{key} {plain(value)}" for key, value in settings.items())
     yield Statement("mechanism", "Mechanism", [f"{name}{f' ({told})' if told else ''}."])
     yield Statement("not_covered", "What is not covered", list(_open(evidence)))
     yield Statement("side_channels", "Side channels", list(_channels(last["in_clear"])))
@@ -159,16 +160,26 @@ def _randomness(said: str) -> Statement:
     return Statement("randomness", "Source of randomness", lines)
 
 
+#: Each law of a record in words.
+_LAWS = {"gaussian": "a sum with Gaussian noise", "none": "what is sent unprotected",
+         "sampled gaussian": "a secret sample with Gaussian noise",
+         "stated": "a mechanism with a stated epsilon",
+         "table": "a mechanism with a tabulated loss"}  # fmt: skip
+
+
 def _composition(accounts: list[Account]) -> list[str]:
     """Return a sentence for each account: the number of its releases, by law."""
     found = []
     for account in accounts:
-        laws = [f"{r['count']:,} of law {r['law']!r} per {r['per']}" for r in account.releases]
+        laws = [
+            f"{r['count']:,} × {_LAWS.get(r['law'], r['law'])}, for each {r['per']}"
+            for r in account.releases
+        ]
         how = "the privacy curves are composed"
         if account.adaptive:
             how = "epsilons add up, since losses may depend on earlier rounds"
         if any(r["law"] == "none" for r in account.releases):
-            how = "a release of law 'none' is not protected, so no epsilon is finite"
+            how = "one of them is not protected, so no epsilon is finite"
         found.append(f"For {account.of}: {', '.join(laws) or 'no release'}; {how}.")
     return found
 
@@ -179,14 +190,14 @@ def _bounds(findings: object) -> Statement:
     for finding in _findings(findings):
         for bound in finding.bounds:
             claim = bound.claim(finding.epsilon)
-            limit = f"true epsilons up to {bound.unseen:.4g} would probably be missed"
+            limit = f"true epsilons up to {format_epsilon(bound.unseen)} would probably be missed"
             if math.isinf(bound.unseen):
                 limit = "every true epsilon would probably be missed"
             elif math.isnan(bound.unseen):
                 limit = "nobody worked out which true epsilons it would miss"
             lines.append(
-                f"{bound.name}: {_lower(bound.value)} of {claim:.4g} claimed, from {bound.cases:,} "
-                f"cases, at 95% confidence. It assumes that the attacker saw "
+                f"{bound.name}: {_lower(bound.value)} of {format_epsilon(claim)} claimed, from "
+                f"{bound.cases:,} cases, at 95% confidence. It assumes that the attacker saw "
                 f"{finding.saw or 'the report'}; {limit}. {finding.verdict.capitalize()}."
             )
     return Statement("audit", "Audit: lower bounds on epsilon", lines,
@@ -194,7 +205,7 @@ def _bounds(findings: object) -> Statement:
 
 
 def _lower(value: float) -> str:
-    return rounded_down(value, 4) if math.isfinite(value) else "unknown"
+    return rounded_down(value) if math.isfinite(value) else "unknown"
 
 
 def _attacks(findings: object) -> Statement:
