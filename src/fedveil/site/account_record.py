@@ -26,7 +26,8 @@ _JOB_LETTERS = 8
 _SHOWN = ("what", "mechanism", "through")
 #: What the account covers, by framework.
 _EXECUTED = {
-    "Flower": "The site's own code executed the jobs that came through Flower: no code of a job ran.",
+    "Flower": "The site's own code executed the jobs that came through Flower, and no code of "
+    "theirs.",
     "NVFlare": "Classes on the site's list executed the tasks that came through NVFlare, in the "
     "process of the filters. What such a class sends by a way of its own is not in this account.",
 }
