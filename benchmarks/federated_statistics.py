@@ -1,9 +1,10 @@
 """Errors of statistics under each protection, beside the theory and beside central noise.
 
     python benchmarks/federated_statistics.py histogram sites median words local    ten minutes
+    python benchmarks/federated_statistics.py correlation intervals    six minutes
     PYTHONPATH=/tmp/opendp python benchmarks/federated_statistics.py opendp
 
-The second command needs OpenDP: `pip install --target /tmp/opendp opendp`.
+The last command needs OpenDP: `pip install --target /tmp/opendp opendp`.
 
 histogram   1,000 cells from 1,000,000 clients under oue: time, and the error over the theoretical
 sites       ten sites of many rows under distributed_dp at epsilon 1, over central noise, and the
@@ -11,6 +12,8 @@ sites       ten sites of many rows under distributed_dp at epsilon 1, over centr
 median      the median of 10,000 incomes at epsilon 1: its error as a share of the range
 words       the 20 most frequent of a million words, from 100,000 clients at epsilon 4
 local       the same under oue, beside the best possible frequency oracle, on ten data sets
+correlation the correlation of 60,000 clients under oue and rr
+intervals   the share of 95% intervals that hold the population's value, of 200 data sets each
 opendp      OpenDP's count and histogram with Gaussian noise of its own calibration
 
 `oue` simulates the sum of the reports, drawn from its exact distribution (fidelity: aggregate).
@@ -162,6 +165,81 @@ def words(clients: int = 100_000, vocabulary: int = 1_000_000) -> None:
         )
 
 
+def correlation(clients: int = 60_000) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.beta(2, 3, clients) * 9
+    y = np.clip(0.6 * x + rng.normal(0, 1.5, clients), 0, 9)
+    question = {
+        "ask": "correlation", "column": "x", "range": [0.0, 9.0], "other": "y",
+        "other_range": [0.0, 9.0],
+    }  # fmt: skip
+    print(f"correlation of {clients:,} clients: {np.corrcoef(x, y)[0, 1]:.3f}")
+    for protection in ("oue", "rr"):
+        for epsilon in (1.0, 2.0, 4.0):
+            file = {"protection": protection, "epsilon": epsilon, "fidelity": "aggregate"}
+            (e,) = ask({**file, "questions": {"r": question}}, {"x": x, "y": y})["r"].estimates
+            print(
+                f"  {protection}, epsilon {epsilon:g}: {e.value:.3f}, {e.low:.3f} to {e.high:.3f}"
+            )
+
+
+def people(rng: np.random.Generator, number: int) -> dict[str, np.ndarray]:
+    group = rng.choice(["u", "v", "w"], number, p=[0.6, 0.3, 0.1])
+    x = rng.beta(2, 3, number) * 10 + (group == "v")
+    return {"x": x, "y": np.clip(0.7 * x + rng.normal(0, 2, number), 0, 10), "g": group}
+
+
+X = {"column": "x", "range": [0.0, 10.0]}
+KINDS: dict[str, dict[str, object]] = {
+    "count": {"ask": "count", "where": "x > 6"},
+    "histogram": {"ask": "histogram", "column": "x", "edges": [0.0, 2.0, 4.0, 7.0, 11.0]},
+    "mean": {"ask": "mean", **X, "by": "g", "groups": ["v", "u"]},
+    "variance": {"ask": "variance", **X},
+    "quantiles": {"ask": "quantiles", **X, "at": [0.25, 0.5], "cells": 64},
+    "correlation": {"ask": "correlation", **X, "other": "y", "other_range": [0.0, 10.0]},
+    "contingency": {"ask": "contingency", "column": "g", "categories": ["u", "v"], "other": "x",
+                    "other_edges": [0.0, 5.0, 11.0]},
+}  # fmt: skip
+
+
+def truths(of: dict[str, np.ndarray], clients: int) -> dict[str, list[float]]:
+    x, g, scale = np.clip(of["x"], 0, 10), of["g"], clients / len(of["g"])
+    cells = np.histogram(of["x"], [0, 2, 4, 7, 11])[0]
+    low = of["x"] < 5
+    return {
+        "count": [scale * (of["x"] > 6).sum()],
+        "histogram": [scale * cell for cell in cells],
+        "mean": [x[g == group].mean() for group in "vu"],
+        "variance": [x.var()],
+        "quantiles": np.quantile(x, [0.25, 0.5]).tolist(),
+        "correlation": [np.corrcoef(x, of["y"])[0, 1]],
+        "contingency": [scale * ((g == a) & b).sum() for a in "uv" for b in (low, ~low)],
+    }
+
+
+def intervals(sets: int = 200) -> None:
+    population = people(np.random.default_rng(99), 400_000)
+    for protection, epsilon, clients in (
+        ("not_encrypt", None, 100), ("pw_encrypt", None, 100), ("central_gaussian", 4.0, 100),
+        ("distributed_dp", 4.0, 100), ("dp_encrypt", 8.0, 100), ("rr", 3.0, 2000),
+        ("oue", 3.0, 2000),
+    ):  # fmt: skip
+        local, true = protection in ("rr", "oue"), truths(population, clients)
+        file = {"protection": protection, "epsilon": epsilon, "masks": False}
+        file["fidelity"] = "aggregate" if local else "per_client"
+        hits: dict[str, list[bool]] = {name: [] for name in KINDS}
+        for seed in range(sets):
+            data = people(np.random.default_rng(1000 + seed), clients)
+            for names in [[name] for name in KINDS] if local else [list(KINDS)]:
+                asked = {name: KINDS[name] for name in names}
+                answers = ask({**file, "questions": asked, "seed": seed}, data)
+                for name in names:
+                    both = zip(answers[name].estimates, true[name], strict=True)
+                    hits[name] += [e.low <= value <= e.high for e, value in both]
+        said = ", ".join(f"{name} {np.mean(held):.1%}" for name, held in hits.items())
+        print(f"{protection}, epsilon {epsilon}, {clients:,} clients: {said}", flush=True)
+
+
 def opendp(people: int = 10_000, repeats: int = 40) -> None:
     import opendp.prelude as dp
 
@@ -201,6 +279,7 @@ def opendp(people: int = 10_000, repeats: int = 40) -> None:
 
 PARTS: dict[str, Callable[[], None]] = {
     "histogram": histogram, "sites": sites, "median": median, "words": words, "local": local,
+    "correlation": correlation, "intervals": intervals,
     "opendp": opendp,
 }  # fmt: skip
 

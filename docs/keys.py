@@ -10,6 +10,7 @@ from mkdocs.structure.pages import Page
 
 from fedveil import __version__
 from fedveil.federated import job_reference, mindspore_keys
+from fedveil.site import policy_reference
 from fedveil.statistics import question_reference
 from fedveil.studies.checkout import module
 from fedveil.vertical import job_reference as vertical_reference
@@ -35,6 +36,7 @@ WRITTEN: dict[str, Callable[[str, Path], str]] = {
     "job.md": lambda text, folder: job_reference.reference(),
     "vertical-job.md": lambda text, folder: vertical_reference.reference(),
     "question-file.md": lambda text, folder: question_reference.reference(),
+    "site-policy.md": lambda text, folder: policy_reference.reference(),
     "mindspore.md": lambda text, folder: TABLE.sub(lambda _: mindspore_keys.key_table(), text),
     "reproductions/index.md": lambda text, folder: module("page_index").index(folder),
 }

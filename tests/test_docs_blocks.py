@@ -16,6 +16,7 @@ from doc_blocks import Block, all_blocks, blocks, commands, in_sentences, is_com
 from fedveil import errors
 from fedveil.federated.job import Job
 from fedveil.settings.checked_job import CheckedJob
+from fedveil.site.policy import Policy
 from fedveil.statistics.question import QuestionFile
 from fedveil.vertical.job import VerticalJob
 from folders import DOCS
@@ -119,6 +120,7 @@ def test_yaml_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: B
         return
     kind: type[CheckedJob] = VerticalJob if "vertical" in block.page else Job
     kind = QuestionFile if "questions:" in block.text else kind
+    kind = Policy if "servers:" in block.text else kind
     if "ready:Ready" in block.text:
         page = (DOCS / "own-protection.md").read_text()
         (tmp_path / "ready.py").write_text(next(blocks(page, "")).text)

@@ -116,5 +116,7 @@ def test_errors_name_every_extra_and_no_other() -> None:
         text = path.read_text("utf-8")
         named |= set(re.findall(r'MissingExtra\("\w+", "(\w+)"', text))
     named |= set(EXTRA_OF.values()) - {"dev"}
-    assert named == {"torch", "flower", "vertical", "parquet", "notebook", "trackers", "ray"}
+    known = {"torch", "flower", "vertical", "parquet", "notebook", "trackers", "ray", "nvflare"}
+    known |= {"language"}
+    assert named == known
     assert named | {"all"} == extras

@@ -67,7 +67,25 @@ def test_a_wrong_file_is_one_sentence_and_nothing_is_written(command: Any, quest
     code, _, err = command("ask", question)
     assert code == 2
     assert "epsilon is missing" in err
-    assert not (question.parent / "answer").exists()
+    question.write_text(FILE)
+    code, _, err = command("ask", question, "--set", "max_epsilon=1.5")
+    assert code == 1
+    assert "above max_epsilon = 1.5" in err
+    assert {path.name for path in question.parent.iterdir()} == {"people.csv", "question.yaml"}
+
+
+def test_a_guess_about_the_file_is_said(command: Any, question: Path) -> None:
+    table = question.parent / "people.csv"
+    table.write_text(table.read_text().replace(",", ";"), "utf-16")
+    code, _, err = command("ask", question)
+    assert code == 0
+    assert err == "note: people.csv: UTF-16, separated by semicolon\n"
+
+
+def test_run_names_the_command_for_questions(command: Any, question: Path) -> None:
+    code, _, err = command("run", question)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "asks questions. Run it with: fedveil ask" in err
 
 
 def test_a_question_is_deployed_like_a_job(command: Any, question: Path) -> None:

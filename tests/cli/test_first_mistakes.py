@@ -123,7 +123,10 @@ def test_a_file_of_questions_names_its_command(
         "{data: people.csv, epsilon: 1, questions: {old: {ask: count, where: age > 64}}}"
     )
     code, _, err = command(words[0], "q.yaml", *words[1:])
-    assert (code, err) == (Exit.WRONG, "error: q.yaml holds questions. Ask: fedveil ask q.yaml\n")
+    assert (code, err) == (
+        Exit.WRONG,
+        "error: q.yaml asks questions. Run it with: fedveil ask q.yaml\n",
+    )
 
 
 def test_a_missing_ray_leaves_no_folder(

@@ -51,3 +51,9 @@ def test_a_questions_domain_is_the_one_that_was_agreed_on() -> None:
         "fedveil.statistics.question_reference", exc_type=ModuleNotFoundError
     )
     assert list(domains(question.reference)) == agreed()["question"]
+
+
+def test_a_policys_domain_is_the_one_that_was_agreed_on() -> None:
+    pytest.importorskip("flwr")
+    policy = pytest.importorskip("fedveil.site.policy_reference", exc_type=ModuleNotFoundError)
+    assert list(domains(policy.reference)) == agreed()["policy"]

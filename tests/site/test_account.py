@@ -111,13 +111,17 @@ def test_a_clock_set_ahead_and_back_uses_up_the_later_month(place: Place) -> Non
 def test_sums_without_an_epsilon_are_counted_apart_and_limited(place: Place) -> None:
     account, exact = place.open(), PrivacyLoss(math.inf, 1.0)
     with pytest.raises(OverSpent, match="promises no epsilon, and the site allows 0"):
-        account.charge(release(exact), limit=Limits())
+        account.charge(release(exact, summed=True), limit=Limits())
     most = Limits(without_epsilon=2)
+    with pytest.raises(OverSpent, match="promises no epsilon, and is no sum"):
+        account.charge(release(exact), limit=most)
     account.charge(release(PrivacyLoss(0.5)), limit=most)
     for _ in range(2):
-        account.charge(release(exact, PrivacyLoss(0.1), in_clear=("time",)), limit=most)
+        account.charge(
+            release(exact, PrivacyLoss(0.1), in_clear=("time",), summed=True), limit=most
+        )
     with pytest.raises(OverSpent, match="the site allows 2"):
-        account.charge(release(exact), limit=most)
+        account.charge(release(exact, summed=True), limit=most)
     spent = place.open().spent()
     assert (spent.releases, spent.without_epsilon, spent.in_clear) == (3, 2, ("time",))
     assert spent.figure == (0.5, 0.0)

@@ -92,10 +92,17 @@ def set_back_counter(place: Place) -> None:
 
 def repeat_old_count(place: Place) -> None:
     """The counter's own older line is its last again, and the account is as old."""
-    old, line = place.file().read_bytes(), place.counter.read_bytes().splitlines(True)[1]
+    old, line = place.file().read_bytes(), place.counter.read_bytes().splitlines(True)[-1]
     charged(place, 2)
     place.file().write_bytes(old)
-    place.counter.write_bytes(place.counter.read_bytes() + line.replace(b" 2 ", b" 3 "))
+    place.counter.write_bytes(place.counter.read_bytes() + line)
+
+
+def forge_count(place: Place) -> None:
+    """The counter says that the account has only the lines that it has now."""
+    lines = lines_of(place)[:2]
+    place.file().write_bytes(b"".join(lines))
+    place.counter.write_text(f"adult 2 {lines[1][:64].decode()} {64 * '0'}\n")
 
 
 def lines_of(place: Place) -> list[bytes]:
@@ -130,6 +137,7 @@ ATTACKS: dict[str, Callable[[Place], None]] = {
     "folder set back": set_back_folder,
     "counter set back": set_back_counter,
     "old count repeated": repeat_old_count,
+    "count forged": forge_count,
     "deleted": lambda place: place.file().unlink(),
     "emptied": lambda place: place.file().write_bytes(b""),
     "folder deleted": lambda place: shutil.rmtree(place.folder),

@@ -30,7 +30,9 @@ def record(tmp_path: Path) -> AccountRecord:
         loss = PrivacyLoss.of_release(Gaussian(30.0 + n), "example")
         account.charge(release(loss, job=f"study-{n % 2}", unit="example"), limit=limits)
     for _ in range(3):
-        account.charge(release(EXACT, job="sums", in_clear=("the time",)), limit=limits)
+        account.charge(
+            release(EXACT, job="sums", in_clear=("the time",), summed=True), limit=limits
+        )
     return AccountRecord("north", account, limits)
 
 
@@ -52,6 +54,19 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert any("3 of 8 releases promise no epsilon" in s for s in record.record()["statements"])
 
 
+def test_the_record_says_who_executed_what_left(record: AccountRecord) -> None:
+    def said() -> str:
+        return " ".join(record.record()["statements"])
+
+    assert "through Flower" not in said()
+    assert "through NVFlare" not in said()
+    record.account.charge(release(through="Flower, study"), limit=FREE)
+    assert "The site's own code executed the jobs" in said()
+    assert "through NVFlare" not in said()
+    record.account.charge(release(through="NVFlare"), limit=FREE)
+    assert "is not in this account" in said()
+
+
 def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path) -> None:
     list(record.write(tmp_path / "out"))
     read = json.loads((tmp_path / "out" / "record.json").read_text())
@@ -67,6 +82,7 @@ def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path)
     assert read["in_clear"] == ["the time"]
     page = (tmp_path / "out" / "dossier.html").read_text()
     assert "is right at most" in page
+    assert page.count("Not covered: 3 sums without an epsilon.") == 2
     assert "Sent in the clear, with no finite epsilon: the time." in page
 
 

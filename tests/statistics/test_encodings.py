@@ -44,7 +44,8 @@ CASES: dict[str, Encoding] = {
     "mean": Moments([A], squares=False),
     "variance": Moments([A], squares=True),
     "correlation": Moments([A, B], squares=True),
-    "ends": Ends(A),
+    "ends": Ends([A], 1),
+    "ends of two columns": Ends([A, B], 2),
     "groups of means": Grouped(Moments([A], squares=True), GROUPS),
     "groups of correlations": Grouped(Moments([A, B], squares=True), GROUPS),
 }
@@ -104,8 +105,18 @@ def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:
 
 def test_ends_are_unbiased_and_depend_on_the_number_alone() -> None:
     table = ArrayTable("t", {"x": np.full(20_011, 3.0)})
-    rows = Ends(Scaled("x", [2.0, 7.0])).rows(table, Seeded(5))
+    rows = Ends([Scaled("x", [2.0, 7.0])], 1).rows(table, Seeded(5))
     low, high = rows.total(np.arange(20_011))
     # 3 is a fifth of the way up: binomial, five deviations.
     assert abs(high - 20_011 / 5) < 5 * np.sqrt(20_011 * 0.16)
     assert low + high == 20_011
+
+
+def test_the_draws_of_a_row_are_independent() -> None:
+    """Three sums of two draws a column: their cells are products of binomials."""
+    table = ArrayTable("t", {"x": np.full(30_011, 3.0), "y": np.full(30_011, 6.5)})
+    columns = [Scaled("x", [2.0, 7.0]), Scaled("y", [2.0, 7.0])]
+    found = Ends(columns, 2).rows(table, Seeded(5)).total(np.arange(30_011))
+    up, over = np.array([0.64, 0.32, 0.04]), np.array([0.01, 0.18, 0.81])
+    expected = 30_011 * np.outer(up, over).ravel()
+    assert (abs(found - expected) < 5 * np.sqrt(expected)).all()

@@ -1,4 +1,4 @@
-"""Means and variances under rr and oue, from numbers that are drawn as -1 or 1."""
+"""Means, variances and correlations under rr and oue, from numbers drawn as -1 or 1."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ import numpy as np
 import pytest
 
 from fedveil.statistics.encodings import Scaled
-from fedveil.statistics.estimates import Sums, correlation, of_ends, ratio
+from fedveil.statistics.estimates import Sums, correlation, from_ends, ratio
 from statistics_parts import asked, only
 
 
-@pytest.mark.parametrize(("squares", "true"), [(False, 20.0), (True, 1600 / 11)])
-def test_intervals_from_ends_cover_the_population(squares: bool, true: float) -> None:
-    """Beta(2, 8) on [0, 100]: the mean is 20, and the variance 1,600 / 11."""
-    column, rng, hits, errors = Scaled("x", [0.0, 100.0]), np.random.default_rng(4), 0, []
-    asked_of, clients, noise = 6007, 16003, 90.0
+@pytest.mark.parametrize(
+    ("columns", "squares", "true"), [(1, False, 20.0), (1, True, 1600 / 11), (2, True, 1 / 3)]
+)
+def test_intervals_from_ends_cover_the_population(columns: int, squares: bool, true: float) -> None:
+    """Beta(2, 8) on [0, 100]: the mean is 20, and the variance 1,600 / 11.
+
+    A second column is the first in a third of the rows, and independent of it in the others.
+    """
+    scaled = [Scaled("x", [0.0, 100.0])] * columns
+    rng, hits, errors, draws = np.random.default_rng(4), 0, [], 1 + squares
+    asked_of, clients, noise = 6007, 16003, 30.0 if columns == 2 else 90.0
     for _ in range(300):
-        counts = []
-        for power in (1, 2)[: 1 + squares]:
-            x = 2 * rng.beta(2, 8, asked_of) - 1
-            ones = (rng.random(asked_of) < (1 + x**power) / 2).sum()
-            counts += [asked_of - ones, ones]
-        values = np.array(counts) * clients / asked_of + rng.normal(0, noise, len(counts))
+        x, y = 2 * rng.beta(2, 8, (2, asked_of)) - 1
+        both = [x, np.where(rng.random(asked_of) < 1 / 3, x, y)][:columns]
+        cells = np.zeros(asked_of, np.int64)
+        for values in both:
+            cells = cells * (draws + 1) + rng.binomial(draws, (1 + values) / 2)
+        counts = np.bincount(cells, minlength=(draws + 1) ** columns)
+        values = counts * clients / asked_of + rng.normal(0, noise, len(counts))
         sums = Sums(values, np.full(len(counts), noise**2), asked_of, clients)
-        found = ratio(sums, *of_ends(column, squares=squares), {}, 1.96)
+        found = ratio(sums, *from_ends(scaled, squares=squares), {}, 1.96)
         hits += found.low <= true <= found.high
         errors.append((found.value - true) / np.hypot(found.noise, found.sampling))
     assert hits >= 274  # 95%, less three deviations
@@ -44,6 +51,25 @@ def test_a_variance_of_groups_is_near_the_truth(protection: str) -> None:
     assert abs(found.value - true) < 4 * np.hypot(found.noise, found.sampling)
     assert found.noise < true
     assert answers.epsilon == 5.0
+
+
+@pytest.mark.parametrize("protection", ["rr", "oue"])
+def test_a_correlation_of_groups_is_near_the_truth(protection: str) -> None:
+    rng = np.random.default_rng(6)
+    x, g = rng.beta(2, 3, 20_011) * 9, rng.choice(["a", "b", "c"], 20_011, p=[0.6, 0.3, 0.1])
+    y = np.where(g == "a", 9 - x, x) + rng.normal(0, 1, len(x))
+    question = {
+        "ask": "correlation", "column": "x", "range": [0.0, 9.0], "other": "y",
+        "other_range": [-1.0, 10.0], "by": "g", "groups": ["b", "a"],
+    }  # fmt: skip
+    answers = asked({"r": question}, {"x": x, "y": y, "g": g}, protection, epsilon=6.0,
+                    fidelity="aggregate")  # fmt: skip
+    for found, group in zip(answers["r"].estimates, "ba", strict=True):
+        own = g == group
+        true = np.corrcoef(x[own], np.clip(y[own], -1, 10))[0, 1]
+        assert abs(found.value - true) < 4 * np.hypot(found.noise, found.sampling)
+        assert abs(true) > 3 * found.noise > 0
+    assert answers.epsilon == 6.0
 
 
 @pytest.mark.parametrize("squares", [-985.0, -1005.0])

@@ -12,6 +12,7 @@ from fedveil.statistics.prefixes import END, PrefixTree, extended, letters_of
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.schedule import Schedule, Step
+from statistics_parts import asked, only
 
 DIGITS = "0123456789"
 
@@ -53,6 +54,7 @@ def test_words_are_told_from_noise_with_few_false_ones() -> None:
         counts[held] += 4
         tree.answered(counts, np.ones(len(counts)))
         names = extended([""], question, 3)
+        assert {found.group for found in tree.found} == {0}
         real = {names[i].removesuffix(END) for i in held}
         found = {found.word for found in tree.found}
         false, true = false + len(found - real), true + len(found & real)
@@ -71,7 +73,7 @@ def test_a_prefix_survives_under_rr_and_oue_that_sums_would_drop() -> None:
         tree.answered(np.array([counts["abc".index(w[0])] if len(w) == 1 else 0 for w in many]),
                       np.full(len(many), 1.8))  # fmt: skip
         survivors[local] = tree.prefixes
-    assert survivors == {True: ["c", "b"], False: ["c"]}
+    assert survivors == {True: [["c", "b"]], False: [["c"]]}
 
 
 def test_too_many_words_for_a_report_are_refused() -> None:
@@ -108,16 +110,19 @@ def test_clients_are_divided_by_weight_and_the_last_round_of_words_asks_most() -
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (Step(1, {"w": [""]}), "names what round 1 does not ask"),
+        (Step(1, {"w": [[""]]}), "names what round 1 does not ask"),
         (Step(1, edge=1), "field edge is 1, which round 1 has not"),
         (Step(2), "field edge is 0, which round 2 has not"),
         (Step(2, edge=4), "field edge is 4"),
         (Step(4), "names what round 4 does not ask"),
-        (Step(4, {"w": ["1"]}), "not of 0 letters"),
-        (Step(5, {"w": ["12"]}), "not of 3 letters"),
-        (Step(5, {"w": ["1a2"]}), "not of 3 letters"),
-        (Step(5, {"w": ["123", "123"]}), "one twice"),
-        (Step(5, {"w": [f"{n:03d}" for n in range(17)]}), "too many words"),
+        (Step(4, {"w": [["1"]]}), "not of 0 letters"),
+        (Step(5, {"w": [["12"]]}), "not of 3 letters"),
+        (Step(5, {"w": [["1a2"]]}), "not of 3 letters"),
+        (Step(5, {"w": [["123", "123"]]}), "one twice"),
+        (Step(5, {"w": [[f"{n:03d}" for n in range(17)]]}), "too many words"),
+        (Step(5, {"w": [[]]}), "has no words"),
+        (Step(5, {"w": [["123"], ["321"]]}), "other groups"),
+        (Step(5, {"w": [[["1"]]]}), "not of 3 letters"),  # type: ignore[list-item]
         (Step(6), "outside"),
     ],
 )
@@ -127,9 +132,62 @@ def test_a_server_cannot_ask_for_what_the_question_does_not(step: Step, said: st
 
 
 def test_steps_travel_unchanged() -> None:
-    for step in (Step(1), Step(3, edge=2), Step(5, {"w": ["123", "900"]})):
+    for step in (Step(1), Step(3, edge=2), Step(5, {"w": [["123", "900"]]})):
         assert Step.of(step.message(), local_file()) == step
     summed = local_file(protection="central_gaussian")
-    assert Step.of(Step(2, {"w": ["7", "1"]}).message(), summed) == Step(2, {"w": ["7", "1"]})
+    assert Step.of(Step(2, {"w": [["7", "1"]]}).message(), summed) == Step(2, {"w": [["7", "1"]]})
     with pytest.raises(MessageInvalid, match="not of 1 letters"):
-        Step.of(Step(2, {"w": ["71"]}).message(), summed)
+        Step.of(Step(2, {"w": [["71"]]}).message(), summed)
+
+
+GROUPS = {"by": "g", "groups": ["v", "u", "none"]}
+
+
+@pytest.mark.parametrize(
+    ("protection", "epsilon"),
+    [("not_encrypt", None), ("central_gaussian", 9.0), ("oue", 6.0), ("rr", 6.0)],
+)
+def test_each_group_has_its_own_frequent_words(protection: str, epsilon: float | None) -> None:
+    rng = np.random.default_rng(2)
+    g = rng.choice(["u", "v", "w"], 1201, p=[0.5, 0.35, 0.15])
+    words_of = {"u": ["ab", "b"], "v": ["qab", "ab"], "w": ["c", "a"]}
+    held = np.array([words_of[group][int(rng.random() < 0.4)] for group in g])
+    question = {"ask": "heavy_hitters", "column": "w", "alphabet": "abcq", "length": 3, **GROUPS}
+    more = {"fidelity": "aggregate"} if protection in ("rr", "oue") else {}
+    answers = asked(
+        {"f": {**question, "most": 2}}, {"w": held, "g": g}, protection, epsilon=epsilon, **more
+    )
+    found = {(e.label["g"], e.label["w"]): e for e in answers["f"].estimates}
+    for group in "uv":
+        for word in words_of[group]:
+            estimate = found.pop((group, word))
+            true = int(((held == word) & (g == group)).sum())
+            assert abs(estimate.value - true) <= 5 * np.hypot(estimate.noise, 0.1)
+            assert estimate.low < true < estimate.high
+    assert {group for group, _ in found} <= {"none"}  # by chance, and never of a group not asked
+    assert answers.epsilon == pytest.approx(epsilon or np.inf, rel=1e-6)
+
+
+def test_groups_of_words_share_a_report_and_cost_no_more_noise() -> None:
+    data = {"w": ["ab"] * 300 + ["b"] * 200, "g": ["u", "v"] * 250}
+    asked_for = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 2, "most": 1}
+    more: dict[str, Any] = {"epsilon": 8.0}
+    alone = only(asked_for, data, "central_gaussian", **more)[0]
+    (first, second) = only(
+        {**asked_for, "by": "g", "groups": ["u", "v"]}, data, "central_gaussian", **more
+    )
+    # One ball for all cells: two trees in it would have 1.4 times the noise.
+    assert first.noise == second.noise == pytest.approx(alone.noise, rel=0.08)
+    many = words(alphabet=DIGITS, length=6, most=20, by="g", groups=[str(n) for n in range(40)])
+    letters = letters_of(many, local=True)
+    assert sum(letters) == 6
+    assert 40 * 8 * 20 * 10 ** letters[-1] <= 1 << 18
+    with pytest.raises(JobError, match=r"600 groups is too many"):
+        QuestionFile.read(
+            {
+                "protection": "not_encrypt",
+                "questions": {"w": {**asked_for, "by": "g", "most": 200,
+                                    "groups": [str(n) for n in range(600)]}},
+            },
+            [],
+        )  # fmt: skip

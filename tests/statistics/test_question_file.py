@@ -20,8 +20,6 @@ COUNT = {"ask": "count"}
 AGES = {"ask": "histogram", "column": "age", "edges": [0.0, 50.0, 100.0]}
 MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
 
-BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.0]}
-
 
 @pytest.mark.parametrize(
     ("keys", "said"),
@@ -37,13 +35,14 @@ BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.
         ({"questions": {"a": {**MEAN, "range": []}}}, "questions.a.range is missing"),
         ({"questions": {"a": {**COUNT, "at": [0.5]}}}, "questions.a.at has no meaning"),
         ({"questions": {"a": {**COUNT, "by": "sex"}}}, "write both or neither"),
-        ({"questions": {"a": {**COUNT, "where": "age >"}}}, "where = 'age >' is not a condition"),
+        (
+            {"questions": {"a": {**COUNT, "where": "age >"}}},
+            "questions.a.where = 'age >' is not a condition",
+        ),
+        ({"where": "1 < 2 < age"}, "where = '1 < 2 < age' is not a condition"),
+        ({"where": "'f' in sex"}, "is not a condition"),
         ({"where": "__import__('os')"}, "is not a condition"),
         ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
-        (
-            {"protection": "oue", "epsilon": 1.0, "questions": {"a": BOTH}},
-            "needs sums of numbers, and rr and oue carry frequencies",
-        ),
         (
             {"protection": "central_gaussian", "epsilon": 1.0, "unit": "row"},
             "unit = 'row' is not possible under central_gaussian",
@@ -54,6 +53,28 @@ BOTH = {**MEAN, "ask": "correlation", "other": "income", "other_range": [0.0, 9.
             "protection.dp_encrypt.dp_eps follows from epsilon",
         ),
         ({"fidelity": "aggregate"}, "fidelity = 'aggregate' is for rr and oue"),
+        ({"protection": None}, "protection is missing: name one of not_encrypt"),
+        ({"questions": {"a": {"column": "age"}}}, "questions.a.ask is missing: name one of count"),
+        ({"questions": {"a": {**MEAN, "ask": "median"}}}, "(did you mean quantiles?)"),
+        ({"questions": {"a": {**MEAN, "by": "age", "groups": ["3"]}}}, "by = 'age' is also column"),
+        (
+            {"questions": {"a": {**COUNT, "by": "sex", "groups": ["f", " m"]}}},
+            "questions.a.groups has ' m', but words have no spaces around them",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {
+                        "ask": "contingency",
+                        "column": "x",
+                        "other": "y",
+                        "edges": [float(i) for i in range(600)],
+                        "other_categories": [str(i) for i in range(500)],
+                    }
+                }
+            },
+            "questions.a has 299,500 cells, and a report carries 262,144",
+        ),
         ({"rows": 3}, "rows = 3 needs client"),
         ({"name": "../../x"}, "name = '../../x' is not"),
         ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
@@ -143,6 +164,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
             "sex in ['m', 'x']",
             "not (age > 60)",
             "age not in [10, 11]",
+            "10 < age <= 66",
+            "66 <= age",
         )
     }
     assert matched == {
@@ -152,6 +175,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
         "sex in ['m', 'x']": [False, True, False, False],
         "not (age > 60)": [True, False, True, False],
         "age not in [10, 11]": [False, True, False, True],
+        "10 < age <= 66": [False, False, False, True],
+        "66 <= age": [False, True, False, True],
     }
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
 
@@ -200,3 +225,23 @@ def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None
     truth = load("digits").train.y
     values = [e.value for e in ask(file)["y"].estimates]
     assert values == [(truth == 0).sum(), (truth == 7).sum()]
+
+
+def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:
+    assert as_table({"s": np.array([b"f", "ä".encode()])}).words("s").tolist() == ["f", "ä"]
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"s": pandas.array(["u", None], dtype="string")})
+    frame["b"] = pandas.array([True, None], dtype="boolean")
+    assert as_table(frame).words("s").tolist() == ["u", ""]
+    assert np.array_equal(as_table(frame).numbers("b"), [1.0, np.nan], equal_nan=True)
+
+
+def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:
+    # 63 rows of 503: the mean times 503 is not 63.
+    assert asked({"n": {**COUNT, "where": "x < 63"}}, {"x": np.arange(503.0)})["n"].value == 63
+    both = {"ask": "correlation", "column": "x", "range": [0.0, 9.0], "other": "y",
+            "other_range": [0.0, 9.0]}  # fmt: skip
+    for rows, low in ((1, -1.0), (2, -0.2), (3, 0.5)):
+        data = {"x": [1.0, 7.0, 2.0][:rows], "y": [2.0, 8.0, 3.0][:rows]}
+        (estimate,) = asked({"r": both}, data)["r"].estimates
+        assert -1 <= estimate.low <= low

@@ -16,7 +16,7 @@ from fedveil.flower.job.app_folder import ROSTER
 from fedveil.site.door import Door
 from fedveil.site.order import order_in
 from fedveil.site.site_folder import POLICY, Site, create
-from flower_parts import CLIENTS, LocalGrid, app_of, job
+from flower_parts import CLIENTS, LocalGrid, job
 
 #: A private sum of the clients of `flower_parts.job`, which the strict policy accepts.
 DISTRIBUTED: dict[str, Any] = {
@@ -80,11 +80,13 @@ class Sites:
         keys = [create(site) for site in self.folders]
         roster = "".join(f'client-{n}: "{key}"\n' for n, key in enumerate(keys))
         (app / ROSTER).write_text(roster)
+        self.policies = []
         for n, site in enumerate(self.folders):
             (site / "roster.yaml").write_text(roster)
             said = policy_of(app, **changes)
             said["servers"]["study"]["client"] = n
             write_policy(site, said)
+            self.policies.append(said)
 
     def grid(self, stack: ExitStack, app: bytes | None = None) -> LocalGrid:
         """Return a grid whose nodes answer through the doors of the sites."""
@@ -98,9 +100,17 @@ class Sites:
         grid.app = answer  # type: ignore[assignment]
         return grid
 
+    def site(self, client: int) -> Site:
+        return Site.open(self.folders[client])
+
     def door(self, stack: ExitStack, client: int = 0) -> Door:
-        site = Site.open(self.folders[client])
+        site = self.site(client)
         return Door(site, "study", stack.enter_context(site.log("study")))
 
     def log(self, client: int = 0) -> str:
         return (self.folders[client] / "logs" / "study" / "site.log").read_text()
+
+
+def unreadable() -> dict[str, Any]:
+    """Raise an error that names a patient, in place of returning data."""
+    raise KeyError("patient 4711")

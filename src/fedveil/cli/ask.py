@@ -17,6 +17,9 @@ from fedveil.errors import JobError
 if TYPE_CHECKING:
     from fedveil.statistics.question import QuestionFile
 
+#: The most rows of a table in a terminal.
+_MOST_ROWS = 100
+
 
 def _keys(wanted: bool) -> None:
     """Explain the keys of a question file, and exit."""
@@ -93,10 +96,16 @@ def _simulated(file: QuestionFile, out: Path | None) -> dict[str, Any]:
     from fedveil.statistics.asking import Asking, Simulator
     from fedveil.statistics.clients import load
 
-    asking = Asking(file, Simulator(file, load(file)))
+    clients = load(file)
+    remarks("note", clients.table.said)
+    asking = Asking(file, Simulator(file, clients))
     folder = create(out, file.name)
     try:
         answers = asking.run()
+    except BaseException:
+        folder.discard()
+        raise
+    try:
         missing = keep(answers, folder)
     finally:
         folder.close()
@@ -111,8 +120,11 @@ def _print(answers: Mapping[str, Any]) -> None:
 
     for found in answers_of(answers):
         say(f"{found.name} ({found.ask})")
-        shown = table(found)
-        console().print(shown.terminal() if shown.rows else f"  {shown.caption}")
+        shown = table(found, _MOST_ROWS)
+        if shown.rows:
+            console().print(shown.terminal())
+        if shown.caption:
+            say(f"  {shown.caption}")
         for note in found.notes:
             say(f"  {note}")
     for line in answers["privacy"]:

@@ -37,6 +37,7 @@ EXTRA_OF = {
     **dict.fromkeys(("torch", "safetensors", "sklearn", "skimage", "PIL"), "torch"),
     **dict.fromkeys(("grpc", "h11", "tokenizers"), "vertical"),
     "flwr": "flower",
+    "nvflare": "nvflare",
     "plotly": "notebook",
     "matplotlib": "dev",
     "tensorboard": "trackers",

@@ -68,7 +68,8 @@ def load(
         refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
         if path is not None and is_question(path):
-            raise JobError([f"{path} holds questions. Ask: fedveil ask {path}"]) from None
+            question = f"{path} asks questions. Run it with: fedveil ask {path}"
+            raise JobError([question]) from None
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:

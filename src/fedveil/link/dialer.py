@@ -26,7 +26,9 @@ from fedveil.link.tls import Credentials
 import grpc  # isort: skip  (after streams, which quiets it)
 
 FIRST_WAIT_S = 0.1
-LONGEST_WAIT_S = 5.0
+#: A leader that comes after a while, as each does that a serving follower waits for, waits for so
+#: long itself.
+LONGEST_WAIT_S = 1.0
 _PROBE_S = 5.0
 #: A leader that dies at the wrong moment looks once as one that refuses.
 _TIMES_SURE = 3

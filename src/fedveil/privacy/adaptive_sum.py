@@ -5,6 +5,9 @@ to one whose squared inverse ratio is the sum of theirs, even if they were chose
 a fixed limit (Smith and Thakurta, 2022). Charges of several kinds cost the lower of two numbers:
 the sum of their epsilons (Rogers, Roth, Ullman and Vadhan, 2016), and that of a Rényi filter
 (`renyi_filter`).
+
+Each of these holds at the stated delta. If earlier results also decide whether charges stay alike,
+the outcomes of both cases add up: a limit on the epsilon then holds at twice the delta at most.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import cost
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.renyi_filter import ORDERS, epsilon_of, renyi_cost
 
@@ -30,19 +34,27 @@ class AdaptiveSum:
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
-        self._pending: Counter[Kind] = Counter()
+        self._pending: Counter[Kind] = Counter()  # not in the sums yet
         self._epsilon = self._delta = Decimal(0)
         self._renyi, self._lost = np.zeros(ORDERS), 0.0
         self._square, self._gaussian = 0.0, True
 
+    @classmethod
+    def of(cls, ledger: Ledger) -> AdaptiveSum:
+        """Return the sum of a client that took part in every round of `ledger`."""
+        total = cls()
+        for kind, times in ledger.kinds_every_round():
+            total.add(kind, times)
+        return total
+
     def add(self, kind: Kind, times: int = 1) -> None:
         """Add `times` equal charges."""
-        self._kinds[kind] += times
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
         """Return how often each kind was charged."""
+        self.settle()
         return Counter(self._kinds)
 
     @property
@@ -92,4 +104,5 @@ class AdaptiveSum:
                     self._square += count / loss.release.ratio**2
                 else:
                     self._gaussian = False
+        self._kinds.update(self._pending)
         self._pending = Counter()

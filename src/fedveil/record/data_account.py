@@ -43,7 +43,7 @@ class DataAccount:
         with explained(self.path), alone(self.path):
             rounds, ledger = self._read()
             ledger.record_many(spendings, round=rounds + 1, clients=[_CLIENT])
-            figure = _figure(ledger, delta)
+            figure = AdaptiveSum.of(ledger).figure(delta)
             if limit is not None and figure.epsilon > limit:
                 raise LimitReached(
                     f"{what} would bring the account {self.path} to {figure}, above max_epsilon = "
@@ -55,7 +55,7 @@ class DataAccount:
 
     def figure(self, delta: float) -> Figure:
         """Return the epsilon at `delta` of everything that was charged."""
-        return _figure(self._read()[1], delta)
+        return AdaptiveSum.of(self._read()[1]).figure(delta)
 
     def line(self, delta: float) -> Line:
         """Return `figure` as a line of an account."""
@@ -76,10 +76,3 @@ class DataAccount:
                 "not add up with those: use another file"
             )
         return rounds, ledger
-
-
-def _figure(ledger: Ledger, delta: float) -> Figure:
-    total = AdaptiveSum()
-    for kind, times in ledger.kinds_every_round():
-        total.add(kind, times)
-    return total.figure(delta)

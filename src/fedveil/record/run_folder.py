@@ -26,6 +26,8 @@ CHECKPOINT = "checkpoint"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 _LOCK = ".lock"
+#: Where runs are without a folder of their own.
+RUNS = Path("runs")
 
 
 class RunFolder:
@@ -80,6 +82,15 @@ class RunFolder:
     def close(self) -> None:
         """Release the lock, so that another process may write here."""
         self._lock.close()
+
+    def discard(self) -> None:
+        """Release the lock, and remove the folder if it holds nothing else."""
+        self.remove(_LOCK)
+        self.close()
+        with suppress(OSError):
+            self.path.rmdir()
+            if self.path.parent == RUNS:
+                RUNS.rmdir()
 
     def write_atomically(self, name: str, data: Pieces) -> None:
         """Replace a file atomically: a reader sees either the old bytes or the new."""
@@ -149,13 +160,13 @@ def held_in(path: Path, name: str, what: str) -> Path:
 
 def _new_path(name: str) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path, number = Path("runs", f"{name}-{stamp}"), 1
+    path, number = RUNS / f"{name}-{stamp}", 1
     while True:
         with explained(path), suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
         number += 1
-        path = Path("runs", f"{name}-{stamp}-{number}")
+        path = RUNS / f"{name}-{stamp}-{number}"
 
 
 def make_folder(path: Path) -> None:

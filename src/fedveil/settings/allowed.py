@@ -28,8 +28,12 @@ _NEAR = 0.65
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: Other programs' names of keys.
 _USUAL = {"learning_rate": "lr"}
-#: Other words for a protection.
-_USUAL_WORDS = {"none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt"}
+#: Other words for a protection, or for a kind of question.
+_USUAL_WORDS = {
+    "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt",
+    "median": "quantiles", "percentiles": "quantiles", "average": "mean", "avg": "mean",
+    "sum": "mean", "std": "variance", "top": "heavy_hitters",
+}  # fmt: skip
 #: The two notations for a union of types.
 _EITHER = (Union, types.UnionType)
 

@@ -53,6 +53,7 @@ class Release:
     unit: Unit = "client"
     through: str = "fedveil"
     in_clear: tuple[str, ...] = ()
+    summed: bool = False
 
     def __post_init__(self) -> None:
         choice("unit", self.unit, get_args(Unit))
@@ -66,8 +67,8 @@ class Release:
 class Limits:
     """The largest epsilon of a run, a calendar month, and all time together, at `delta`.
 
-    None is no limit. `without_epsilon` is the largest number of releases in a month that promise no
-    epsilon, such as sums under secure aggregation without noise. The account counts them apart.
+    None is no limit. `without_epsilon` is the largest number of sums in a month that promise no
+    epsilon, as under secure aggregation without noise. The account counts them apart.
     """
 
     run: float | None = None
@@ -237,6 +238,11 @@ class SiteAccount:
                 )
             )  # fmt: skip
             found = self._read(body)  # a line that could not be read again is never written
+            if promises_nothing(kind) and not released.summed:
+                raise OverSpent(
+                    f"{released.what} of {released.job} promises no epsilon, and is no sum: it "
+                    f"cannot be charged to {self.name}"
+                )
             self._check(found[1], limit)
             self._file.append(body)
             self._add(*found)

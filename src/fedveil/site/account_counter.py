@@ -1,8 +1,8 @@
 """A counter that only grows: how many lines each account had at last.
 
 Each line of the file has the name of an account, its number of lines, its last code, and a code of
-this line itself. Only the last line of a name counts. A line that a killed process left unfinished
-is ignored.
+this line itself. The largest number of a name counts. A line that a killed process left unfinished
+is ignored. So the file may be one that only allows appending.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from pathlib import Path
 from fedveil.base.files import alone, open_to_append, sync_to_disk, write_new
 from fedveil.base.untrusted import MOST_LINES_BYTES, opened
 
-#: Bytes at the end of the file in which the line of an account is searched first.
-_TAIL = 1 << 16
-_LINE = re.compile(rb"(\S+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
+_LINE = re.compile(rb"([!-~]+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
 
 
 class AccountCounter:
@@ -25,20 +23,25 @@ class AccountCounter:
 
     def __init__(self, path: Path, name: str, key: bytes) -> None:
         self.path, self._name, self._key = path, name, key
+        self._read = 0
+        self._most = (0, "")
 
-    def last(self) -> tuple[int, str] | None:
-        """Return the number of lines and the last code, or None if nothing was counted."""
-        if not self.path.exists():
-            return None
-        with opened(self.path, MOST_LINES_BYTES) as file:
-            size = os.fstat(file.fileno()).st_size
-            for start in dict.fromkeys((max(0, size - _TAIL), 0)):
-                file.seek(start)
-                for line in reversed(file.read(size - start).split(b"\n")[:-1]):
-                    found = _LINE.fullmatch(line)
-                    if found and self._vouched(found):
-                        return int(found[2]), found[3].decode()
-        return None
+    def last(self) -> tuple[int, str]:
+        """Return the largest number of lines that was counted, and the last code then, or 0 and "".
+
+        A line that repeats an older count does not set the counter back.
+        """
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._read:
+            self._read, self._most = 0, (0, "")
+        if size > self._read:
+            with opened(self.path, MOST_LINES_BYTES) as file:
+                file.seek(self._read)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._take(line[:-1])
+                        self._read += len(line)
+        return self._most
 
     def put(self, count: int, code: str) -> None:
         """Append a line, which is on disk when this returns."""
@@ -50,11 +53,13 @@ class AccountCounter:
             start = "" if _whole(self.path) else "\n"
             append(self.path, f"{start}{said} {self._code(said)}\n".encode())
 
-    def _vouched(self, line: re.Match[bytes]) -> bool:
-        said, code = line[0].decode("ascii", "replace").rsplit(" ", 1)
-        return line[1].decode("ascii", "replace") == self._name and hmac.compare_digest(
-            code, self._code(said)
-        )
+    def _take(self, line: bytes) -> None:
+        found = _LINE.fullmatch(line)
+        if not found or found[1] != self._name.encode() or int(found[2]) <= self._most[0]:
+            return
+        said, code = line.decode().rsplit(" ", 1)
+        if hmac.compare_digest(code, self._code(said)):
+            self._most = int(found[2]), found[3].decode()
 
     def _code(self, said: str) -> str:
         return hmac.digest(self._key, f"fedveil site counter {said}".encode(), "sha256").hex()

@@ -97,6 +97,7 @@ class AccountFile:
         line = self._line(body)
         append(self.path, line)
         self._passed(line)
+        self._void = False
         self._counter.put(self._count, self._code)
 
     def _unread(self) -> Iterator[bytes]:
@@ -120,7 +121,8 @@ class AccountFile:
 
     def _check_counter(self) -> None:
         """Raise AccountInvalid unless the counter stands at the last line, or one before it."""
-        count, code = self._counter.last() or (0, self._start)
+        count, code = self._counter.last()
+        code = code or self._start
         if (count, code) == (self._count, self._code):
             return
         if (count, code) == (self._count - 1, self._before):

@@ -1,4 +1,4 @@
-"""The record of a data set's account for the person responsible: tables, a page and a file."""
+"""A record of what left a data set, for the person who answers for it: tables, page, plain data."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ from fedveil.site.account import Limits, Privacy, SiteAccount, Window
 
 _JOB_LETTERS = 8
 _SHOWN = ("what", "mechanism", "through")
+#: What the account covers, by framework.
+_EXECUTED = {
+    "Flower": "The site's own code executed the jobs that came through Flower, and no code of "
+    "theirs.",
+    "NVFlare": "Classes on the site's list executed the tasks that came through NVFlare, in the "
+    "process of the filters. What such a class sends by a way of its own is not in this account.",
+}
 _WHOSE = {"client": "the site's whole data", "example": "one example"}
 
 
@@ -122,17 +129,15 @@ class AccountRecord:
 
     def page(self) -> Page:
         """Return the account as a page."""
-        ever, month, left = self.ever, self.month, self.left()
         lead = (
             f"Everything that left the data set {self.account.name} of {self.site}, and what it "
             "costs in privacy. This page is evidence for a review, and no verdict."
         )
+        left = self.left()
         facts = [
-            Fact("All time", str(ever.figure), f"At least {left['ever']} is left.",
-                 TONES[ever.figure.promise]),
-            Fact(f"Month {self._now}", str(month.figure), f"At least {left['month']} is left.",
-                 TONES[month.figure.promise]),
-        ]  # fmt: skip
+            _fact("All time", self.ever, left["ever"]),
+            _fact(f"Month {self._now}", self.month, left["month"]),
+        ]
         sections = [
             Section("What this means", [Points(self._statements())]),
             Section("What left, by run", [self.jobs()]),
@@ -157,6 +162,8 @@ class AccountRecord:
                 f"{ever.without_epsilon:,} of {ever.releases:,} releases promise no epsilon, and "
                 "the figures do not cover them. They hide the site only among the others in a sum."
             )
+        through = {charged.through.split(",")[0] for charged in self.account.charges}
+        said += [_EXECUTED[name] for name in sorted(through & set(_EXECUTED))]
         said += [f"Sent in the clear, with no finite epsilon: {name}." for name in ever.in_clear]
         said.append(
             f"The account has {len(self.account.charges):,} lines and ends in {self.account.code}. "
@@ -171,6 +178,13 @@ def _spent(privacy: Privacy) -> list[str]:
     if privacy.without_epsilon == privacy.releases:
         said = "no epsilon"
     return [f"{privacy.releases:,}", f"{privacy.without_epsilon:,}", said]
+
+
+def _fact(label: str, privacy: Privacy, left: str) -> Fact:
+    bare = privacy.without_epsilon
+    apart = f" Not covered: {bare:,} sums without an epsilon." if bare else ""
+    figure = privacy.figure
+    return Fact(label, str(figure), f"Left: at least {left}.{apart}", TONES[figure.promise])
 
 
 def _left(most: float | None, spent: Privacy) -> str:

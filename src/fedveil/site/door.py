@@ -16,10 +16,12 @@ from flwr.app import Context, Error, Message
 from fedveil.base.message import Message as Words
 from fedveil.engine.job_protection import in_clear
 from fedveil.errors import FedveilError, SiteRefused
+from fedveil.federated.job import Job
 from fedveil.flower.job import job_client
 from fedveil.flower.records import encoded_records
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import TIMING, Protection, Spending
+from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.site.account import Release, SiteAccount
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
@@ -35,7 +37,7 @@ class Door:
     def __init__(self, site: Site, server: str, log: SiteLog) -> None:
         self._site, self._server, self._log = site, server, log
         self._accounts: dict[str, SiteAccount] = {}
-        self._orders: dict[bytes, Order] = {}
+        self._orders: dict[bytes, Order | SiteRefused] = {}
 
     def answer(self, read: Callable[[], bytes], message: Message, context: Context) -> Message:
         """Return the reply to a message: the answer, or the word that there is none.
@@ -57,24 +59,36 @@ class Door:
         return Message(encoded_records(answer), reply_to=message)
 
     def _answer(self, archive: bytes, message: Message, context: Context) -> bytes:
-        order = self._order(archive)
+        job, member = self.member(archive)
+        return job_client.answer(job, member, message, context)
+
+    def member(self, archive: bytes) -> tuple[Job, job_client.Member]:
+        """Return the job of an app, and this site as its client. Raises `SiteRefused`."""
+        order = self.order(archive)
         named = self._site.admission.data_set(order.job)
         if reasons := list(self._site.admission.reasons(order)):
             raise SiteRefused("; ".join(reasons))
         assert named is not None, "an order without a data set is refused"
         name, data_set = named
-        owner = _Charges(self._account(name), self._site.policy, order, self._server)
-        member = self._site.member(self._server, data_set, owner)
+        owner = Charges(self._account(name), self._site.policy, order, self._server)
+        member = self._site.member(self._server, order.job, data_set, owner)
         _check_client(order, member.client)
-        return job_client.answer(order.job, member, message, context)
+        return order.job, member
 
-    def _order(self, archive: bytes) -> Order:
+    def order(self, archive: bytes) -> Order:
+        """Return the order in an app's archive, which is read once. Raises `SiteRefused`."""
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:
                 self._orders.clear()
-            self._orders[digest] = read_app(archive)
-        return self._orders[digest]
+            try:
+                self._orders[digest] = read_app(archive)
+            except SiteRefused as refused:
+                self._orders[digest] = refused
+        order = self._orders[digest]
+        if isinstance(order, SiteRefused):
+            raise SiteRefused(str(order))
+        return order
 
     def _account(self, name: str) -> SiteAccount:
         if name not in self._accounts:
@@ -83,7 +97,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class _Charges:
+class Charges:
     """The owner's demands on one order: its reports are charged to the data set's account."""
 
     account: SiteAccount
@@ -105,6 +119,7 @@ class _Charges:
             unit=job.privacy.unit,
             through=f"Flower, {self.server}",
             in_clear=tuple(self._in_clear(protection)),
+            summed=isinstance(protection.settings, SecureSumSettings),
         )
         self.account.charge(released, limit=self.policy.limits)
 

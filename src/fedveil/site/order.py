@@ -7,6 +7,7 @@ module of the archive is written to disk, imported or run, and no name in the jo
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedveil.base.files import write_whole
 from fedveil.base.own_code import is_function
-from fedveil.base.untrusted import MALFORMED, MOST_JOB_BYTES, read_text
+from fedveil.base.untrusted import MALFORMED, read_text
 from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError, JobError, SiteRefused
 from fedveil.federated.job import Job
@@ -27,6 +28,8 @@ from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.settings import yaml_file
 
 SIGNATURE = "signature.yaml"
+#: The most bytes and values of a file in an app. A job with every key has 3 KB and 300 of them.
+_MOST_BYTES, _MOST_VALUES = 1 << 16, 1000
 _FIELD = "signature"
 _BOUND = b"fedveil site order\x00"
 #: Names in a job that are never imported on a site: the run's, and the data set's, for which the
@@ -73,7 +76,7 @@ def read_app(archive: bytes) -> Order:
 
 def read_order(text: str, source: str) -> Job:
     """Return the job in a text, if it has no code of its own. Raises `SiteRefused`, `JobError`."""
-    data = yaml_file.mapping(text, source)
+    data = yaml_file.mapping(text, source, _MOST_VALUES)
     if named := next(_own_code(data), None):
         raise SiteRefused(
             f"the job names code of its own, {named}: this site runs bundled models and tasks alone"
@@ -106,7 +109,7 @@ def sign(app: Path, key: Path) -> Path:
 
 def _file(path: Path) -> str:
     try:
-        return read_text(path, MOST_JOB_BYTES)
+        return read_text(path, _MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise SiteRefused(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
@@ -119,11 +122,11 @@ def _member(archive: bytes, name: str) -> bytes | None:
             if name not in files.namelist():
                 return None
             with files.open(name) as file:  # a header may state a false size
-                data = file.read(MOST_JOB_BYTES + 1)
+                data = file.read(_MOST_BYTES + 1)
     except (RuntimeError, *MALFORMED) as error:  # RuntimeError: the archive needs a password
         raise SiteRefused(f"the app is not a readable archive: {type(error).__name__}") from None
-    if len(data) > MOST_JOB_BYTES:
-        raise SiteRefused(f"{name} in the app has more than {MOST_JOB_BYTES:,} bytes")
+    if len(data) > _MOST_BYTES:
+        raise SiteRefused(f"{name} in the app has more than {_MOST_BYTES:,} bytes")
     return data
 
 
@@ -135,11 +138,11 @@ def _text(data: bytes) -> str:
 
 
 def _signature(data: bytes) -> bytes:
-    held = yaml_file.mapping(_text(data), SIGNATURE)
-    try:
-        return bytes.fromhex(held[_FIELD])
-    except (KeyError, TypeError, ValueError):
-        raise SiteRefused(f"{SIGNATURE} in the app does not hold a signature") from None
+    held = yaml_file.mapping(_text(data), SIGNATURE, _MOST_VALUES)
+    text = held.get(_FIELD)
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{128}", text):
+        raise SiteRefused(f"{SIGNATURE} in the app does not hold a signature")
+    return bytes.fromhex(text)
 
 
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:

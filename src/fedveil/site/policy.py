@@ -1,4 +1,4 @@
-"""A site's policy: what may leave it. The file of the site's owner, checked before it has effect."""
+"""A site's policy: what may leave it. The owner's file, checked before it has effect."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _keys_of_a_job(policy: Policy) -> str | None:
 
 @RULES.rule("data", "servers")
 def _names_of_files(policy: Policy) -> str | None:
-    """The names in `data` and `servers` are letters, digits, - and _: files are named after them."""
+    """The names in `data` and `servers` have only letters, digits, - and _, as names of files."""
     for key, names in (("data", policy.data), ("servers", policy.servers)):
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):

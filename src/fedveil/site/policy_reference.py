@@ -8,7 +8,7 @@ from fedveil.site.policy import RULES, Policy
 _INTRODUCTION = """\
 # The policy
 
-What [a site's policy](site.md) leaves out has the default below. NAME is a name that the owner gives.
+What [a policy](site.md) leaves out has the default below. NAME is a name of the owner's choice.
 
 ## Keys
 """

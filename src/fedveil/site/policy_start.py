@@ -29,8 +29,8 @@ clear:
   counts: false
   answer_after_s: 60.0    # every report leaves this long after its request
 
-# A job runs if its digest is here (`fedveil site check SITE JOB` prints it), if it equals a template,
-# or if one of `people` has signed it.
+# A job runs if its digest is here (`fedveil site check SITE JOB` prints it), if it equals a
+# template, or if one of `people` has signed it.
 jobs:
   digests: []
   # template: study.yaml

@@ -23,6 +23,7 @@ from fedveil.base.files import alone, write_new
 from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError, nearest
+from fedveil.federated.job import Job
 from fedveil.flower.job.job_client import Member, Owner
 from fedveil.flower.job.signing_key_file import make_identity
 from fedveil.flower.sealed_state import StateFolder
@@ -70,11 +71,11 @@ class Site:
             counter=None if counter is None else self.folder / counter,
         )
 
-    def member(self, server: str, data_set: DataSetSettings, owner: Owner) -> Member:
-        """Return this site as a client of a server's job."""
+    def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
+        """Return this site as a client of a server's job. Keys are for jobs with signed rounds."""
         of = self.policy.servers[server]
         state = StateFolder(self.folder / _STATE)
-        signs = self.policy.strength.active_security
+        signs = job.protection.position.needs_roster(job.protection.settings)
         return Member(
             client=of.client,
             data=data_set.reader,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-import numpy as np
-
 from fedveil.statistics.answers import Answer, Estimate
 from fedveil.statistics.encodings import Axis
 from fedveil.statistics.estimates import (
@@ -15,8 +13,8 @@ from fedveil.statistics.estimates import (
     correlation,
     count,
     counts,
+    from_ends,
     mean,
-    of_ends,
     quantile_of_normal,
     ratio,
     variance,
@@ -51,9 +49,14 @@ def answer_of(
         ]
         return Answer(name, question.ask, found, notes)
     parts = [part for sums in rounds for part in sums] if file.local else averaged(rounds)
-    if question.ask == "correlation":
+    if question.ask == "correlation" and not file.local:
         notes.append(_NORMAL)
     return Answer(name, question.ask, list(_estimates(file, question, parts, z)), notes)
+
+
+def _groups(question: QuestionSettings) -> list[dict[str, str]]:
+    """Return the label of each group. Without groups, there is one, whose label is empty."""
+    return [{str(question.by): str(group)} for group in question.groups] or [{}]
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
@@ -74,7 +77,7 @@ def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
 def _estimates(
     file: QuestionFile, question: QuestionSettings, parts: Sequence[Sums], z: float
 ) -> list[Estimate]:
-    groups = [{str(question.by): str(group)} for group in question.groups] or [{}]
+    groups = _groups(question)
     if question.ask in ("count", "histogram", "contingency"):
         return counts(parts[0], _labels(question, groups), z)
     found: list[Estimate] = []
@@ -85,16 +88,8 @@ def _estimates(
             found += quantiles(own, edges, question.at, z, group)
         else:
             shape, present = _shape(question, file.local)
-            found.append(ratio(joined(own), shape, present, group, z))
+            found.append(ratio(own[0], shape, present, group, z))
     return found
-
-
-def joined(parts: Sequence[Sums]) -> Sums:
-    """Return the sums of all parts in one, with the number of clients of the smallest cohort."""
-    values = np.concatenate([part.values for part in parts])
-    noise = np.concatenate([part.noise for part in parts])
-    first = parts[0]
-    return Sums(values, noise, min(part.asked for part in parts), first.clients, first.rows)
 
 
 def _slice(sums: Sums, number: int, many: int) -> slice:
@@ -105,7 +100,7 @@ def _slice(sums: Sums, number: int, many: int) -> slice:
 def _shape(question: QuestionSettings, local: bool) -> Statistic:
     columns = columns_of(question)
     if local:
-        return of_ends(columns[0], squares=question.ask == "variance")
+        return from_ends(columns, squares=question.ask != "mean")
     if question.ask == "correlation":
         return correlation()
     return variance(columns[0]) if question.ask == "variance" else mean(columns[0])
@@ -130,9 +125,11 @@ def _words(
     name: str,
     z: float,
 ) -> list[Estimate]:
-    frequent = sorted(schedule.trees[name].found, key=lambda found: -found.count)[: question.most]
-    column = str(question.column)
-    return [
-        count(found.count, found.variance, rounds[found.round][0], {column: found.word}, z)
-        for found in frequent
-    ]
+    column, estimates = str(question.column), []
+    ranked = sorted(schedule.trees[name].found, key=lambda found: -found.count)
+    for number, group in enumerate(_groups(question)):
+        for found in [found for found in ranked if found.group == number][: question.most]:
+            label = {**group, column: found.word}
+            sums = rounds[found.round][0]
+            estimates.append(count(found.count, found.variance, sums, label, z))
+    return estimates

@@ -177,9 +177,11 @@ class Carriage:
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
         """Return the sum of the clients' joint vectors from the aggregate, their mean."""
-        if self._exact:
-            return mean * reports
-        return mean * (reports / self._scale)
+        if not self._exact:
+            return mean * (reports / self._scale)
+        summed = mean * reports
+        whole = np.rint(summed)  # which the division by the reports has moved by a rounding
+        return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
         """Return the variance of the noise in each entry of `total`, rounding included."""

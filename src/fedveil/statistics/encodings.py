@@ -217,34 +217,29 @@ class Moments(Encoding):
         return 2.0 if len(self.columns) == 2 else math.sqrt(2.0)
 
 
-class Ends(Encoding):
-    """A product of scaled numbers as a cell, -1 or 1, drawn so that its mean is the product."""
+class Ends(Cells):
+    """Scaled numbers, each as a sum of `draws` independent draws of -1 or 1 around it.
 
-    width = 2
+    A cell holds the sum of each column, so that moments are carried through one-hot codes. With u
+    and u' drawn for x, and v for y: E[u] = x, E[u u'] = x² and E[u v] = x y. Privacy is that of the
+    code: a draw is a function of the row alone.
+    """
 
-    def __init__(self, *columns: Scaled) -> None:
-        self.columns = columns
+    def __init__(self, columns: Sequence[Scaled], draws: int) -> None:
+        super().__init__()
+        self.columns, self._draws = columns, draws
+        self.width = (draws + 1) ** len(columns)
 
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        known = [column.values(table) for column in self.columns]
-        x = np.prod([values for values, _, _ in known], axis=0)
-        moved = np.logical_or.reduce([outside for _, outside, _ in known])
-        lost = np.logical_or.reduce([missing for _, _, missing in known])
-        uniform = (entropy.words(len(x)) >> np.uint64(11)) * 2.0**-53
-        upper = (uniform < (1 + x) / 2).astype(np.int64)
-        return Rows(2, moved & ~lost, lost, np.where(lost, -1, upper))
-
-    @property
-    def centre(self) -> Float64s:
-        return np.full(2, 0.5)
-
-    @property
-    def radius(self) -> float:
-        return math.sqrt(0.5)
-
-    @property
-    def reach(self) -> float:
-        return 1.0
+        cells = np.zeros(len(table), np.int64)
+        moved, lost = np.zeros((2, len(table)), np.bool_)
+        for column in self.columns:
+            x, outside, missing = column.values(table)
+            words = entropy.words(self._draws * len(x)).reshape(self._draws, len(x))
+            upper = (words >> np.uint64(11)) * 2.0**-53 < (1 + x) / 2
+            cells = cells * (self._draws + 1) + upper.sum(0)
+            moved, lost = moved | outside, lost | missing
+        return Rows(self.width, moved & ~lost, lost, np.where(lost, -1, cells))
 
 
 class Below(Encoding):

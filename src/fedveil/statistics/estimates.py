@@ -8,10 +8,12 @@ The variance of sampling is a bound that needs no further data, so that no budge
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
     mean        (high - mean) (mean - low) / n  (Bhatia and Davis)
     variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers
-    correlation (1 - r²)² / n, as for normal numbers
+    correlation (1 - r²)² / n, as for normal numbers, with r shrunk by n / (n + 4)
 
-Under rr and oue, a mean and a variance are functions of means of numbers -1 and 1, whose sampling
-variance is exact.
+Under rr and oue, a mean, a variance and a correlation are functions of the counts of drawn cells,
+and of their shares alone. Such a function's sampling variance moves through it like noise: a cell's
+count has the variance of its expected value, as if the counts were independent (their covariances
+cancel, because the function does not change if all counts are multiplied).
 
 Several rows of one client may be equal. So n rows of clients that contribute up to m rows count as
 n / m independent ones.
@@ -33,6 +35,8 @@ from fedveil.statistics.encodings import Scaled
 
 #: A ratio whose denominator's noise is a larger share of it than this states nothing.
 _MOST_NOISE = 0.25
+#: A smaller variance of a scaled column may be due to the rounding of 32-bit numbers.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,12 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 class Shape(NamedTuple):
     """A statistic of sums: its value, its sampling variance for one row, and its possible range.
 
-    `divisor` is a further number by which it divides.
+    `spread` is None for a function of the shares of cells. `divisor` is a further number by which
+    the statistic divides.
     """
 
     value: Callable[[Float64s], float]
-    spread: Callable[[Float64s], float]
+    spread: Callable[[Float64s], float] | None
     low: float
     high: float
     divisor: Callable[[Float64s], float] = lambda s: 1.0
@@ -117,15 +122,25 @@ def ratio(
     large, the answer is the whole range.
     """
     rows = present(sums.values)
-    if not (_steady(present, sums) and _steady(shape.divisor, sums)):
+    drawn = sums if shape.spread is not None else _with_sampling(sums)
+    if not (_steady(present, sums) and _steady(shape.divisor, drawn)):
         middle, spread = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
         return Estimate(label, middle, shape.low, shape.high, spread, spread)
     value = min(max(shape.value(sums.values), shape.low), shape.high)
     noise = _through(shape.value, sums)
-    sampling = max(0.0, shape.spread(sums.values)) * sums.repeated / rows
+    if shape.spread is None:
+        sampling = _through(shape.value, drawn) - noise
+    else:
+        sampling = max(0.0, shape.spread(sums.values)) * sums.repeated / rows
     reach = z * math.sqrt(noise + sampling)
     low, high = max(shape.low, value - reach), min(shape.high, value + reach)
     return Estimate(label, value, low, high, math.sqrt(noise), math.sqrt(sampling))
+
+
+def _with_sampling(sums: Sums) -> Sums:
+    """Return counts of cells whose noise includes that of drawing the clients."""
+    both = sums.noise + np.maximum(sums.values, 0.0) * sums.repeated
+    return Sums(sums.values, both, sums.asked, sums.clients, sums.rows)
 
 
 def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
@@ -185,41 +200,50 @@ def correlation() -> Statistic:
         """Return the product of the deviations of x and y."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
-        return math.sqrt(x * y) if x > 0 and y > 0 else 0.0
+        return math.sqrt(x * y) if min(x, y) > _ROUNDING else 0.0
 
     def value(s: Float64s) -> float:
         product = s[4] / s[5] - s[0] * s[1] / s[5] ** 2
         return float(product / spreads(s)) if spreads(s) else 0.0
 
     def spread(s: Float64s) -> float:
-        return float((1 - min(1.0, value(s) ** 2)) ** 2)
+        shrunk = value(s) * s[5] / (s[5] + 4)  # one or two rows always have a correlation of 1
+        return float((1 - min(1.0, shrunk**2)) ** 2)
 
     return Shape(value, spread, -1.0, 1.0, spreads), lambda s: float(s[5])
 
 
-def of_ends(column: Scaled, *, squares: bool) -> Statistic:
-    """Return the mean, or with `squares` the variance, from counts of -1 and 1 for x and for x².
-
-    Each power comes from clients of its own. So the sampling variances of the powers' means, which
-    are those of numbers -1 and 1, add up through the statistic's derivatives.
-    """
+def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
+    """Return the mean, or with `squares` the variance or correlation, from the cells of `Ends`."""
+    draws = 1 + squares
+    sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws
+    first = columns[0]
 
     def means(s: Float64s) -> Float64s:
-        counted = s.reshape(-1, 2)
-        found: Float64s = (counted[:, 1] - counted[:, 0]) / counted.sum(1)
+        found: Float64s = sums @ s / (draws * s.sum())
         return found
 
-    def value(s: Float64s) -> float:
-        m = means(s)
-        if squares:
-            return float(column.half**2 * (m[1] - m[0] ** 2))
-        return float(column.middle + column.half * m[0])
+    def variances(s: Float64s) -> Float64s:
+        found: Float64s = (sums**2 / 2 - 1) @ s / s.sum() - means(s) ** 2
+        return found
 
-    def spread(s: Float64s) -> float:
-        own = 1 - np.minimum(1.0, (m := means(s)) ** 2)
-        if squares:
-            return float(column.half**4 * (own[1] + (2 * m[0]) ** 2 * own[0]))
-        return float(column.half**2 * own[0])
+    def deviations(s: Float64s) -> float:
+        """Return the product of both deviations."""
+        both = variances(s)
+        return math.sqrt(both.prod()) if (both > 0).all() else 0.0
 
-    ends = (0.0, column.half**2) if squares else (column.low, column.high)
-    return Shape(value, spread, *ends), lambda s: float(s.reshape(-1, 2).sum(1).min())
+    def related(s: Float64s) -> float:
+        product = sums.prod(0) @ s / (draws**2 * s.sum()) - means(s).prod()
+        return float(product / deviations(s)) if deviations(s) else 0.0
+
+    def present(s: Float64s) -> float:
+        return float(s.sum())
+
+    if len(columns) == 2:
+        return Shape(related, None, -1.0, 1.0, deviations), present
+    if squares:
+        most = first.half**2
+        return Shape(lambda s: most * float(variances(s)[0]), None, 0.0, most), present
+    return Shape(
+        lambda s: first.middle + first.half * float(means(s)[0]), None, first.low, first.high
+    ), present

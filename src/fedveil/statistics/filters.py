@@ -22,6 +22,11 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+#: What a comparison becomes if its value stands on the left.
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.Eq, ast.NotEq: ast.NotEq, ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+}  # fmt: skip
 _LONGEST = 1000
 _QUOTED = re.compile(r"`([^`]+)`")
 _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
@@ -43,11 +48,12 @@ class Filter:
     """A condition on a row: comparisons of a column with a value, joined by and, or and not.
 
     A column is compared as numbers with a number, and as words with a text. A comparison with a
-    missing value is false. `column in [value, ...]` compares with each value. Backticks enclose a
-    column's name that is not a word, such as `home town`.
+    missing value is false. `column in [value, ...]` compares with each value, and `18 <= age < 65`
+    with two. Backticks enclose a column's name that is not a word, such as `home town`. `place` is
+    the condition's key, for messages.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, place: str = "where") -> None:
         self.text = text
         quoted: dict[str, str] = {}
         try:
@@ -64,7 +70,7 @@ class Filter:
                     node.id = quoted.get(node.id, node.id)
             self._tree = tree
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise JobError([f"where = {shown(text)} is not a condition: {_EXAMPLE}"]) from None
+            raise JobError([f"{place} = {shown(text)} is not a condition: {_EXAMPLE}"]) from None
 
     @property
     def columns(self) -> list[str]:
@@ -83,10 +89,23 @@ def _columns(node: ast.expr) -> Iterator[str]:
                 yield from _columns(value)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _columns(operand)
-        case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[value]):
-            _values(op, value)
-            yield name
+        case ast.Compare():
+            for name, op, value in _comparisons(node):
+                _values(op, value)
+                yield name
         case _:
+            raise ValueError
+
+
+def _comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.cmpop, ast.expr]]:
+    """Yield each column that is compared, how, and with which value."""
+    sides = [node.left, *node.comparators]
+    for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
+        if isinstance(left, ast.Name):
+            yield left.id, op, right
+        elif isinstance(right, ast.Name) and type(op) in _MIRRORED:
+            yield right.id, _MIRRORED[type(op)](), left
+        else:
             raise ValueError
 
 
@@ -114,8 +133,9 @@ def _mask(node: ast.expr, table: Named) -> Bools:
             return result
         case ast.UnaryOp(operand=operand):
             return ~_mask(operand, table)
-        case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[value]):
-            return _compared(table, name, op, _values(op, value))
+        case ast.Compare():
+            found = [_compared(table, n, op, _values(op, v)) for n, op, v in _comparisons(node)]
+            return np.asarray(np.logical_and.reduce(found), np.bool_)
     raise AssertionError("the constructor has checked it")
 
 

@@ -4,8 +4,8 @@
     count           one cell
     histogram       one-hot cells
     contingency     one-hot cells of two columns
-    mean, variance, correlation     powers of scaled numbers; under rr and oue a part for each of x
-                    and x², which is drawn as -1 or 1
+    mean, variance, correlation     powers of scaled numbers; under rr and oue one-hot cells of
+                    numbers that are drawn as -1 or 1
     quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
                     under rr and oue: whether a value is below an edge, another one in every round
     heavy_hitters   one-hot prefixes, new ones in every round
@@ -101,8 +101,12 @@ def parts_of(file: QuestionFile, name: str) -> list[Part]:
     return [Part(name, encoding, where, 1 / len(encodings)) for encoding in encodings]
 
 
+def _groups(question: QuestionSettings) -> list[Categories]:
+    return [] if question.by is None else [Categories(question.by, question.groups)]
+
+
 def _encodings(question: QuestionSettings, *, local: bool) -> Iterator[Encoding]:
-    groups = [Categories(question.by, question.groups)] if question.by is not None else []
+    groups = _groups(question)
     match question.ask:
         case "count":
             yield Cells(*groups)
@@ -116,8 +120,9 @@ def _encodings(question: QuestionSettings, *, local: bool) -> Iterator[Encoding]
                 edges = edges_of(question, level)
                 yield Cells(*groups, Bins(question.column, edges.tolist(), clamp=True))
         case "mean" | "variance" | "correlation":
-            for inner in _powers(question) if local else [_moments(question)]:
-                yield Grouped(inner, groups[0]) if groups else inner
+            columns, squares = columns_of(question), question.ask != "mean"
+            inner = Ends(columns, 1 + squares) if local else Moments(columns, squares=squares)
+            yield Grouped(inner, groups[0]) if groups else inner
 
 
 def columns_of(question: QuestionSettings) -> list[Scaled]:
@@ -130,18 +135,6 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
     return columns
 
 
-def _moments(question: QuestionSettings) -> Encoding:
-    return Moments(columns_of(question), squares=question.ask != "mean")
-
-
-def _powers(question: QuestionSettings) -> Iterator[Encoding]:
-    """Yield x, and for a variance x², as one-hot ends."""
-    (column,) = columns_of(question)
-    yield Ends(column)
-    if question.ask == "variance":
-        yield Ends(column, column)
-
-
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part of a round of a quantile's search. `group` is None without groups."""
     question = file.questions[name]
@@ -151,11 +144,10 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
     return Part(name, encoding, file.conditions(question))
 
 
-def prefix_part(file: QuestionFile, name: str, candidates: Sequence[str]) -> Part:
-    """Return the part of a round of heavy_hitters, in which clients count `candidates`."""
+def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
+    """Return the part of a round of heavy_hitters, in which clients count each group's words."""
     question = file.questions[name]
-    assert question.column is not None, "the rules have checked it"
-    encoding = Prefixes(question.column, candidates, question.alphabet, question.length)
+    encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
 
 

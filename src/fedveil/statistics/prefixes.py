@@ -2,7 +2,9 @@
 
 In a round, the candidates are the frequent prefixes of the round before, each followed by further
 letters of the alphabet or by the end of the word. So the words themselves need not be known, and
-the number of candidates stays small.
+the number of candidates stays small. Every group has prefixes of its own. A row is in one group, so
+that all groups' candidates together are the cells of one one-hot code, and cost what one group
+costs.
 
 Under rr and oue every round asks clients of its own. There the noise of a count grows with the
 number of rounds, and only slowly with the number of candidates. So a round adds as many letters as
@@ -21,7 +23,7 @@ import numpy as np
 from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.lazy import special
 from fedveil.entropy import Entropy
-from fedveil.statistics.encodings import Cells, Rows
+from fedveil.statistics.encodings import Axis, Cells, Rows
 from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.tables import Table
 
@@ -30,7 +32,7 @@ END = "\0"
 #: Frequent prefixes that are kept, for each word that is asked for.
 KEPT = 8
 #: The most candidates of a round: a report of one-hot bits then has 32 kB.
-_MOST_CANDIDATES = 1 << 18
+MOST_CANDIDATES = 1 << 18
 #: Expected share of words that are chosen by chance among those that are returned.
 FALSE_WORDS = 0.1
 
@@ -50,20 +52,25 @@ def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
         return [1] * question.length
     first, later = (
         max((n for n in range(1, 19) if _fits(prefixes, len(question.alphabet), n)), default=1)
-        for prefixes in (1, KEPT * question.most)
+        for prefixes in (_groups(question), _groups(question) * KEPT * question.most)
     )
     rounds = 1 + max(0, math.ceil((question.length - first) / later))
     each = min(later, math.ceil(question.length / rounds))
     return [question.length - (rounds - 1) * each, *[each] * (rounds - 1)]
 
 
+def _groups(question: QuestionSettings) -> int:
+    """Return the number of groups, each of which has a tree. Without groups, there is one."""
+    return max(1, len(question.groups))
+
+
 def _fits(prefixes: int, alphabet: int, letters: int) -> bool:
-    return _candidates(prefixes, alphabet, letters) <= _MOST_CANDIDATES
+    return _candidates(prefixes, alphabet, letters) <= MOST_CANDIDATES
 
 
 def too_many(question: QuestionSettings) -> bool:
     """Return True if no round can add a letter: too many words are asked for."""
-    return not _fits(KEPT * question.most, len(question.alphabet), 1)
+    return not _fits(_groups(question) * KEPT * question.most, len(question.alphabet), 1)
 
 
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
@@ -82,36 +89,41 @@ def _extended(prefix: str, question: QuestionSettings, letters: int) -> Iterator
 
 
 class Prefixes(Cells):
-    """One-hot codes of a word's prefix among `candidates`.
+    """One-hot codes of a word's prefix among the `candidates` of the row's group.
 
     A word longer than `length` is cut. A word with a letter outside the `alphabet` does not count.
     """
 
-    def __init__(self, column: str, candidates: Sequence[str], alphabet: str, length: int) -> None:
-        super().__init__()
-        self.column, self.candidates = column, list(candidates)
-        self._letters, self._longest = set(alphabet), length
-        self.width = len(self.candidates)
+    def __init__(
+        self, question: QuestionSettings, candidates: Sequence[Sequence[str]], *groups: Axis
+    ) -> None:
+        super().__init__(*groups)
+        assert question.column is not None, "the rules have checked it"
+        self.column, self.candidates = question.column, candidates
+        self._letters, self._longest = set(question.alphabet), question.length
+        self.width = sum(map(len, candidates))
 
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        place = {prefix: number for number, prefix in enumerate(self.candidates)}
-        size = max(len(prefix) for prefix in self.candidates)
+        group = super().rows(table, entropy)
+        assert group.cells is not None, "an axis has cells"
+        of_all = enumerate((g, word) for g, words in enumerate(self.candidates) for word in words)
+        place = {candidate: number for number, candidate in of_all}
+        size = max(len(word) for _, word in place)
         known, inverse = np.unique(table.words(self.column), return_inverse=True)
         foreign = np.array([not word or not set(word) <= self._letters for word in known.tolist()])
-        cut = np.array([len(word) > self._longest for word in known.tolist()])
-        cells = np.array(
-            [
-                -1 if out else place.get((word[: self._longest] + END)[:size], -1)
-                for word, out in zip(known.tolist(), foreign.tolist(), strict=True)
-            ]
-        )
-        return Rows(self.width, cut[inverse], foreign[inverse], cells[inverse])
+        cut = np.array([len(word) > self._longest for word in known.tolist()])[inverse]
+        begun = [(word[: self._longest] + END)[:size] for word in known.tolist()]
+        groups = range(len(self.candidates))
+        cells = np.array([[place.get((g, word), -1) for word in begun] for g in groups])
+        lost = group.lost | foreign[inverse]
+        return Rows(self.width, cut & ~lost, lost, np.where(lost, -1, cells[group.cells, inverse]))
 
 
 @dataclass(frozen=True)
 class Found:
     """A word with its estimated count, the variance of its noise, and the round that counted it."""
 
+    group: int
     word: str
     count: float
     variance: float
@@ -119,13 +131,13 @@ class Found:
 
 
 class PrefixTree:
-    """The frequent prefixes after each round, and the words that have ended."""
+    """The frequent prefixes of each group after each round, and the words that have ended."""
 
     def __init__(self, question: QuestionSettings, *, local: bool) -> None:
         self.question, self._local = question, local
         self.letters = letters_of(question, local=local)
         self._done = 0
-        self.prefixes: list[str] = [""]
+        self.prefixes = [[""] for _ in range(_groups(question))]
         self.found: list[Found] = []
 
     @property
@@ -142,28 +154,40 @@ class PrefixTree:
     @property
     def over(self) -> bool:
         """True if no prefix is left to extend."""
-        return not self.prefixes or self._done == self.rounds
+        return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
         """Return the length of the prefixes that are extended in a round, counted from 0."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent prefixes, given the candidates' estimated counts."""
-        candidates = extended(self.prefixes, self.question, self.letters[self._done])
+        """Keep the frequent prefixes, given the estimated counts of all groups' candidates."""
+        begin, letters = 0, self.letters[self._done]
         self._done += 1
+        for group, prefixes in enumerate(self.prefixes):
+            candidates = extended(prefixes, self.question, letters)
+            own = slice(begin, begin + len(candidates))
+            begin = own.stop
+            if candidates:
+                self.prefixes[group] = self._kept(group, candidates, counts[own], variance[own])
+
+    def _kept(
+        self, group: int, candidates: Sequence[str], counts: Float64s, variance: Float64s
+    ) -> list[str]:
+        """Return the frequent prefixes among the candidates of a group, and note its words."""
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
         deviation = np.sqrt(variance)
         # A frequent word's count has more noise than that of a word that nobody has.
         for i in np.flatnonzero(ended)[_frequent(counts[ended], float(deviation.min()))]:
             word = candidates[i].removesuffix(END)
-            self.found.append(Found(word, float(counts[i]), float(variance[i]), self._done - 1))
+            counted = float(counts[i]), float(variance[i])
+            self.found.append(Found(group, word, *counted, self._done - 1))
         # A prefix that is dropped is lost, and one that is kept costs little under rr and oue.
         level = 1.0 if self._local else math.sqrt(2 * math.log(max(len(candidates), 2)))
         alive = np.flatnonzero(~ended & (counts > level * deviation))
         best = alive[np.argsort(-counts[alive], kind="stable")][: KEPT * self.question.most]
-        self.prefixes = [candidates[i] for i in best]
+        return [candidates[i] for i in best]
 
 
 def _frequent(counts: Float64s, deviation: float) -> Bools:

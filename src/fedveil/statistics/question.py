@@ -124,17 +124,19 @@ class QuestionFile(CheckedJob):
             return []
         problems = [*self._protection_problems(), *self._value_problems()]
         for name, question in self.questions.items():
-            problems += problems_of(f"questions.{name}", question, local=self.local)
+            problems += problems_of(f"questions.{name}", question)
         return problems
 
     def _value_problems(self) -> Iterator[str]:
         if not self.questions:
             yield "questions is empty: write at least one, such as `questions: {all: {ask: count}}`"
-        try:
-            for question in self.questions.values():
-                self.conditions(question)
-        except JobError as error:
-            yield from error.problems
+        conditions = {f"questions.{name}.where": q.where for name, q in self.questions.items()}
+        for place, text in {"where": self.where, **conditions}.items():
+            if text is not None:
+                try:
+                    Filter(text, place)
+                except JobError as error:
+                    yield from error.problems
         if self.local and self.rows is not None and self.rows > 1:
             yield (
                 f"rows = {self.rows} needs a protection that sums vectors: under "
@@ -153,7 +155,7 @@ class QuestionFile(CheckedJob):
 
     def _protection_problems(self) -> Iterator[str]:
         name = self.protection.name
-        if "protection" not in self.model_fields_set:
+        if "name" not in self.protection.model_fields_set:
             yield f"protection is missing: name one of {', '.join((*SUMS, *LOCAL))}"
             return
         if name not in (*SUMS, *LOCAL):

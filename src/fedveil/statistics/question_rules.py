@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from fedveil.settings.allowed import shown
-from fedveil.statistics.prefixes import END, too_many
+from fedveil.statistics.prefixes import END, MOST_CANDIDATES, too_many
 from fedveil.statistics.question_settings import QuestionSettings
 
 #: Keys that a kind of question reads, besides ask, where and weight.
@@ -19,7 +20,7 @@ READ = {
     "variance": ("column", "range", *_GROUPED),
     "quantiles": ("column", "range", "at", "cells", *_GROUPED),
     "correlation": ("column", "other", "range", "other_range", *_GROUPED),
-    "heavy_hitters": ("column", "alphabet", "length", "most"),
+    "heavy_hitters": ("column", "alphabet", "length", "most", *_GROUPED),
     "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories", *_GROUPED),
 }
 _ALWAYS = ("ask", "where", "weight")
@@ -29,20 +30,15 @@ _NARROW = 1e-9
 NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
-def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Iterator[str]:
-    """Yield a sentence for each problem of `question`. `place` is its dotted path.
-
-    `local` is True under a protection that carries frequencies only.
-    """
-    kind = question.ask
-    if local and kind == "correlation":
-        yield (
-            f"{place}.ask = {kind!r} needs sums of numbers, and rr and oue carry frequencies: "
-            "use a protection that sums, such as distributed_dp"
-        )
+def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
+    """Yield a sentence for each problem of `question`. `place` is its dotted path."""
+    kind, unset = question.ask, "ask" not in question.model_fields_set
     for key, field in type(question).model_fields.items():
         unread = key not in (*_ALWAYS, *READ[kind])
         if unread and getattr(question, key) != field.get_default(call_default_factory=True):
+            if unset:
+                yield f"{place}.ask is missing: name one of {', '.join(READ)}"
+                return
             yield f"{place}.{key} has no meaning for ask = {kind!r}: remove the line"
     for key in NEEDED:
         if key in READ[kind] and not getattr(question, key):
@@ -51,8 +47,32 @@ def problems_of(place: str, question: QuestionSettings, *, local: bool) -> Itera
         yield from _cells(place, "", question.edges, question.categories)
     if "other_edges" in READ[kind]:
         yield from _cells(place, "other_", question.other_edges, question.other_categories)
+    cells = math.prod(_widths(question))
+    if cells > MOST_CANDIDATES:
+        yield (
+            f"{place} has {cells:,} cells, and a report carries {MOST_CANDIDATES:,}: ask for "
+            "fewer cells or groups"
+        )
+    yield from _columns(place, question)
     yield from _ranges(place, question)
     yield from _words(place, question)
+
+
+def _widths(question: QuestionSettings) -> Iterator[int]:
+    """Yield the number of groups, and of cells of each column."""
+    yield max(1, len(question.groups))
+    for edges, categories in (
+        (question.edges, question.categories),
+        (question.other_edges, question.other_categories),
+    ):
+        yield max(1, len(edges) - 1, len(categories))
+
+
+def _columns(place: str, question: QuestionSettings) -> Iterator[str]:
+    named = {key: getattr(question, key) for key in ("column", "other", "by")}
+    for one, two in combinations([key for key, column in named.items() if column], 2):
+        if named[one] == named[two]:
+            yield f"{place}.{two} = {shown(named[two])} is also {one}: name another column"
 
 
 def _cells(
@@ -88,9 +108,10 @@ def _words(place: str, question: QuestionSettings) -> Iterator[str]:
         yield f"{place}: by names a column and groups lists its values: write both or neither"
     yield from _distinct(f"{place}.groups", question.groups)
     if question.ask == "heavy_hitters" and too_many(question):
+        groups = f" and {len(question.groups)} groups" if question.groups else ""
         yield (
-            f"{place}.most = {question.most} with {len(question.alphabet):,} letters is too many "
-            "words for a report: ask for fewer, or of a smaller alphabet"
+            f"{place}.most = {question.most} with {len(question.alphabet):,} letters{groups} is "
+            "too many words for a report: ask for fewer, in fewer groups or of a smaller alphabet"
         )
     if len(set(question.alphabet)) < len(question.alphabet):
         yield f"{place}.alphabet = {shown(question.alphabet)} has a letter twice"
@@ -101,3 +122,6 @@ def _words(place: str, question: QuestionSettings) -> Iterator[str]:
 def _distinct(key: str, words: Sequence[object]) -> Iterator[str]:
     if len({str(word) for word in words}) < len(words):
         yield f"{key} = {shown(list(words))} has an entry twice"
+    for word in words:
+        if str(word) != str(word).strip():
+            yield f"{key} has {shown(word)}, but words have no spaces around them: remove them"

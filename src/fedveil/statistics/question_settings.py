@@ -57,7 +57,9 @@ class QuestionSettings(Block):
         "abcdefghijklmnopqrstuvwxyz", description="the letters of the words of heavy_hitters"
     )
     length: int = Field(12, ge=1, le=64, description="longest word of heavy_hitters, in letters")
-    most: int = Field(20, ge=1, le=1000, description="number of words that heavy_hitters returns")
+    most: int = Field(
+        20, ge=1, le=1000, description="number of words that heavy_hitters returns, of each group"
+    )
     weight: float = Field(
         1.0,
         ge=1e-3,

@@ -36,12 +36,12 @@ STEP_FIELDS = ("step", "prefixes", "edge")
 class Step:
     """A round: its number from 1, and what follows from the answers of earlier rounds.
 
-    `prefixes`: those that are extended, for each heavy_hitters question in the round. `edge`: the
-    index of the edge that a quantile's search asks about, or 0.
+    `prefixes`: those that are extended, by group, for each heavy_hitters question in the round.
+    `edge`: the index of the edge that a quantile's search asks about, or 0.
     """
 
     round: int
-    prefixes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    prefixes: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     edge: int = 0
 
     def message(self) -> Message:
@@ -54,7 +54,10 @@ class Step:
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
-            prefixes = {str(k): [str(w) for w in words] for k, words in found.items()}
+            prefixes = {
+                str(name): [[str(word) for word in words] for words in groups]
+                for name, groups in found.items()
+            }
         except (ValueError, AttributeError, TypeError, RecursionError):
             raise MessageInvalid("field prefixes is no mapping of questions to words") from None
         step, schedule = cls(number, prefixes, take(message, "edge", int)), Schedule(file)
@@ -156,13 +159,16 @@ class Schedule:
             asked = {turn.question} if turn.tree is not None else set()
         if not step.prefixes.keys() <= asked or (turn is not None and asked - step.prefixes.keys()):
             raise MessageInvalid(f"field prefixes names what round {step.round} does not ask")
-        for name, words in step.prefixes.items():
+        for name, groups in step.prefixes.items():
             tree, question = self.trees[name], self.file.questions[name]
             size, letters = tree.size(self._level(name, step)), set(question.alphabet)
-            if not 0 < len(words) <= KEPT * question.most or len(set(words)) < len(words):
-                raise MessageInvalid("field prefixes holds too many words, none, or one twice")
-            if any(len(word) != size or not set(word) <= letters for word in words):
-                raise MessageInvalid(f"field prefixes holds a word that is not of {size} letters")
+            if len(groups) != len(tree.prefixes) or not any(groups):
+                raise MessageInvalid("field prefixes has no words, or other groups")
+            for words in groups:
+                if len(words) > KEPT * question.most or len(set(words)) < len(words):
+                    raise MessageInvalid("field prefixes holds too many words, or one twice")
+                if any(len(word) != size or not set(word) <= letters for word in words):
+                    raise MessageInvalid(f"field prefixes holds a word not of {size} letters")
 
     def _level(self, name: str, step: Step) -> int:
         """Return the round of a tree, counted from 0, that takes place in a step."""
@@ -172,9 +178,10 @@ class Schedule:
     def parts(self, step: Step) -> list[Part]:
         """Return the parts that clients are asked for in a step."""
         trees = []
-        for name, words in step.prefixes.items():
+        for name, groups in step.prefixes.items():
             letters = self.trees[name].letters[self._level(name, step)]
-            candidates = extended(words, self.file.questions[name], letters)
+            question = self.file.questions[name]
+            candidates = [extended(words, question, letters) for words in groups]
             trees.append(prefix_part(self.file, name, candidates))
         if not self.file.local:
             return [*self.static, *trees]

@@ -18,6 +18,8 @@ from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import table_file
 
 Words: TypeAlias = npt.NDArray[np.str_]
+#: Forms of files that nobody needs to be told.
+_USUAL = ("UTF-8, separated by comma", "Parquet")
 _NO_NUMBER = ("", "na", "nan")
 _SHOWN = 20
 
@@ -27,6 +29,8 @@ class Table(ABC):
 
     #: A name for messages: the file, or the function that returned the columns.
     name: str
+    #: Sentences on how a file was read, if its form was guessed.
+    said: Sequence[str] = ()
     columns: Sequence[str]
 
     def __init__(self) -> None:
@@ -86,7 +90,11 @@ class FileTable(Table):
     def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
         lacks = frozenset((*numbers, *words))
         wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
-        return table_file.read(self.name, wanted)
+        table = table_file.read(self.name, wanted)
+        for said in table.said:
+            if not said.endswith(_USUAL):
+                self.said = [*(known for known in self.said if not said.startswith(known)), said]
+        return table
 
 
 class ArrayTable(Table):
@@ -95,7 +103,7 @@ class ArrayTable(Table):
     def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
         super().__init__()
         self.name = name
-        self._held = {str(key): np.asarray(value) for key, value in columns.items()}
+        self._held = {str(key): _texts(np.asarray(value)) for key, value in columns.items()}
         self.columns = list(self._held)
         lengths = {key: value.shape for key, value in self._held.items()}
         if not lengths:
@@ -123,7 +131,7 @@ class ArrayTable(Table):
         if cell is None or str(cell).strip().lower() in _NO_NUMBER:
             return float("nan")
         try:
-            return float(str(cell))
+            return float(cell) if isinstance(cell, bool | np.bool_) else float(str(cell))
         except ValueError:
             self._refuse(column, row, str(cell))
             raise
@@ -140,6 +148,13 @@ class ArrayTable(Table):
         if held.dtype.kind == "f":
             return np.array([_text_of(cell) for cell in held.tolist()], np.str_)
         return np.array(["" if c is None else _text_of(c) for c in held.tolist()], np.str_)
+
+
+def _texts(column: Array) -> Array:
+    """Return a column, with bytes read as UTF-8."""
+    if column.dtype.kind == "S":
+        return np.char.decode(column, "utf-8", "backslashreplace")
+    return column
 
 
 def _text_of(cell: object) -> str:
@@ -170,7 +185,7 @@ def as_table(data: Any, name: str = "data") -> Table:
         owners = {} if data.owners is None else {"client": data.owners}
         return ArrayTable(data.name, {**columns, **owners})
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return ArrayTable(name, {str(c): data[c].to_numpy() for c in data.columns})
+        return ArrayTable(name, {str(c): _of_frame(data[c]) for c in data.columns})
     if isinstance(data, tuple) and len(data) == 2:
         return ArrayTable(name, _of_pair(*data))
     try:
@@ -182,6 +197,15 @@ def as_table(data: Any, name: str = "data") -> Table:
     if array.ndim == 2:
         return ArrayTable(name, {str(i): array[:, i] for i in range(array.shape[1])})
     raise DataInvalid(f"{name} is no table: a file, columns by name or rows of numbers are needed")
+
+
+def _of_frame(column: Any) -> Array:
+    """Return a column of a DataFrame. A missing cell of pandas' own types becomes None."""
+    values: Array = column.to_numpy()
+    if values.dtype == object and hasattr(column, "isna"):
+        values = values.copy()
+        values[np.asarray(column.isna())] = None
+    return values
 
 
 def _of_pair(x: Any, y: Any) -> dict[str, Array]:

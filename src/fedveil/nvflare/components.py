@@ -1,0 +1,194 @@
+"""Two filters of a site's privacy scope on NVFlare, and the server's aggregator.
+
+`SiteTaskFilter` stands in `task_data_filters`. It admits a training task, and charges the account
+of the data set before the data are read. `SiteResultFilter` stands in `task_result_filters`. It
+lets one thing out of the site: the report of the update of an admitted task. Everything else that
+an executor returned stays: metrics, numbers of examples, headers, errors.
+
+Both run in the process of the job. They bind a job that consists of classes which the site allows.
+They do not bind code of the job's own (BYOC), which runs in the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.filter import ContentBlockedException, Filter
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.aggregator import Aggregator
+from nvflare.app_common.abstract.model import ModelLearnableKey
+from nvflare.app_common.app_constant import AppConstants
+
+from fedveil.errors import FedveilError, MessageInvalid, ModelInvalid, RoundVoid, SiteRefused
+from fedveil.flower.app.arrays import Arrays
+from fedveil.site.nvflare_resources import open_ways
+from fedveil.site.one_report import Admitted, ReportSum, SiteReports, Terms
+
+#: The property of a task's context that holds an admitted task.
+_ADMITTED = "fedveil.admitted"
+#: The field of a result that holds a report as a message.
+REPORT = "fedveil.report"
+#: What the server learns of a refusal.
+_WORD = "withheld"
+
+
+class _Task(NamedTuple):
+    admitted: Admitted
+    plain: bool
+
+
+class SiteTaskFilter(Filter):  # type: ignore[misc]
+    """Admits training tasks, and charges each before its executor runs.
+
+    `site` is the site's folder, `data` one of `data` in its policy, and `protection` the keys of a
+    protection that the policy allows, with its parameters. With `plain`, a report leaves as arrays
+    (WEIGHT_DIFF), which the usual aggregators average. Without it, a report leaves as a message,
+    for `ProtectedAggregator`. Tasks with other names than `train_tasks` are refused.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        data: str,
+        protection: Mapping[str, Any],
+        plain: bool = True,
+        train_tasks: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._reports = SiteReports(Path(site), data, protection, "NVFlare")
+        self._plain, self._tasks = plain, train_tasks or [AppConstants.TASK_TRAIN]
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Return the task's data, or raise `ContentBlockedException`."""
+        _keep(fl_ctx, None)
+        name, job = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), str(fl_ctx.get_job_id())
+        try:
+            if name not in self._tasks:
+                raise SiteRefused(f"a report leaves for the tasks {', '.join(self._tasks)} alone")
+            _check_workspace(fl_ctx, job)
+            admitted = self._reports.admit(
+                _arrays(shareable, DataKind.WEIGHTS)[0],
+                job=job,
+                task=name,
+                site=str(fl_ctx.get_identity_name()),
+                round=shareable.get_header(AppConstants.CURRENT_ROUND, 0),
+            )
+        except Exception as error:
+            self._reports.refused(f"task {name} of job {job}", error)
+            raise ContentBlockedException(_WORD) from None
+        _keep(fl_ctx, _Task(admitted, self._plain))
+        return shareable
+
+
+class SiteResultFilter(Filter):  # type: ignore[misc]
+    """Lets out the report of an admitted task, and nothing else."""
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Return the report, or raise `ContentBlockedException`. A task has one report."""
+        task = fl_ctx.get_prop(_ADMITTED)
+        _keep(fl_ctx, None)
+        if not isinstance(task, _Task):
+            raise ContentBlockedException(_WORD)
+
+        def after() -> tuple[Arrays, bool]:
+            if (code := shareable.get_return_code()) != ReturnCode.OK:
+                raise ModelInvalid(f"the task ended with {code}")
+            return _arrays(shareable, DataKind.WEIGHTS, DataKind.WEIGHT_DIFF)
+
+        try:
+            report = task.admitted.report(after)
+            if task.plain:
+                return DXO(DataKind.WEIGHT_DIFF, report.arrays()).to_shareable()
+            return DXO(DataKind.APP_DEFINED, {REPORT: report.encoded()}).to_shareable()
+        except Exception as error:
+            task.admitted.reports.refused(f"a report of job {fl_ctx.get_job_id()}", error)
+            raise ContentBlockedException(_WORD) from None
+
+
+class ProtectedAggregator(Aggregator):  # type: ignore[misc]
+    """Adds up the reports that `SiteResultFilter` lets out with `plain: false`.
+
+    `protection` must equal that of the sites' filters. The result is the mean update (WEIGHT_DIFF).
+    A round without any valid report leaves the model as it is.
+    """
+
+    def __init__(self, protection: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._terms = Terms.read(protection)
+        self._sum: ReportSum | None = None
+
+    def reset(self, fl_ctx: FLContext) -> None:
+        """Forget the round."""
+        self._sum = None
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """Add a site's report. Returns False, and adds nothing, if it is not valid."""
+        site = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, ""))
+        try:
+            data = from_shareable(shareable).data
+            if set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
+                raise MessageInvalid("it is no report of fedveil's filter")
+            self._round(fl_ctx).add(site, data[REPORT])
+        except (FedveilError, ValueError, AttributeError) as error:
+            self.log_error(fl_ctx, f"refused the result of {site}: {error}")
+            return False
+        return True
+
+    def aggregate(self, fl_ctx: FLContext) -> Shareable:
+        """Return the mean update of the round's reports."""
+        reports = self._round(fl_ctx)
+        self.reset(fl_ctx)
+        try:
+            update = reports.mean()
+        except RoundVoid as void:
+            self.log_warning(fl_ctx, str(void))
+            update = reports.zero()
+        return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
+
+    def _round(self, fl_ctx: FLContext) -> ReportSum:
+        """Return the round's sum, made with the round's first report."""
+        if self._sum is None:
+            model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
+            sites = [client.name for client in fl_ctx.get_engine().get_clients()]
+            number = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
+            self._sum = ReportSum(self._terms, model, number, sites)
+        return self._sum
+
+
+def _keep(fl_ctx: FLContext, task: _Task | None) -> None:
+    fl_ctx.set_prop(_ADMITTED, task, private=True, sticky=False)
+
+
+def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
+    """Return the arrays of a task's data or result, and True if they are differences.
+
+    Raises `ModelInvalid` unless it has one of `kinds`, and NumPy arrays alone.
+    """
+    try:
+        dxo: DXO = from_shareable(shareable)
+    except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
+        raise ModelInvalid(f"it holds no DXO: {type(error).__name__}") from None
+    if dxo.data_kind not in kinds:
+        needed = " or ".join(kind.value for kind in kinds)
+        raise ModelInvalid(f"it holds {dxo.data_kind}, and {needed} is needed")
+    wrong = [name for name, array in dxo.data.items() if not isinstance(array, np.ndarray)]
+    if wrong:
+        raise ModelInvalid(f"it holds {wrong[0]}, which is no NumPy array")
+    return {str(n): a for n, a in dxo.data.items()}, dxo.data_kind == DataKind.WEIGHT_DIFF
+
+
+def _check_workspace(fl_ctx: FLContext, job: str) -> None:
+    """Raise SiteRefused if the job brings code, or the site lets out more than task results."""
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    custom = Path(workspace.get_app_custom_dir(job))
+    if custom.is_dir() and any(custom.iterdir()):
+        raise SiteRefused("the job brings code of its own, which no filter can bind")
+    resources = Path(workspace.get_resources_file_path() or "resources.json")
+    if ways := open_ways(resources):
+        raise SiteRefused(f"{resources} lets out more than task results: {'; '.join(ways)}")

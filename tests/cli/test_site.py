@@ -1,0 +1,68 @@
+"""`fedveil site`: a new site's folder, and a job against its policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from conftest import Command
+from fedveil.site.site_folder import Site
+from flower_parts import app_of
+from site_parts import policy_of, study, write_policy
+
+
+def test_a_new_site_is_private_and_refuses_a_study(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("site", "init", "north", "--json")
+    made: dict[str, Any] = json.loads(out)
+    assert code == 0
+    assert len(made["public"]) == 64
+    assert {path.name: path.stat().st_mode & 0o777 for path in Path("north").iterdir()} == {
+        "policy.yaml": 0o600, "identity.pem": 0o600, "account.key": 0o600,
+    }  # fmt: skip
+    assert Path("north").stat().st_mode & 0o777 == 0o700
+    assert command("site", "init", "north")[0] == 1
+    app, _ = app_of(tmp_path / "app", study())
+    code, out, err = command("site", "check", "north", str(app))
+    assert code == 1
+    assert "digest " in out
+    assert "the job is neither in jobs.digests nor signed by one of jobs.signed_by" in err
+    assert "no job may train yet" in err
+
+
+def test_a_job_is_accepted_by_its_digest_or_a_signature(command: Command, tmp_path: Path) -> None:
+    app, _ = app_of(tmp_path / "app", study())
+    command("site", "init", "north")
+    write_policy(Path("north"), policy_of(app))
+    code, out, _ = command("site", "check", "north", str(app))
+    assert (code, "north accepts" in out) == (0, True)
+    # The job's file alone has the digest of the deployed job.
+    (tmp_path / "study.yaml").write_text(study().to_yaml())
+    assert command("site", "check", "north", "study.yaml")[0] == 0
+    public = json.loads(command("identity", "ada.pem", "--json")[1])["public"]
+    signed = policy_of(people={"ada": public}, starters=["ada"], jobs={"signed_by": ["ada"]})
+    write_policy(Path("north"), signed)
+    assert command("site", "check", "north", str(app))[0] == 1
+    assert command("site", "sign", str(app), "--key", "ada.pem")[0] == 0
+    assert command("site", "check", "north", str(app))[0] == 0
+
+
+def test_a_policy_is_shown_with_all_its_keys_and_explained(command: Command) -> None:
+    command("site", "init", "north")
+    shown = json.loads(command("site", "show", "north", "--json")[1])
+    assert shown == Site.open(Path("north")).policy.model_dump(mode="json")
+    code, out, _ = command("site", "show", "--keys")
+    assert code == 0
+    assert "epsilon.exact_sums: 20\n    a whole number in [0, inf)\n    most sums" in out
+
+
+def test_a_wrong_policy_is_one_sentence_and_nothing_is_served(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "policy.yaml").write_text("epsilon: {month: -1}\n")
+    code, _, err = command("site", "serve", "north")
+    assert code == 2
+    assert "epsilon.month = -1 is outside (0, inf)" in err

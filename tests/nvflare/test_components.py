@@ -1,0 +1,339 @@
+"""The filters of a privacy scope, and the server's aggregator, with NVFlare's own objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+from nvflare.apis.client import Client
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.filter import ContentBlockedException
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AppConstants
+
+from fedveil.errors import FedveilError, SiteError
+from fedveil.nvflare.components import REPORT, ProtectedAggregator, SiteResultFilter, SiteTaskFilter
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.site.account import Release
+from fedveil.site.site_folder import Site
+from nvflare_parts import NOISE, resources, site_in
+
+#: So little noise that a report shows its update.
+CLEAR = {**NOISE, "dp_eps": 1e7}
+RICH = {"epsilon": {"run": 1e9, "month": 1e9, "ever": 1e9}}
+HERE: dict[str, Workspace] = {}
+SHAPES = {"layer.weight": (3, 5), "layer.bias": (5,), "steps": ()}
+
+
+def model(value: float = 1.0) -> dict[str, Any]:
+    return {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
+
+
+def task_data(round: int = 4, **data: Any) -> Shareable:
+    shareable = DXO(DataKind.WEIGHTS, data or model()).to_shareable()
+    shareable.set_header(AppConstants.CURRENT_ROUND, round)
+    return shareable
+
+
+@pytest.fixture(autouse=True)
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The workspace of the NVFlare client, in which every context of a test is."""
+    folder = tmp_path / "workspace"
+    for name in ("startup", "local"):
+        (folder / name).mkdir(parents=True)
+    (folder / "local" / "resources.json").write_text(json.dumps(resources()))
+    monkeypatch.setitem(HERE, "workspace", Workspace(str(folder), site_name="north"))
+    return folder
+
+
+def context(task: str = "train", job: str = "job-7", identity: str = "north") -> FLContext:
+    fl_ctx = FLContext()
+    of = HERE["workspace"]
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, of, private=True, sticky=False)
+    for key, value in (
+        (FLContextKey.TASK_NAME, task),
+        (ReservedKey.RUN_NUM, job),
+        (ReservedKey.IDENTITY_NAME, identity),
+    ):
+        fl_ctx.set_prop(key, value, private=True, sticky=False)
+    return fl_ctx
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return site_in(tmp_path / "north", **RICH)
+
+
+def admits(site: Site, protection: dict[str, Any] = CLEAR, **arguments: Any) -> SiteTaskFilter:
+    return SiteTaskFilter(str(site.folder), "heart", protection, **arguments)
+
+
+def let_out(site: Site, result: Shareable, protection: dict[str, Any] = CLEAR, **more: Any) -> Any:
+    fl_ctx = context()
+    admits(site, protection, **more).process(task_data(), fl_ctx)
+    return from_shareable(SiteResultFilter().process(result, fl_ctx))
+
+
+def said(site: Site) -> str:
+    return (site.folder / "logs" / "nvflare" / "site.log").read_text()
+
+
+def result_of(change: float, kind: str = DataKind.WEIGHTS, **meta: Any) -> Shareable:
+    start = 1.0 if kind == DataKind.WEIGHTS else 0.0
+    return DXO(kind, model(start + change), meta=meta).to_shareable()
+
+
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_a_result_leaves_as_the_noised_update_and_nothing_beside_it(site: Site, kind: str) -> None:
+    result = result_of(0.125, kind, NUM_STEPS_CURRENT_ROUND=977, initial_metrics={"auc": 0.7})
+    result.set_header("secret", "a patient's name")
+    result["stowaway"] = b"rows"
+    fl_ctx = context()
+    task = task_data()
+    assert admits(site).process(task, fl_ctx) is task
+    sent = SiteResultFilter().process(result, fl_ctx)
+    dxo = from_shareable(sent)
+    assert dxo.data_kind == DataKind.WEIGHT_DIFF
+    assert {name: array.shape for name, array in dxo.data.items()} == SHAPES
+    for array in dxo.data.values():
+        np.testing.assert_allclose(array, 0.125, atol=0.02)
+        assert array.dtype == np.float32
+    assert (dxo.meta or {}) == {}
+    assert "secret" not in str(sent)
+    assert b"rows" not in sent.values()
+    charges = site.account("heart").charges
+    assert [(c.job, c.through, c.mechanism) for c in charges] == [
+        ("job-7", "NVFlare", "dp_encrypt")
+    ]
+
+
+def test_noise_is_fresh_and_long_updates_are_clipped(site: Site) -> None:
+    first, second = (let_out(site, result_of(1e6)).data["layer.weight"] for _ in range(2))
+    assert (first != second).any()
+    np.testing.assert_allclose(first, 2.0 / np.sqrt(21), atol=0.02)
+
+
+def test_a_trainer_that_changes_the_model_in_place_hides_nothing(site: Site) -> None:
+    fl_ctx, task = context(), task_data()
+    admits(site).process(task, fl_ctx)
+    data = from_shareable(task).data
+    for array in data.values():
+        array += np.float32(0.25)
+    sent = SiteResultFilter().process(DXO(DataKind.WEIGHTS, data).to_shareable(), fl_ctx)
+    np.testing.assert_allclose(from_shareable(sent).data["layer.bias"], 0.25, atol=0.02)
+
+
+UNUSABLE = {
+    "an error": lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION),
+    "no object of theirs": Shareable,
+    "NaN": lambda: result_of(np.nan),
+    "another shape": lambda: DXO(
+        DataKind.WEIGHTS, {**model(), "layer.bias": np.zeros(6, np.float32)}
+    ).to_shareable(),
+    "one array more": lambda: DXO(
+        DataKind.WEIGHTS, {**model(), "rows": np.zeros(99, np.float32)}
+    ).to_shareable(),
+    "one array less": lambda: DXO(
+        DataKind.WEIGHT_DIFF, {"steps": np.zeros((), np.float32)}
+    ).to_shareable(),
+    "text": lambda: DXO(DataKind.WEIGHTS, {**model(), "steps": "a name"}).to_shareable(),
+    "metrics": lambda: DXO(DataKind.METRICS, {"auc": 0.7}).to_shareable(),
+    "a collection": lambda: DXO(
+        DataKind.COLLECTION, {"a": DXO(DataKind.WEIGHTS, model(3.0))}
+    ).to_shareable(),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_an_unusable_result_leaves_as_an_update_of_zero(site: Site, what: str) -> None:
+    sent = let_out(site, UNUSABLE[what]())
+    assert set(sent.data) == set(SHAPES)
+    for array in sent.data.values():
+        np.testing.assert_allclose(array, 0.0, atol=0.02)
+    assert "reported an update of zero" in said(site)
+
+
+def blocked(site: Site, data: Shareable, fl_ctx: FLContext, **arguments: Any) -> None:
+    before = site.account("heart").code
+    with pytest.raises(ContentBlockedException, match=r"^withheld$"):
+        admits(site, **arguments).process(data, fl_ctx)
+    assert site.account("heart").code == before
+    with pytest.raises(ContentBlockedException, match=r"^withheld$"):
+        SiteResultFilter().process(result_of(0.5), fl_ctx)
+
+
+@pytest.mark.parametrize("task", ["validate", "submit_model", "Train", ""])
+def test_only_training_is_admitted(site: Site, task: str) -> None:
+    blocked(site, task_data(), context(task))
+    assert "a report leaves for the tasks train alone" in said(site)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        task_data(w=np.array(["a"])), task_data(w=np.zeros(3, object)), task_data(w=[1.0]),
+        task_data(round=-1), task_data(round=True), task_data(**{"bn.running_mean": np.zeros(2)}),
+        DXO(DataKind.WEIGHT_DIFF, model()).to_shareable(), Shareable(), make_reply("OK"),
+    ],
+)  # fmt: skip
+def test_a_task_that_is_no_model_is_refused_and_costs_nothing(site: Site, data: Any) -> None:
+    blocked(site, data, context())
+
+
+def test_a_task_has_one_report(site: Site) -> None:
+    fl_ctx = context()
+    with pytest.raises(ContentBlockedException):
+        SiteResultFilter().process(result_of(0.5), fl_ctx)
+    admits(site).process(task_data(), fl_ctx)
+    SiteResultFilter().process(result_of(0.5), fl_ctx)
+    with pytest.raises(ContentBlockedException):
+        SiteResultFilter().process(result_of(0.5), fl_ctx)
+
+
+def test_a_job_with_code_of_its_own_is_refused(site: Site) -> None:
+    custom = Path(HERE["workspace"].get_app_custom_dir("job-7"))
+    custom.mkdir(parents=True)
+    admits(site).process(task_data(), context())
+    (custom / "trainer.py").write_text("")
+    blocked(site, task_data(), context())
+    assert "the job brings code of its own" in said(site)
+
+
+def test_a_client_that_lets_out_more_than_task_results_is_refused(
+    site: Site, workspace: Path
+) -> None:
+    (workspace / "local" / "resources.json").unlink()
+    blocked(site, task_data(), context())
+    opened = {**resources(), "allow_log_streaming": True}
+    (workspace / "local" / "resources.json.default").write_text(json.dumps(opened))
+    blocked(site, task_data(), context())
+    assert "set allow_log_streaming to false" in said(site)
+
+
+def test_a_report_above_the_limit_is_refused_before_the_task_runs(tmp_path: Path) -> None:
+    """A charge of another framework counts, and so does one of another job."""
+    epsilon = {"run": 1.0, "month": 0.8, "ever": 2.0}
+    site = site_in(tmp_path / "north", epsilon=epsilon)
+    other = Release("study", "a report", "rr", [(PrivacyLoss(0.4), 1)], through="Flower, study")
+    site.account("heart").charge(other, limit=site.policy.limits)
+    admits(site, NOISE).process(task_data(), context())
+    assert site.account("heart").spent().releases == 2
+    for job in ("job-7", "job-8"):
+        blocked(site, task_data(), context(job=job), protection=NOISE)
+    assert "above the site's limit of 0.8" in said(site)
+
+
+def test_a_set_back_account_lets_nothing_out(site: Site) -> None:
+    filters = admits(site)
+    filters.process(task_data(), context())
+    (site.folder / "accounts" / "heart.account").unlink()
+    with pytest.raises(ContentBlockedException, match=r"^withheld$"):
+        filters.process(task_data(), context())
+    assert "is missing, but" in said(site)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"protection": "pw_encrypt"}, "needs messages of the server's half"),
+        ({"protection": "signds"}, "needs messages of the server's half"),
+        ({"protection": "oue", "adaptive": True}, "adaptive"),
+        ({"protection": "not_encrypt"}, "is not"),
+        ({"protection": "dp_encrypt", "dp_eps": 0}, "dp_eps"),
+        ({}, "protection is not given"),
+    ],
+)
+def test_a_scope_with_a_wrong_protection_is_refused(
+    site: Site, keys: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(FedveilError, match=why):
+        admits(site, keys)
+
+
+def test_a_scope_against_the_policy_is_refused(tmp_path: Path) -> None:
+    site = site_in(tmp_path / "north", protections=["rr"])
+    with pytest.raises(SiteError, match="dp_encrypt is not one of protections in the policy"):
+        admits(site)
+    with pytest.raises(SiteError, match=r"hart is not one of data.*did you mean heart"):
+        SiteTaskFilter(str(site.folder), "hart", {"protection": "rr"})
+
+
+def test_noise_without_an_epsilon_is_refused(site: Site) -> None:
+    blocked(site, task_data(), context(), protection={**NOISE, "noise": "continuous"})
+
+
+SITES = ("north", "south", "east")
+
+
+class Server:
+    """The server's context, with the clients that it knows."""
+
+    def get_clients(self) -> list[Client]:
+        return [Client(name, "token") for name in SITES]
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Nobody listens."""
+
+
+def server_context(round: int = 4) -> FLContext:
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(ReservedKey.ENGINE, Server(), private=True, sticky=False)
+    fl_ctx.set_prop(AppConstants.CURRENT_ROUND, round, private=True, sticky=False)
+    learnable = make_model_learnable(model(), {})
+    fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=False)
+    return fl_ctx
+
+
+def sent_by(name: str, shareable: Shareable) -> Shareable:
+    shareable.set_peer_props({ReservedKey.IDENTITY_NAME: name})
+    return shareable
+
+
+PROTECTIONS = {
+    "dp_encrypt": CLEAR,
+    "rr": {"protection": "rr", "eps": 60.0, "target": "update", "clip": 0.25, "cells": 10},
+    "oue": {"protection": "oue", "eps": 60.0, "target": "update", "clip": 0.25, "cells": 10},
+}
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_the_aggregator_adds_up_reports_that_are_no_arrays(site: Site, name: str) -> None:
+    keys = {**PROTECTIONS[name]}
+    aggregator, fl_ctx = ProtectedAggregator(keys), server_context()
+    changes = dict(zip(SITES, (0.05, -0.025, 0.125), strict=True))
+    for of, change in changes.items():
+        mine = context(identity=of)
+        admits(site, keys, plain=False).process(task_data(), mine)
+        sent = SiteResultFilter().process(result_of(change), mine)
+        assert set(from_shareable(sent).data) == {REPORT}
+        assert aggregator.accept(sent_by(of, sent), fl_ctx)
+        assert not aggregator.accept(sent_by(of, sent), fl_ctx), "a second one of the round"
+    forged = DXO(DataKind.APP_DEFINED, {REPORT: b"\xfe\x01"}).to_shareable()
+    for bad in (forged, result_of(0.5), Shareable(), make_reply(ReturnCode.EXECUTION_EXCEPTION)):
+        assert not aggregator.accept(sent_by("north", bad), fl_ctx)
+    assert not aggregator.accept(sent_by("stranger", sent), fl_ctx)
+    mean = from_shareable(aggregator.aggregate(fl_ctx)).data
+    assert {key: array.shape for key, array in mean.items()} == SHAPES
+    whole = np.concatenate([array.reshape(-1) for array in mean.values()])
+    assert abs(whole.mean() - 0.05) < 0.06  # oue reports half of all true bits
+    if name != "oue":
+        np.testing.assert_allclose(whole, 0.05, atol=0.01)
+
+
+def test_a_round_without_a_report_leaves_the_model(site: Site) -> None:
+    aggregator, fl_ctx = ProtectedAggregator(NOISE), server_context()
+    kept = from_shareable(aggregator.aggregate(fl_ctx)).data
+    assert all((array == 0).all() for array in kept.values())
+    late = context(identity="south")
+    admits(site, NOISE, plain=False).process(task_data(round=3), late)
+    sent = SiteResultFilter().process(result_of(0.5), late)
+    assert not aggregator.accept(sent_by("south", sent), fl_ctx), "of another round"

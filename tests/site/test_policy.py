@@ -1,0 +1,170 @@
+"""A site's policy: its defaults, its problems, and the effect of every key on a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedveil.errors import JobError
+from fedveil.federated.job import Job
+from fedveil.settings.allowed import dotted, keys
+from fedveil.settings.yaml_file import put
+from fedveil.site.account import Limits
+from fedveil.site.admission import Admission
+from fedveil.site.order import Order
+from fedveil.site.policy import Policy
+from fedveil.site.policy_start import START
+from fedveil.site.site_folder import create
+from fedveil.site.supernode import command
+from site_house import job, noised
+from site_parts import write_policy
+
+SOUND: dict[str, Any] = {
+    "clear": {"answer_after_s": 5.0},
+    "data": {"heart": {"named": "digits"}},
+    "jobs": {"digests": [Order(job(), None).digest.hex()]},
+}
+
+
+def of(*changes: tuple[str, Any], base: dict[str, Any] = SOUND) -> Policy:
+    data, problems = put(base, [(tuple(path.split(".")), value) for path, value in changes], Policy)
+    assert not problems
+    return Policy(**data)
+
+
+def reasons(policy: Policy, asked: Job, folder: Path = Path()) -> list[str]:
+    """Return why a policy refuses an unsigned job."""
+    return list(Admission.of(policy, folder).reasons(Order(asked, None)))
+
+
+def test_the_file_of_a_new_site_has_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(START)
+    assert Policy.load(tmp_path / "policy.yaml") == Policy()
+    assert Policy().epsilon.month == 2
+    assert Policy().protections == ["distributed_dp", "pw_encrypt"]
+    assert Policy().strength.active_security
+
+
+def test_a_new_site_refuses_everything_and_says_why() -> None:
+    found = reasons(Policy(), job())
+    assert any("neither in jobs.digests nor signed" in one for one in found)
+    assert any("jobs may train on none" in one for one in found)
+    assert [one.partition(" ")[0] for one in Policy().warnings] == ["no", "no"]
+
+
+#: A key of the policy with another value -> a job, and a part of the reason for which it alone is
+#: refused. A job of None is the sound one.
+STRICTER: list[tuple[tuple[str, Any], Job | None, str]] = [
+    (("protections", ["pw_encrypt"]), None, "protection.name is distributed_dp"),
+    (("strength.unit", "client"), job(privacy={"randomness": "secure", "unit": "example"},
+      training={"sampling_rate": 0.3, "epochs": 1}), "privacy.unit is example, and client"),
+    (("strength.survivors", 6), None, "a sum may have 5 clients, and strength.survivors is 6"),
+    (("strength.honest", 0.8), None, "assume_honest is 0.9, but at most 0.8 is allowed"),
+    (("clear.answer_after_s", 9.0), None, "the server waits 9 s for an answer"),
+    (("jobs.digests", ["ab" * 32]), None, "neither in jobs.digests nor signed"),
+    (("data.heart.named", "mnist"), None, "data.name is digits, and jobs may train on mnist"),
+    (("starters", ["ada"]), None, "not signed by one of starters: ada"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "asked", "why"), STRICTER, ids=lambda v: str(v)[:40])
+def test_a_stricter_key_refuses_what_a_sound_policy_accepts(
+    change: tuple[str, Any], asked: Job | None, why: str
+) -> None:
+    asked = job() if asked is None else asked
+    listed = ("jobs.digests", [Order(asked, None).digest.hex()])
+    people = ("people", {"ada": "cd" * 32})
+    assert reasons(of(listed, people), asked) == []
+    (found,) = reasons(of(listed, people, change), asked)
+    assert why in found
+
+
+def test_a_looser_key_accepts_what_a_sound_policy_refuses() -> None:
+    unsigned = {**job().protection.distributed_dp.model_dump(), "active_security": False}
+    weighted = job(protection={"name": "pw_encrypt", "pw_encrypt": {"active_security": True}},
+                   server={"weighting": "by_size"})  # fmt: skip
+    cases: list[tuple[tuple[str, Any], Job]] = [
+        (("strength.active_security", False),
+         job(protection={"name": "distributed_dp", "distributed_dp": unsigned})),
+        (("clear.counts", True), weighted),
+        (("clear.counts", True), job(deployment={"reveal": ["examples"]})),
+        (("protections", ["dp_encrypt"]), noised(deployment={"answer_s": 9.0})),
+    ]  # fmt: skip
+    for change, asked in cases:
+        listed = ("jobs.digests", [Order(asked, None).digest.hex()])
+        assert len(reasons(of(listed), asked)) == 1, change
+        assert reasons(of(listed, change), asked) == [], change
+
+
+def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(job().to_yaml())
+    template = (("jobs.digests", []), ("jobs.template", "study.yaml"))
+    free = ("jobs.may_differ", ["rounds", "training"])
+    other = job(rounds=9, training={"lr": 0.5, "epochs": 3})
+    assert reasons(of(*template), job(), tmp_path) == []
+    assert len(reasons(of(*template), other, tmp_path)) == 4
+    assert reasons(of(*template, free), other, tmp_path) == []
+    (found,) = reasons(of(*template, free), job(rounds=9, name="lung"), tmp_path)
+    assert found == "name is 'lung', and 'heart' in the template study.yaml"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("protections", ["not_encrypt"]), "protections = 'not_encrypt' is not a list of"),
+        (("protections", []), "protections"),
+        (("strength.survivors", 1), "strength.survivors = 1 is outside [2, inf)"),
+        (("epsilon.month", 0.0), "epsilon.month = 0.0 is outside (0, inf)"),
+        (("epsilon.exact_sums", -1), "epsilon.exact_sums = -1 is outside [0, inf)"),
+        (("people", {"ada": "x"}), "people.ada = 'x' is not 64 hexadecimal digits"),
+        (("starters", ["bob"]), "starters has bob, whose public key is not in people"),
+        (("jobs.may_differ", ["rounds"]), "jobs.may_differ needs jobs.template"),
+        (("data", {"a": {}, "b": {}}), "data has two blocks with named = digits"),
+        (("data", {"../a": {}}), "data has the name ../a: use letters"),
+        (("servers", {"a b": {}}), "servers has the name a b: use letters"),
+        (("servers", {"a": {"superlink": "host"}}), "superlink = 'host' is not HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_a_wrong_policy_is_one_sentence(change: tuple[str, Any], problem: str) -> None:
+    with pytest.raises(JobError) as raised:
+        of(change)
+    assert problem in str(raised.value)
+
+
+def test_the_limits_of_an_account_are_the_policys() -> None:
+    epsilon = {"run": 1.5, "month": 1.25, "ever": 7.0, "delta": 1e-7, "exact_sums": 3}
+    policy = Policy(epsilon=epsilon, strength={"unit": "client"})
+    assert policy.limits == Limits(1.5, 1.25, 7.0, 1e-7, "client", 3)
+
+
+def test_a_supernode_connects_as_the_server_is_described(tmp_path: Path) -> None:
+    create(tmp_path / "site")
+    server = {"superlink": "study.org:9092", "root_certificates": "ca.crt", "supernode_key": "key"}
+    site = write_policy(
+        tmp_path / "site", {"servers": {"study": server, "test": {"insecure": True}}}
+    )
+    study = command(site, site.policy.servers["study"], Path("secret"), 8123)
+    assert study[1:] == [
+        "--isolation", "process", "--superexec-auth-secret-file", "secret",
+        "--superlink", "study.org:9092", "--host", "127.0.0.1", "--port", "8123",
+        "--root-certificates", str(site.folder / "ca.crt"),
+        "--auth-supernode-private-key", str(site.folder / "key"),
+    ]  # fmt: skip
+    assert command(site, site.policy.servers["test"], Path("secret"), 1)[-1] == "--insecure"
+
+
+def test_every_key_is_tried() -> None:
+    """Keys that a door or a SuperNode reads are changed in the other tests of this folder."""
+    here = {change[0] for change, *_ in STRICTER} | {"strength.active_security", "clear.counts"}
+    here |= {"jobs.template", "jobs.may_differ"}
+    elsewhere = {
+        "name", "people", "counter", "jobs.signed_by", "epsilon.run", "epsilon.month",
+        "epsilon.ever", "epsilon.delta", "epsilon.exact_sums", "data.NAME.named",
+        "data.NAME.reader", *(f"servers.NAME.{key}" for key in
+        ("superlink", "client", "roster", "root_certificates", "supernode_key", "insecure")),
+    }  # fmt: skip
+    assert {dotted(path) for path in keys(Policy)} == (here | elsewhere) - {"data.heart.named"}

@@ -1,0 +1,145 @@
+"""A job of NVFlare, a site's privacy scope, and the simulator in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedveil.site.site_folder import POLICY, Site, create
+
+#: A protection that a site's filter applies, with a cost of about 0.3 at delta 1e-5.
+NOISE: dict[str, Any] = {
+    "protection": "dp_encrypt", "dp_eps": 0.3, "dp_delta": 1e-5, "dp_norm_clip": 2.0,
+}  # fmt: skip
+STOCK = {
+    "id": "aggregator",
+    "path": "nvflare.app_common.aggregators.intime_accumulate_model_aggregator."
+    "InTimeAccumulateWeightedAggregator",
+    "args": {"expected_data_kind": "WEIGHT_DIFF"},
+}
+TRAINER = {"path": "nvflare.app_common.np.np_trainer.NPTrainer", "args": {"delta": 0.25}}
+
+
+def site_in(folder: Path, **changes: Any) -> Site:
+    """Make a site's folder with a policy that lets noised reports out when they are ready."""
+    create(folder)
+    keys: dict[str, Any] = {
+        "name": "north", "protections": ["dp_encrypt", "rr", "oue"],
+        "clear": {"answer_after_s": None}, "data": {"heart": {"named": "digits"}},
+        "epsilon": {"run": 50.0, "month": 50.0, "ever": 90.0}, "counter": "../counter",
+    }  # fmt: skip
+    (folder / POLICY).write_text(yaml.safe_dump({**keys, **changes}))
+    return Site.open(folder)
+
+
+def scope(site: Path, protection: dict[str, Any], plain: bool = True) -> dict[str, Any]:
+    """Return the content of `privacy.json`."""
+    base = "fedveil.nvflare.components"
+    arguments = {"site": str(site), "data": "heart", "protection": protection, "plain": plain}
+    admits = {"path": f"{base}.SiteTaskFilter", "direction": "in", "args": arguments}
+    lets_out = {"path": f"{base}.SiteResultFilter", "direction": "out", "args": {}}
+    private = {
+        "name": "private", "task_data_filters": [admits], "task_result_filters": [lets_out],
+    }  # fmt: skip
+    return {"scopes": [private], "default_scope": "private"}
+
+
+def scatter(rounds: int) -> dict[str, Any]:
+    """Return the workflow that takes an aggregator."""
+    return {
+        "id": "workflow",
+        "path": "nvflare.app_common.workflows.scatter_and_gather.ScatterAndGather",
+        "args": {
+            "min_clients": 2, "num_rounds": rounds, "start_round": 0,
+            "wait_time_after_min_received": 0, "aggregator_id": "aggregator",
+            "persistor_id": "persistor", "shareable_generator_id": "shareable_generator",
+            "train_task_name": "train", "train_timeout": 0,
+        },
+    }  # fmt: skip
+
+
+def fed_avg(rounds: int) -> dict[str, Any]:
+    """Return the workflow of NVFlare's recipes, which averages by itself."""
+    path = "nvflare.app_common.workflows.fedavg.FedAvg"
+    return {"id": "workflow", "path": path, "args": {"num_clients": 2, "num_rounds": rounds}}
+
+
+def write_job(
+    folder: Path,
+    workflow: dict[str, Any],
+    aggregator: dict[str, Any] = STOCK,
+    trainer: dict[str, Any] = TRAINER,
+) -> Path:
+    """Write a job with a trainer of NVFlare's own."""
+    common = "nvflare.app_common"
+    server = {
+        "format_version": 2,
+        "workflows": [workflow],
+        "components": [
+            {"id": "persistor", "path": f"{common}.np.np_model_persistor.NPModelPersistor"},
+            {
+                "id": "shareable_generator",
+                "path": f"{common}.shareablegenerators.full_model_shareable_generator."
+                "FullModelShareableGenerator",
+            },
+            aggregator,
+        ],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [{"tasks": ["train", "validate", "submit_model"], "executor": trainer}],
+        "components": [],
+    }
+    config = folder / "app" / "config"
+    config.mkdir(parents=True)
+    meta = {"name": "study", "resource_spec": {}, "min_clients": 2, "deploy_map": {"app": ["@ALL"]}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (config / "config_fed_server.json").write_text(json.dumps(server))
+    (config / "config_fed_client.json").write_text(json.dumps(client))
+    return folder
+
+
+def resources(*allow: str) -> dict[str, Any]:
+    """Return a `resources.json` that closes all ways out but task results."""
+    named = [
+        "aggregators.intime_accumulate_model_aggregator", "np", "shareablegenerators", "workflows",
+    ]  # fmt: skip
+    listed = [f"nvflare.app_common.{name}" for name in named]
+    return {
+        "format_version": 2, "allow_log_streaming": False, "class_allow_list": [*allow, *listed],
+    }  # fmt: skip
+
+
+def simulate(job: Path, workspace: Path, policy: dict[str, Any], allow: Sequence[str] = ()) -> str:
+    """Run a job with two clients in NVFlare's simulator. Returns its output.
+
+    The simulator applies no privacy scope at its clients, so the scope's filters become the job's.
+    `allow` are classes that a job may name, besides those of NVFlare.
+    """
+    file = job / "app" / "config" / "config_fed_client.json"
+    client = json.loads(file.read_text())
+    for name in ("task_data_filters", "task_result_filters"):
+        filters = [{key: one[key] for key in ("path", "args")} for one in policy["scopes"][0][name]]
+        client[name] = [{"tasks": ["train", "validate", "submit_model"], "filters": filters}]
+    file.write_text(json.dumps(client))
+    (workspace / "local").mkdir(parents=True)
+    listed = resources("fedveil.nvflare.components", *allow)
+    (workspace / "local" / "resources.json").write_text(json.dumps(listed))
+    code = (
+        "import sys; from nvflare.private.fed.app.simulator.simulator_runner import "
+        "SimulatorRunner; sys.exit(SimulatorRunner(sys.argv[1], sys.argv[2], n_clients=2, "
+        "threads=2).run())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(job), str(workspace)],
+        capture_output=True, text=True, timeout=240, cwd=workspace.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )  # fmt: skip
+    return run.stdout + run.stderr
