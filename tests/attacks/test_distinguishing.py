@@ -131,13 +131,21 @@ def test_of_nothing_nothing_is_said() -> None:
     assert telling(Reading.nothing(DIMENSION), MODEL, -MODEL) == 0
 
 
-def summed(name: str, trials: int, **parameters: Any) -> Distinguished:
-    """By the sums of two clients, without masks."""
-    settings = POSITIONS[name].settings_type(reconstruct_secrets_threshold=2, **parameters)
+def of_two(name: str, **parameters: Any) -> Protection:
+    """Return a protection of sums of two clients, without masks, whose noise has a seed."""
+    kind = POSITIONS[name]
+    if name != "central_gaussian":
+        parameters["reconstruct_secrets_threshold"] = 2
     context = JobContext(
-        "equal", DIMENSION, clients_per_round=2, rounds=1, delta=DELTA, masks=False, simulated=True
-    )
-    (found,) = played(POSITIONS[name](settings, context), trials)
+        "equal", DIMENSION, clients_per_round=2, rounds=1, delta=DELTA, masks=False, simulated=True,
+        seeded=True,
+    )  # fmt: skip
+    return kind(kind.settings_type(**parameters), context)
+
+
+def summed(name: str, trials: int, **parameters: Any) -> Distinguished:
+    """By the sums of two clients."""
+    (found,) = played(of_two(name, **parameters), trials)
     return found
 
 
@@ -147,6 +155,34 @@ def test_sums_are_told_apart_where_reports_say_nothing() -> None:
     assert 0.3 * found.audit.claim.epsilon < found.audit.bound <= found.audit.claim.epsilon
     assert found.right.low < stats.norm.cdf(1 / 0.7 / 2) < found.right.high
     assert 0.8 * found.audit.claim.epsilon < found.curve <= found.audit.claim.epsilon
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sigma"),
+    [
+        ("pw_encrypt", {"central_eps": 1.6, "central_delta": DELTA}, None),
+        ("central_gaussian", {"noise_multiplier": 0.7, "clip": 0.5}, 1.4),
+    ],
+)
+def test_central_noise_is_drawn_anew_for_every_trial(
+    name: str, settings: dict[str, Any], sigma: float | None
+) -> None:
+    """Fixed noise would refute a true claim. Evidence is counted from clipped updates."""
+    protection = of_two(name, **settings)
+    sigma = GaussianMechanism(1.6, DELTA, clip=1.0).sigma if sigma is None else sigma
+    opposite = far_apart(protection, MODEL, ENTROPY, sums=True)
+    assert np.array_equal(opposite.a, -opposite.b)
+    unequal = opposite._replace(name="unequal", b=opposite.b * np.float32(1e-12))
+    found = distinguished(
+        protection, MODEL, [opposite, unequal],
+        promised=lambda count: whole_run(protection, count, DELTA),
+        trials=300, rounds=1, entropy=ENTROPY, sums=True,
+    )  # fmt: skip
+    for one, distance in zip(found, (2 / sigma, 1 / sigma), strict=True):
+        assert one.right.value == pytest.approx(stats.norm.cdf(distance / 2), abs=0.07)
+        assert one.curve <= one.audit.claim.epsilon
+        assert not one.audit.refuted
+    assert found[0].curve > 0.5 * found[0].audit.claim.epsilon
 
 
 def test_a_protection_without_a_parameter_of_cost_has_no_curves() -> None:

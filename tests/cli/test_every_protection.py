@@ -51,6 +51,7 @@ def own_module() -> Iterator[None]:
 def found(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:
     """Write the job `name` and return its file. Returns None for the empty job."""
     if name in EXAMPLES:
+        monkeypatch.syspath_prepend((ROOT / name).parent)
         return ROOT / name
     if name in FEDERATED:
         write_starter(folder, name)
@@ -86,8 +87,9 @@ def test_a_job_takes_every_protection_or_names_the_line_to_write(
     torch.set_num_threads(1)
     path = found(name, tmp_path, monkeypatch)
     here, clients = [], Job.load(path).clients.number
-    if "mnist" in name and clients is not None:  # the digits are on every machine
-        here = ["data.name=digits", f"clients.number={min(clients, 1000)}"]
+    if "mnist" in name:  # the digits are on every machine
+        number = min(clients or 539, 1000)
+        here = ["data.name=digits", "data.split=iid", f"clients.number={number}"]
     refused = list[tuple[str, str]]()
     for protection in POSITIONS:
         asked = [*here, f"protection={protection}"]

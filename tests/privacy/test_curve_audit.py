@@ -91,6 +91,25 @@ def test_the_search_ends_at_the_last_member() -> None:
     assert 1.59 < found <= 1.6
 
 
+def test_the_search_begins_at_the_first_member() -> None:
+    """More noise than a mechanism can draw is no reason to find nothing."""
+
+    def from_a_quarter(factor: float) -> list[Charge]:
+        if factor < 0.25:
+            raise InvalidValue("too much noise")
+        return gaussian(1.7)(factor)
+
+    right, guesses = round(right_gaussian(1.7) * 9000), 9000
+    found = [
+        curve_bound(right, guesses, family, delta=DELTA, confidence=0.95)
+        for family in (from_a_quarter, gaussian(1.7))
+    ]
+    assert found[0] == pytest.approx(found[1], rel=0.01)
+    assert found[0] > 0.9 * compose(gaussian(1.7)(1), DELTA)
+    slight = round(right_gaussian(1.7 * 20) * 90_000)
+    assert curve_bound(slight, 90_000, from_a_quarter, delta=DELTA, confidence=0.95) == 0
+
+
 def test_the_advantage_is_that_of_clopper_and_pearson() -> None:
     least = stats.binomtest(61, 90, alternative="greater").proportion_ci(0.97).low
     assert least_advantage(61, 90, 0.97) == pytest.approx(2 * least - 1)

@@ -69,9 +69,13 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     return float(reading.weight * reading.estimate @ (ahead / lengths[0] - back / lengths[1]))
 
 
-def said(view: Seen) -> Reading:
+def said(view: Seen, sums: bool = False) -> Reading:
+    """Return the reading of the first client's report, or of the sum if reports reveal nothing.
+
+    With `sums` the attacker sees only the sum.
+    """
     reading = view.readings[0]
-    if not reading.empty:
+    if not reading.empty and not sums:
         return reading
     total = len(view.readings) * view.aggregate.astype(np.float64)
     return Reading(total, np.ones_like(total))
@@ -85,25 +89,36 @@ def evidence(
     trials: int,
     rounds: int,
     entropy: Entropy,
+    sums: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
     """Return evidence for update a against b, [trials, rounds]: from clients with a, and with b."""
+
+    def told(view: Seen) -> float:
+        reading, (a, b) = said(view, sums), (pair.a, pair.b)
+        if reading.log_likelihood is None:  # the estimate is of a clipped update
+            a, b = (protection.carried(update, view.told) for update in (a, b))
+        return telling(reading, a, b)
+
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):
         for trial in range(trials):
             source = entropy.stream(pair.name, side, trial)
             views = repeated(protection, model, update, rounds, source)
-            found[side, trial] = [telling(said(view), pair.a, pair.b) for view in views]
+            found[side, trial] = [told(view) for view in views]
             step()
     return found[0], found[1]
 
 
-def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair:
+def far_apart(
+    protection: Protection, model: Float32s, entropy: Entropy, sums: bool = False
+) -> Pair:
     """Return a pair of very different updates that few reports distinguish.
 
     It is the best of several candidates: two opposite updates that every protection clips, and one
     of these against one of almost no size. Both kinds are candidates, since a protection may hide
-    an update's size better or worse than its direction.
+    an update's size better or worse than its direction. If the noise is seeded, all candidates meet
+    the same noise. The distance of their evidence is counted in standard deviations.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -112,8 +127,11 @@ def far_apart(protection: Protection, model: Float32s, entropy: Entropy) -> Pair
 
     def strength(pair: Pair) -> float:
         source = entropy.stream("trying")
-        ahead, back = evidence(protection, model, pair, trials=_TRIED, rounds=1, entropy=source)
-        return float(np.mean(ahead) - np.mean(back))
+        ahead, back = evidence(
+            protection, model, pair, trials=_TRIED, rounds=1, entropy=source, sums=sums
+        )
+        gap, spread = np.mean(ahead) - np.mean(back), np.hypot(np.std(ahead), np.std(back))
+        return float(gap / (spread + _TINY))
 
     return max(pairs, key=strength)
 
@@ -207,12 +225,14 @@ def distinguished(
     trials: int,
     rounds: int,
     entropy: Entropy,
+    sums: bool = False,
     watch: Watch | None = None,
 ) -> list[Distinguished]:
     """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
     Every report of a run also counts as a single report, so there are trials times rounds of these.
+    `sums` as in `said`.
     """
     found, done = [], 0
     watch = watch or Watch()
@@ -224,8 +244,9 @@ def distinguished(
 
     for pair in pairs:
         sides = evidence(
-            protection, model, pair, trials=trials, rounds=rounds, entropy=entropy, step=step
-        )
+            protection, model, pair,
+            trials=trials, rounds=rounds, entropy=entropy, sums=sums, step=step,
+        )  # fmt: skip
         ahead, back = (side.reshape(-1) for side in sides)
         found.append(distinguish(ahead, back, pair.name, 1, promised(1), curves(protection, 1)))
         if rounds > 1:

@@ -16,11 +16,15 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """The server's view of a round: reports' readings, the aggregate, the next round's `state`."""
+    """The server's view of a round: reports' readings, the aggregate, the next round's `state`.
+
+    `told` is the message that asked the first client for its update.
+    """
 
     readings: Sequence[Reading]
     aggregate: Float64s
     state: State = field(default_factory=dict)
+    told: Message = field(default_factory=dict)
 
     @property
     def masked(self) -> bool:
@@ -47,9 +51,10 @@ def seen(
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
     The round is real: both halves, every phase. The attacker follows the protocol and only reads
-    (docs/secure-aggregation.md describes a server that lies). Reports are drawn from `entropy`. The
-    updates must be finite.
+    (docs/secure-aggregation.md describes a server that lies). Reports and a server's noise are
+    drawn from `entropy`. The updates must be finite.
     """
+    protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))
     state = protection.initial_state() if state is None else state
     context = RoundContext(clients, round, model, state)
@@ -61,19 +66,21 @@ def seen(
         for i in clients
     ]
     read: dict[int, Reading] = {}
+    told: dict[int, Message] = {}
     messages: Mapping[int, Message] | None = dict.fromkeys(clients, server.opening())
     while messages is not None:
         for client, message in messages.items():
             half = halves[client]
             if half.wants_update(message):
                 answer = half.respond(message, updates[client])
-                read[client] = protection.reading(context, answer)
+                read[client], told[client] = protection.reading(context, answer), message
             else:
                 answer = half.respond(message, None)
             server.receive(client, answer)
         messages = server.advance()
     ended = server.aggregate()
-    return Seen([read[client] for client in clients], np.asarray(ended.update), ended.state)
+    readings = [read[client] for client in clients]
+    return Seen(readings, np.asarray(ended.update), ended.state, told[0])
 
 
 def repeated(

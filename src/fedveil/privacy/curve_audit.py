@@ -64,8 +64,8 @@ def curve_bound(
         # delta(0) is at most the advantage where the epsilon at this delta is 0.
         try:
             return compose(family(factor), advantage) == 0.0
-        except (InvalidValue, ValueError):
-            return False
+        except (InvalidValue, ValueError):  # no member: more noise than can be drawn, or less
+            return factor < 1
 
     low, high = _LEAST, 1 / _LEAST
     if not refuted(low):
@@ -73,4 +73,7 @@ def curve_bound(
     while high > low * (1 + _NEAR):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if refuted(middle) else (low, middle)
-    return compose(family(low), delta)
+    try:
+        return compose(family(low), delta)
+    except (InvalidValue, ValueError):  # the cheapest member is not refuted
+        return 0.0

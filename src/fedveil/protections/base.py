@@ -12,13 +12,14 @@ A protection sends nothing: an engine carries messages between two state machine
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -344,6 +345,12 @@ class Protection(Description):
         """Return the source of a server's central noise in this round."""
         known = self.context.seeded
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
+
+    def reseeded(self, seed: int) -> Self:
+        """Return a copy whose server draws its noise anew, from `seed` if noise is seeded."""
+        made = copy.copy(self)
+        made.context = replace(self.context, seed=seed)
+        return made
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return the best estimate that an adversary can make from one report of a known client.
