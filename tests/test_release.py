@@ -117,5 +117,6 @@ def test_errors_name_every_extra_and_no_other() -> None:
         named |= set(re.findall(r'MissingExtra\("\w+", "(\w+)"', text))
     named |= set(EXTRA_OF.values()) - {"dev"}
     known = {"torch", "flower", "vertical", "parquet", "notebook", "trackers", "ray", "nvflare"}
+    known |= {"language"}
     assert named == known
     assert named | {"all"} == extras

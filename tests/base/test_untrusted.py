@@ -17,7 +17,7 @@ from torch import nn
 
 from data_files import TINY_SET
 from fedveil.base.untrusted import check_regular, lines, opened, read_bytes, read_text
-from fedveil.data import femnist, image_folder, purchase100
+from fedveil.data import femnist, image_folder, purchase100, text_folder
 from fedveil.data.idx import read_idx
 from fedveil.data.npz_archive import read_npz
 from fedveil.engine.executors.client_states import ClientStates
@@ -34,6 +34,7 @@ from fedveil.federated.job import Job
 from fedveil.language import text
 from fedveil.link.tls import named_in
 from fedveil.pages.read_run import read_run
+from fedveil.pretrained.model_folder import ModelFolder
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.model_file import read_model
 from fedveil.record.recorder import Metrics
@@ -199,6 +200,15 @@ READERS: dict[str, tuple[type[FedveilError], Callable[[Any, Path], object]]] = {
     "purchase": (DataUnavailable, plain(purchase100._read_text)),
     "femnist": (DataUnavailable, plain(femnist._read_file)),
     "image": (DataUnavailable, plain(lambda p: image_folder._decoded(p, None))),
+    "texts": (
+        DataUnavailable,
+        plain(lambda p: list(text_folder._lines(p, "next_token", apart=False))),
+    ),
+    "config": (ModelInvalid, named("m/config.json", lambda p: ModelFolder(p.parent).config)),
+    "tokens": (
+        ModelInvalid,
+        named("m/tokenizer.json", lambda p: ModelFolder(p.parent).read_tokenizer()),
+    ),
     "text": (DataUnavailable, named("a/b.txt", lambda p: text.read(p.parent))),
     "certificate": (
         CertificateError,
@@ -219,6 +229,7 @@ READERS: dict[str, tuple[type[FedveilError], Callable[[Any, Path], object]]] = {
     "findings": (RunFolderError, within("attacks.jsonl", read_run)),
     "added": (RunFolderError, within("attacks.jsonl", lambda r: add_finding(own_folder(r), None))),  # type: ignore[arg-type]
     "accounts": (RunFolderError, within("accounts.jsonl", read_run)),
+    "compared": (RunFolderError, within("before-after.jsonl", read_run)),
     "state": (RunFolderError, within("clients/3-4", lambda r: ClientStates(r).load(3, 5, 2))),
 }
 

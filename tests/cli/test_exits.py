@@ -255,7 +255,7 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "--tls DIR is missing: plaintext needs --insecure",
         ),
-        (("data", "fetch", "digits"), Exit.FAILED, "data digits has no download"),
+        (("data", "fetch", "digits"), Exit.FAILED, "data.name = digits has no download"),
         (("run", "--resume", "nowhere"), Exit.FAILED, "nowhere is not a run's folder"),
         (("vertical", "evaluate", "nowhere"), Exit.FAILED, "nowhere is not a run's folder"),
     ],

@@ -133,7 +133,7 @@ def test_a_missing_ray_leaves_no_folder(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, err = command("run", "--on", "ray", "--set", "clients.number=7")
+    code, _, err = command("run", "--on", "ray", "--set", "protection=not_encrypt")
     assert (code, err.splitlines()[-1]) == (
         Exit.FAILED,
         "error: simulation.on needs the package ray: pip install 'fedveil[ray]' installs it",

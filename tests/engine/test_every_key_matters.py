@@ -237,6 +237,15 @@ CASES: dict[str, Case] = {
 #: What a simulation does not show, and the tests that do.
 ELSEWHERE: dict[str, str] = {
     "data.folder": "tests/data/test_image_folder.py",
+    "adapter.kind": "tests/pretrained/test_language_keys.py",
+    "adapter.rank": "tests/pretrained/test_language_keys.py",
+    "adapter.alpha": "tests/pretrained/test_language_keys.py",
+    "adapter.targets": "tests/pretrained/test_language_keys.py",
+    "language.length": "tests/pretrained/test_language_keys.py",
+    "language.config": "tests/pretrained/test_language_keys.py",
+    "language.recompute": "tests/pretrained/test_language_keys.py",
+    "language.prompts": "tests/pretrained/test_language_keys.py",
+    "language.new_tokens": "tests/pretrained/test_language_keys.py",
     "privacy.account": "tests/engine/test_shared_account.py",
     "simulation.on": "tests/engine/test_many_machines.py",  # the same bytes by definition
     "simulation.workers": "tests/engine/test_simulation.py",  # the same bytes by definition

@@ -232,16 +232,16 @@ def test_both_ends_of_a_domain_are_inside_and_their_neighbours_are_not(key: str)
 def test_every_key_refuses_what_it_cannot_be():
     """Few keys take a list, none a block, NaN or infinity; a number is not true."""
     lists = [("deployment", "reveal"), ("clients", "own_layers"), ("evaluation", "metrics")]
-    lists.append(("record", "callbacks"))
+    lists += [("record", "callbacks"), ("adapter", "targets"), ("language", "prompts")]
     for path in allowed.keys(Job):
         values: list[Any] = [[], [1], math.nan, math.inf, -math.inf, {"a": 1}, "\x00", b"x"]
         switches = ("tensorboard", "page", "active_security", "regrow", "rotation", "masks")
-        switches = (*switches, "nesterov")
+        switches = (*switches, "nesterov", "recompute")
         if path[-1] not in switches:
             values += [True] if path[-1] != "adaptive" else []
         if path in lists:
             values.remove([])
-        if path == ("protection", "own"):  # what is in it is its class's to say
+        if path in (("protection", "own"), ("language", "config")):  # their readers check these
             values.remove({"a": 1})
         for value in values:
             with pytest.raises(JobError) as caught:

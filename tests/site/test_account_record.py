@@ -54,6 +54,19 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert any("3 of 8 releases promise no epsilon" in s for s in record.record()["statements"])
 
 
+def test_the_record_says_who_executed_what_left(record: AccountRecord) -> None:
+    def said() -> str:
+        return " ".join(record.record()["statements"])
+
+    assert "through Flower" not in said()
+    assert "through NVFlare" not in said()
+    record.account.charge(release(through="Flower, study"), limit=FREE)
+    assert "The site's own code executed the jobs" in said()
+    assert "through NVFlare" not in said()
+    record.account.charge(release(through="NVFlare"), limit=FREE)
+    assert "is not in this account" in said()
+
+
 def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path) -> None:
     list(record.write(tmp_path / "out"))
     read = json.loads((tmp_path / "out" / "record.json").read_text())

@@ -13,11 +13,15 @@ from fedveil.errors import JobError
 from fedveil.federated.job import Job
 from fedveil.settings.allowed import dotted, keys
 from fedveil.settings.yaml_file import put
+from fedveil.site.account import Limits
 from fedveil.site.admission import Admission
 from fedveil.site.order import Order
 from fedveil.site.policy import Policy
 from fedveil.site.policy_start import START
+from fedveil.site.site_folder import create
+from fedveil.site.supernode import command
 from site_house import job, noised
+from site_parts import write_policy
 
 SOUND: dict[str, Any] = {
     "clear": {"answer_after_s": 5.0},
@@ -129,6 +133,28 @@ def test_a_wrong_policy_is_one_sentence(change: tuple[str, Any], problem: str) -
     with pytest.raises(JobError) as raised:
         of(change)
     assert problem in str(raised.value)
+
+
+def test_the_limits_of_an_account_are_the_policys() -> None:
+    epsilon = {"run": 1.5, "month": 1.25, "ever": 7.0, "delta": 1e-7, "exact_sums": 3}
+    policy = Policy(epsilon=epsilon, strength={"unit": "client"})
+    assert policy.limits == Limits(1.5, 1.25, 7.0, 1e-7, "client", 3)
+
+
+def test_a_supernode_connects_as_the_server_is_described(tmp_path: Path) -> None:
+    create(tmp_path / "site")
+    server = {"superlink": "study.org:9092", "root_certificates": "ca.crt", "supernode_key": "key"}
+    site = write_policy(
+        tmp_path / "site", {"servers": {"study": server, "test": {"insecure": True}}}
+    )
+    study = command(site, site.policy.servers["study"], Path("secret"), 8123)
+    assert study[1:] == [
+        "--isolation", "process", "--superexec-auth-secret-file", "secret",
+        "--superlink", "study.org:9092", "--host", "127.0.0.1", "--port", "8123",
+        "--root-certificates", str(site.folder / "ca.crt"),
+        "--auth-supernode-private-key", str(site.folder / "key"),
+    ]  # fmt: skip
+    assert command(site, site.policy.servers["test"], Path("secret"), 1)[-1] == "--insecure"
 
 
 def test_every_key_is_tried() -> None:

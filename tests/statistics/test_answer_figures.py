@@ -5,13 +5,14 @@ No two figures of these answers are equal.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from fedveil.pages.page import Fact, Table
 from fedveil.pages.plot import Plot
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
-from fedveil.statistics.answer_page import number, page_of
+from fedveil.statistics.answer_page import number, page_of, table
 from fedveil.statistics.answers import Answer, Answers, Estimate, answers_of
 from fedveil.statistics.question import QuestionFile
 
@@ -46,8 +47,8 @@ def test_a_page_shows_each_estimate_where_it_belongs() -> None:
     page = page_of(answers)
     for section, answer in zip(page.sections, answers.answers.values(), strict=False):
         assert section.title == f"{answer.name}: {answer.ask}"
-        (table,) = (part for part in section.parts if isinstance(part, Table))
-        assert [list(row) for row in table.rows] == [
+        (shown,) = (part for part in section.parts if isinstance(part, Table))
+        assert [list(row) for row in shown.rows] == [
             [
                 *e.label.values(), number(e.value), number(e.low), number(e.high),
                 f"±\u00a0{number(e.noise)}", f"±\u00a0{number(e.sampling)}",
@@ -64,6 +65,17 @@ def test_a_page_shows_each_estimate_where_it_belongs() -> None:
         ]
         several = len(answer.estimates) > 1
         assert drawn == [(e.value, e.low, e.high) for e in answer.estimates if several]
+
+
+def test_a_long_answer_is_cut_and_says_so() -> None:
+    many = [Estimate({"x": str(i)}, i, i - 1, i + 1, 0.5, 0.25) for i in range(1207)]
+    answer = Answer("a", "histogram", many)
+    short = table(answer, 100)
+    assert (len(short.rows), short.rows[99][0]) == (100, "99")
+    assert short.caption == "1,107 more estimates are in answers.json."
+    page = page_of(replace(made(), answers={"a": answer})).html()
+    assert "207 more estimates" in page
+    assert "<rect" not in page
 
 
 def test_a_page_states_who_was_asked_and_what_it_cost() -> None:

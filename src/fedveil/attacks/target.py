@@ -95,10 +95,14 @@ class Target:
         model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))
         return cls(job, _as_taken(dataset, model), split, model)
 
-    def needs_classes(self, attack: str) -> None:
-        """Raise an error unless the job learns classes, from examples that are one array each."""
+    def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
+        """Raise an error unless the job learns classes, from examples that are one array each.
+
+        With `of_texts`, these may be texts.
+        """
         shape = self.dataset.example_shape
-        if self.job.task != "classification" or isinstance(shape, dict):
+        texts = of_texts and self.job.task == "sequence_classification"
+        if not (self.job.task == "classification" or texts) or isinstance(shape, dict):
             what = f"task is {self.job.task}"
             if isinstance(shape, dict):
                 what = f"examples have the inputs {', '.join(shape)}"

@@ -17,6 +17,9 @@ from fedveil.errors import JobError
 if TYPE_CHECKING:
     from fedveil.statistics.question import QuestionFile
 
+#: The most rows of a table in a terminal.
+_MOST_ROWS = 100
+
 
 def _keys(wanted: bool) -> None:
     """Explain the keys of a question file, and exit."""
@@ -74,13 +77,6 @@ def ask(
         answer(answers)
 
 
-def is_question(path: Path) -> bool:
-    """Return True if a file holds questions instead of a job."""
-    from fedveil.settings import yaml_file
-
-    return "questions" in yaml_file.read(path)
-
-
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
     """Write a question as a Flower app, print its files, and return them."""
     from fedveil.statistics.flower_app import deployable, write_app
@@ -124,8 +120,11 @@ def _print(answers: Mapping[str, Any]) -> None:
 
     for found in answers_of(answers):
         say(f"{found.name} ({found.ask})")
-        shown = table(found)
-        console().print(shown.terminal() if shown.rows else f"  {shown.caption}")
+        shown = table(found, _MOST_ROWS)
+        if shown.rows:
+            console().print(shown.terminal())
+        if shown.caption:
+            say(f"  {shown.caption}")
         for note in found.notes:
             say(f"  {note}")
     for line in answers["privacy"]:

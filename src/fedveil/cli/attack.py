@@ -107,6 +107,7 @@ FEDERATED = (
         "class_shares",
         "Count a client's labels, and tell whether most are of one class.",
     ),
+    Attack("extraction", "extraction", "Extract phrases planted in clients' texts."),
     Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
     Attack(
         "distinguish",

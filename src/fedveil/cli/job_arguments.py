@@ -11,7 +11,7 @@ import typer
 
 from fedveil.base.plain_text import remark
 from fedveil.errors import JobError
-from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
+from fedveil.settings.yaml_file import read, refuse_other_kind, refuse_parted, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -63,13 +63,13 @@ def load(
     try:
         job, notes = Job.load_with_notes(path, overrides or [])
     except JobError:
-        from fedveil.statistics.question import QuestionFile
         from fedveil.vertical.job import VerticalJob
 
         refuse_their_vertical(path)
         refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
-        question = f"asks questions. Run it with: fedveil ask {path}"
-        refuse_other_kind(path, Job, QuestionFile, question)
+        if path is not None and is_question(path):
+            question = f"{path} asks questions. Run it with: fedveil ask {path}"
+            raise JobError([question]) from None
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:
@@ -77,6 +77,11 @@ def load(
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
+
+
+def is_question(path: Path) -> bool:
+    """Return True if a file holds questions instead of a job."""
+    return "questions" in read(path)
 
 
 def _unprotected(job: Job, path: Path | None) -> str:

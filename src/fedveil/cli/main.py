@@ -25,7 +25,15 @@ from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli import site as site_cli
 from fedveil.cli.exits import Commands, ended
-from fedveil.cli.job_arguments import JobPath, KeyPart, Overrides, job_of_run, load, remarks
+from fedveil.cli.job_arguments import (
+    JobPath,
+    KeyPart,
+    Overrides,
+    is_question,
+    job_of_run,
+    load,
+    remarks,
+)
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
 from fedveil.cli.vertical import commands as vertical_cli
 from fedveil.errors import ClaimRefuted, FedveilError, JobError, MissingExtra, RunFolderError
@@ -247,7 +255,7 @@ def deploy(
 ) -> object:
     """Write a job or a question as a Flower app, to run the clients on other machines."""
     _need_flower("fedveil deploy")
-    if job is not None and ask_cli.is_question(job):
+    if job is not None and is_question(job):
         return ask_cli.deploy(directory, job, overrides)
     loaded = load(job, overrides, default=DEFAULT_JOB)
     from fedveil.flower.job.deploy import deployable, write_app

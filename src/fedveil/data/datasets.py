@@ -17,6 +17,7 @@ from fedveil.data import (
     own_dataset,
     purchase100,
     shakespeare,
+    text_folder,
 )
 from fedveil.data.data_folders import cache_folder, find
 from fedveil.data.download import Progress, fetch_files, target
@@ -142,15 +143,24 @@ def load(
     apart: bool = False,
     writers: bool = False,
     folder: str | None = None,
+    texts: text_folder.TextForm | None = None,
 ) -> Dataset:
     """Return the data set `name`, which may be a user's `package.module:function`.
 
     With `apart`, no training record of the user's influences another one (`lone_records`). With
-    `writers`, the data is MNIST and its owners are the writers. `folder` is that of `image_folder`.
-    This function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    `writers`, the data is MNIST and its owners are the writers. `folder` is that of `image_folder`
+    and `text_folder`; `texts` says how the latter become examples. This function never uses the
+    network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
+    if name == text_folder.NAME:
+        if folder is None or texts is None:
+            raise DataInvalid(
+                f"data.name = {name} needs data.folder, the folder of your texts, and model = "
+                "hf:FOLDER, whose tokeniser reads them"
+            )
+        return text_folder.read(folder, texts, apart=apart)
     known = "class" if name == image_folder.NAME else _entry(name).targets
     if targets != known:
         what, task = _LEARNT[known]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 
 from fedveil.base.example_arrays import Shape
@@ -31,6 +28,9 @@ from fedveil.engine.executors.stateful_training import (
     Way,
     local_steps,
 )
+from fedveil.engine.job_model import ModelShape as ModelShape
+from fedveil.engine.job_model import make_model as make_model
+from fedveil.engine.job_model import text_form
 from fedveil.engine.job_protection import check_buffers as check_buffers
 from fedveil.engine.job_protection import make_protection as make_protection
 from fedveil.engine.job_protection import report_entropy as report_entropy
@@ -38,14 +38,14 @@ from fedveil.engine.job_protection import training_entropy as training_entropy
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, ModelInvalid
 from fedveil.federated.job import Job
-from fedveil.learning import learning_task, models
+from fedveil.learning import learning_task
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.device import check_device
 from fedveil.learning.learning_task import Task, plan_loss
 from fedveil.learning.losses import OWN, WEIGHTED
-from fedveil.learning.own_layers import keep_own, own_names, whole
+from fedveil.learning.own_layers import own_names, whole
 from fedveil.learning.task_trainer import TaskTrainer
-from fedveil.learning.trained_part import TrainedPart, only_head
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
@@ -53,74 +53,6 @@ from fedveil.learning.weight_layout import Layout
 #: With fewer parameters, a client spends most of its time in Python, where threads only wait for
 #: each other: `auto` then takes one.
 _LEAST_FOR_THREADS = 20_000
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The properties of the data that the model depends on, and the model's fingerprint.
-
-    `classes` is the number of outputs that the model needs, whatever the task. `target_shape` is
-    the shape of one target of a user's own task (`data.lone_records`), and `whole_targets` says
-    that those targets are integers. `whole_examples` says that each example is one array of
-    integers.
-    """
-
-    example_shape: Shape
-    classes: int
-    fingerprint: str = ""
-    target_shape: tuple[int, ...] = ()
-    whole_targets: bool = False
-    whole_examples: bool = False
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> ModelShape:
-        """Return the shape that a dataset requires, without a model's fingerprint."""
-        x, y = dataset.test.x, dataset.test.y
-        return cls(
-            dataset.example_shape,
-            dataset.classes,
-            target_shape=dataset.target_shape,
-            whole_targets=y.dtype.kind != "f",
-            whole_examples=x.dtype.kind != "f",
-        )
-
-    def given(self, model: nn.Module) -> ModelShape:
-        """Return this shape with the fingerprint of `model`, which was built for it."""
-        return replace(self, fingerprint=model_fingerprint(model))
-
-
-def make_model(job: Job, shape: ModelShape) -> nn.Module:
-    """Return the model with its initial weights, drawn from the job's seed."""
-    weights = job.training.class_weights
-    if weights is not None and len(weights) != shape.classes:
-        raise ModelInvalid(
-            f"training.class_weights has {len(weights)} numbers, but the data has {shape.classes} "
-            f"classes. Use one number per class"
-        )
-    model = models.build(
-        job.model, shape.example_shape, shape.classes, Seeded(job.seed, "initial weights")
-    )
-    if job.training.train == "head":
-        model = only_head(model)
-    if job.clients.own_layers:
-        model = keep_own(model, job.clients.own_layers)
-    Layout(model)  # raises an error that names a tensor which cannot be trained
-    found = model_fingerprint(model)
-    if shape.fingerprint and found != shape.fingerprint:
-        raise ModelInvalid(
-            f"model = {job.model!r} returned another model when it was called again. Its function "
-            f"must depend only on its arguments and the seed"
-        )
-    return model
-
-
-def model_fingerprint(model: nn.Module) -> str:
-    """Return a SHA-256 digest of the names, types, shapes and values of all the model's tensors."""
-    digest = hashlib.sha256()
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def make_task(job: Job) -> Task:
@@ -136,7 +68,8 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
     targets = make_task(job).targets
     if name is not None:
         return load(name, targets, apart=apart)
-    return load(job.data.name, targets, apart=apart, writers=writers, folder=job.data.folder)
+    folder, texts = job.data.folder, text_form(job)
+    return load(job.data.name, targets, apart=apart, writers=writers, folder=folder, texts=texts)
 
 
 def training_plan(job: Job, round: int = 1) -> TrainingPlan:
@@ -209,7 +142,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     if plan.corrected:
         return LoopTrainer(model, plan, settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
-    if auto and settings.device != "cpu":
+    if auto and settings.device != "cpu" and not job.has_language_model:
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)

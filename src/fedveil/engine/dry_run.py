@@ -23,6 +23,7 @@ from fedveil.engine.evaluation import told
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
+from fedveil.federated.language_blocks import is_language_model
 from fedveil.learning import models
 from fedveil.learning.evaluate import score
 from fedveil.learning.own_layers import whole
@@ -85,6 +86,8 @@ def try_out(
 
 def _defined_at(name: str) -> str:
     """Return the place of the function `name`. A traceback may name only torch's own files."""
+    if is_language_model(name):
+        return name
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)
     return own_code.defined_at(made)
 

@@ -18,6 +18,7 @@ from fedveil.engine.budget import admit
 from fedveil.engine.callbacks import Beginning
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.finished_run import Presentation, Run
+from fedveil.engine.language_results import before_after
 from fedveil.engine.next_protection import advise
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
@@ -28,6 +29,7 @@ from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext, Spending
 from fedveil.protections.own_errors import own_errors
 from fedveil.record.account_lines import keep_accounts
+from fedveil.record.before_after import keep_before_after
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.metric_names import LOSS, in_words
 from fedveil.record.model_file import write_model
@@ -117,6 +119,8 @@ class Federation:
             if which or LOSS not in self.recorder.records[-1]:
                 quality = in_words(parts.test.quality(state.weights))
                 self.recorder.event(f"the model at its end: {quality}")
+            if compared := list(before_after(parts, state.weights)):
+                keep_before_after(self.folder, compared)
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples)
             if self.presentation is not None and parts.job.record.page:
                 self.presentation.page(self.folder, self.recorder.event)

@@ -50,8 +50,8 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         short = f"lower its epsilon to {TARGET:g}" if known else f"protect it with {best.name}"
         return f"{short}: {_costs(best, examples)}{_known(best)}"
     hidden = (
-        f"with {_clients(best)}, the noise of epsilon {TARGET:g} is at least "
-        f"{_times(best, examples)} times as long as the mean update under {best.name}"
+        f"with {best.job.clients_per_round:,} clients in a round, the noise of epsilon {TARGET:g} "
+        f"is at least {_times(best, examples)} times as long as the mean update under {best.name}"
     )
     changes = of_examples(job)
     others = list(candidates(job, dimension, TARGET, ["distributed_dp"], changes))
@@ -92,10 +92,6 @@ def _times(candidate: Candidate, examples: int) -> str:
     """Return the norm of the noise over that of the mean update, with at least two digits."""
     noise = _noise(candidate, examples)
     return f"{noise:.1f}" if noise < 10 else f"{noise:,.0f}"
-
-
-def _clients(candidate: Candidate) -> str:
-    return f"{candidate.job.clients_per_round:,} clients in a round"
 
 
 def _costs(candidate: Candidate, examples: int) -> str:

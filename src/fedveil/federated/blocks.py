@@ -8,7 +8,16 @@ from pydantic import Field
 
 from fedveil.base.own_code import is_function
 from fedveil.errors import InvalidValue, JobError
+from fedveil.federated.language_blocks import (
+    LANGUAGE_TASKS,
+    TEXT_FOLDER,
+    AdapterSettings,
+    LanguageSettings,
+    is_language_model,
+    model_text,
+)
 from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.federated.run_blocks import CheckpointSettings, DeploymentSettings, RecordSettings
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.federated.training_blocks import ServerSettings, TrainingSettings
 from fedveil.protections.advice import Cohort
@@ -45,13 +54,12 @@ MODELS = (
     "scattering_linear",
     "transformer",
 )
-TASKS = ("classification", "regression", "multilabel", "next_token")
-DatasetName = Annotated[str, or_function(*DATASETS, IMAGE_FOLDER)]
-ModelName = Annotated[str, or_function(*MODELS)]
+TASKS = ("classification", "regression", "multilabel", *LANGUAGE_TASKS)
+DatasetName = Annotated[str, or_function(*DATASETS, IMAGE_FOLDER, TEXT_FOLDER)]
+ModelName = Annotated[str, model_text(*MODELS)]
 TRACKERS = ("fedveil.engine.trackers:MLflow", "fedveil.engine.trackers:WandB")
 FilePath = Annotated[str, text("the path of a file", r"[^\0]+")]
 FolderPath = Annotated[str, text("the path of a folder", r"[^\0]+")]
-ClassName = Annotated[str, function_text("package.module:Class")]
 TaskName = Annotated[str, function_text("package.module:Task", *TASKS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: The value of simulation.on for a simulation on one machine.
@@ -97,13 +105,14 @@ class DataSettings(Block):
 
     name: DatasetName = Field(
         "digits",
-        description="a built-in data set, a folder of your images, or a function of yours that "
-        "returns a data set",
+        description="a built-in data set, a folder of your images or texts, or a function of yours "
+        "that returns a data set",
     )
-    folder: Annotated[FolderPath | None, Under("name", IMAGE_FOLDER)] = Field(
+    folder: Annotated[FolderPath | None, Under("name", IMAGE_FOLDER, TEXT_FOLDER)] = Field(
         None,
         description="under `name: image_folder`: the folder that holds train/CLASS/ and "
-        "test/CLASS/, with JPEG or PNG files of one size",
+        "test/CLASS/, with JPEG or PNG files of one size; under `name: text_folder`: the folder "
+        "that holds train.jsonl and test.jsonl",
     )
     split: Literal["iid", "shards", "dirichlet", "by_client", "writers"] = Field(
         "iid",
@@ -127,7 +136,7 @@ class DataSettings(Block):
     @property
     def may_have_owners(self) -> bool:
         """True if the data set has owners, or is a user's function that may return some."""
-        return self.name in self.OWNED or is_function(self.name)
+        return self.name in (*self.OWNED, TEXT_FOLDER) or is_function(self.name)
 
 
 class EvaluationSettings(Block):
@@ -149,8 +158,8 @@ class EvaluationSettings(Block):
         min_length=1,
         description="metrics of a bundled task; the first one decides. null: classification "
         "accuracy, auc (also ks, balanced_accuracy, f1, f1_per_class, "
-        "confusion); regression rmse, mae, r2; multilabel f1, accuracy, auc "
-        "(also exact_match); next_token perplexity, accuracy",
+        "confusion), also of sequence_classification; regression rmse, mae, r2; multilabel f1, "
+        "accuracy, auc (also exact_match); next_token and instruction perplexity, accuracy",
     )
 
 
@@ -239,75 +248,6 @@ class SimulationSettings(Block):
     )
 
 
-class DeploymentSettings(Block):
-    """Settings for clients on other machines (`fedveil deploy`)."""
-
-    reveal: list[Literal["examples"]] = Field(
-        default_factory=list,
-        description="values that a client may reveal to the server beside its reports. "
-        "examples: its number of examples",
-    )
-    repeats: int = Field(
-        3,
-        ge=0,
-        description="number of private reports beyond `rounds` that a client sends, for "
-        "rounds that were interrupted and restarted. Each client counts its own "
-        "reports",
-    )
-    start_clients: int | None = Field(
-        None,
-        ge=1,
-        description="number of clients that must be connected before the first round; null: all",
-    )
-    answer_s: float = Field(
-        300.0,
-        gt=0,
-        description="seconds that the server waits for the answers of a phase, if the "
-        "protection has no deadline of its own",
-    )
-    answer_after_s: float | None = Field(
-        None,
-        gt=0,
-        description="seconds after which a client sends its report, however long its "
-        "training took. A training that is not ready after 7/8 of them counts "
-        "as an update of zero. null: when it is ready",
-    )
-    wait_s: float = Field(
-        600.0,
-        gt=0,
-        description="seconds that the server waits for clients before it stops the run: at "
-        "the start, and for a cohort with too few connected clients",
-    )
-
-
-class RecordSettings(Block):
-    """Records that are written in addition to the run folder's own files."""
-
-    tensorboard: bool = Field(False, description="also write TensorBoard event files")
-    callbacks: list[ClassName] = Field(
-        default_factory=list,
-        description="callback classes, called when the run starts, after each round and at "
-        "the end. They may stop the run: `fedveil.engine.trackers:MLflow`, "
-        "`fedveil.engine.trackers:WandB`, or yours, derived from "
-        "`fedveil.engine.callbacks.Callback`",
-    )
-    page: bool = Field(
-        True,
-        description="if true, a run writes its page (about 40 KB) into its folder when it "
-        "ends; `fedveil report` writes it at any time",
-    )
-
-
-class CheckpointSettings(Block):
-    """The interval between checkpoints, which limits the cost of an interruption."""
-
-    every: int = Field(
-        1,
-        ge=1,
-        description="number of rounds between two checkpoints. The last round is always saved",
-    )
-
-
 class JobFields(CheckedJob):
     """A job's keys, and properties computed from them. `Job` adds the rules between the keys."""
 
@@ -317,8 +257,12 @@ class JobFields(CheckedJob):
     clients: ClientsSettings = Field(default_factory=ClientsSettings)
     data: DataSettings = Field(default_factory=DataSettings)
     model: ModelName = Field(
-        "lenet", description="a built-in model, or a function of yours that returns an nn.Module"
+        "lenet",
+        description="a built-in model, a function of yours that returns an nn.Module, or "
+        "`hf:FOLDER`: the language model in a folder on this machine, as transformers saves it",
     )
+    adapter: AdapterSettings = Field(default_factory=AdapterSettings)
+    language: LanguageSettings = Field(default_factory=LanguageSettings)
     task: TaskName = Field(
         "classification",
         description="task, or a fedveil.Task of yours: its loss, its metrics, and how it "
@@ -352,6 +296,11 @@ class JobFields(CheckedJob):
             self.__dict__["clients"] = self.clients.model_copy(update={"number": None})
 
     @property
+    def has_language_model(self) -> bool:
+        """True if the model is that of a folder of transformers."""
+        return is_language_model(self.model)
+
+    @property
     def secret_turns(self) -> bool:
         """True if each client decides in secret in which rounds it takes part."""
         return self.clients.sampling == "poisson" and self.protection.position.secret_turns
@@ -364,7 +313,8 @@ class JobFields(CheckedJob):
     @property
     def own_names(self) -> list[str]:
         """The values of the job's keys that may name the user's own code."""
-        named = [self.model, self.data.name, self.task, self.protection.name]
+        named = [] if self.has_language_model else [self.model]
+        named += [self.data.name, self.task, self.protection.name]
         named += [self.training.lr_schedule, *self.record.callbacks]
         return [name for name in named if name not in TRACKERS]
 

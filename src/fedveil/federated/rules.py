@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedveil.errors import nearest
 from fedveil.federated.blocks import IMAGE_FOLDER, JobFields
+from fedveil.federated.language_rules import add_language_rules
 from fedveil.federated.protection_rules import add_rules_of_protections
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.allowed import plain, shown
@@ -154,8 +155,9 @@ def _weighs_equally(job: JobFields) -> str | None:
 
 @RULES.rule("task", "training.class_weights")
 def _classes_weighed(job: JobFields) -> str | None:
-    """`training.class_weights` needs `task: classification`."""
-    if job.training.class_weights is None or job.task == "classification":
+    """`training.class_weights` needs `task: classification` or `sequence_classification`."""
+    classes = job.task in ("classification", "sequence_classification")
+    if job.training.class_weights is None or classes:
         return None
     return f"training.class_weights needs task = classification; task = {job.task} has no classes"
 
@@ -288,6 +290,7 @@ def _phases_known(job: JobFields) -> str | None:
 
 
 add_rules_of_protections(RULES)
+add_language_rules(RULES)
 
 
 @RULES.rule("clients.number", "deployment.start_clients")

@@ -40,8 +40,9 @@ def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu")
     was_training = model.training
     model.eval()
     parts, loss = [], 0.0
-    for start in range(0, len(y), _BATCH):
-        rows = slice(start, start + _BATCH)
+    size = min(_BATCH, getattr(model, "scored_at_once", _BATCH))
+    for start in range(0, len(y), size):
+        rows = slice(start, start + size)
         inputs, targets = on_device(task.collate(opened(x[rows]), opened(y[rows])), device)
         outputs = task.forward(model, inputs)
         loss += float(task.loss(outputs, targets)) * len(y[rows])

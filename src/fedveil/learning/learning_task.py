@@ -220,11 +220,21 @@ def _perplexity(told: Array) -> float:
     return float(np.exp(min(mean, math.log(np.finfo(np.float64).max))))
 
 
+class SequenceClassification(Classification):
+    """Classification of texts by a language model."""
+
+
+class Instruction(NextToken):
+    """Prediction of an answer's tokens. The prompt's own tokens are not learnt."""
+
+
 BUNDLED: dict[str, type[_Bundled]] = {
     "classification": Classification,
     "regression": Regression,
     "multilabel": MultiLabel,
     "next_token": NextToken,
+    "sequence_classification": SequenceClassification,
+    "instruction": Instruction,
 }
 
 

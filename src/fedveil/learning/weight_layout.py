@@ -8,6 +8,7 @@ Every tensor of a model is averaged, kept or refused, by name. None is silently 
 - Tensors that stay with each client (`own_layers.keep_own`) are kept and never sent.
 - Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
   starts from the server's value, and its changes are discarded.
+- Base weights (`pretrained.base_weights`) are kept, and not copied, as nothing changes them.
 - Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
 """
 
@@ -25,6 +26,7 @@ from fedveil.base.array_types import Bools, Float32s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.own_layers import own_names
 from fedveil.learning.trained_part import TrainedPart
+from fedveil.pretrained.base_weights import base_names
 
 Fate = Literal["parameter", "buffer"]
 
@@ -48,7 +50,7 @@ class Layout:
         self.entries: list[Entry] = []
         self.kept: dict[str, torch.Tensor] = {}
         self.dimension = 0
-        self._own = own_names(model)
+        self._own, self._base = own_names(model), base_names(model)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name not in self._own:
                 self._place(name, "parameter", parameter)
@@ -58,13 +60,18 @@ class Layout:
         travelling = {id(buffer) for buffer in TrainedPart.of(model).module.buffers()}
         for name, buffer in model.named_buffers():
             floats = buffer.dtype == torch.float32 and name in persistent
-            if floats and id(buffer) in travelling and name not in self._own:
+            fixed = name in self._own or name in self._base
+            if floats and id(buffer) in travelling and not fixed:
                 self._place(name, "buffer", buffer)
             else:
                 self.kept[name] = buffer
         if not any(entry.fate == "parameter" for entry in self.entries):
             raise ModelInvalid("the model has no trainable parameter")
-        self._kept_values = {name: value.detach().clone() for name, value in self.kept.items()}
+        self._kept_values = {
+            name: value.detach().clone()
+            for name, value in self.kept.items()
+            if name not in self._base
+        }
         self._tensors = [entry.tensor.detach() for entry in self.entries]
         # For many small tensors NumPy takes a third of torch's time.
         on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
@@ -120,7 +127,13 @@ class Layout:
             lines.append(f"buffers averaged with the parameters: {', '.join(averaged)}")
         if self._own:
             lines.append(f"tensors that stay with each client: {', '.join(self._own)}")
-        kept = [name for name in self.kept if name not in self._own]
+        kept = [name for name in self._kept_values if name not in self._own]
+        if self._base:
+            fixed = sum(self.kept[name].numel() for name in self._base)
+            lines.append(
+                f"base weights: {fixed:,} numbers, neither trained nor sent; trained: "
+                f"{self.dimension:,}"
+            )
         if kept:
             lines.append(f"tensors kept at the server's value: {', '.join(kept)}")
         return lines

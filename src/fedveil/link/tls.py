@@ -101,7 +101,8 @@ class Credentials:
         `others` are the certificates that the peer sent with it. The TLS library has already found
         that they lead to the authority.
         """
-        chain = ascent(certificate, [*others, *self._roots()])
+        roots = load_chain(self.authority, self.settings.path(self.settings.authority))
+        chain = ascent(certificate, [*others, *roots])
         for one in chain:
             if (weak := weakness(one)) is not None:
                 raise PeerRefused(f"the certificate of {described(certificate)} is weak: {weak}")
@@ -162,9 +163,6 @@ class Credentials:
             ) from None
         return context
 
-    def _roots(self) -> list[x509.Certificate]:
-        return load_chain(self.authority, self.settings.path(self.settings.authority))
-
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
     """Create each party's folder, never an existing one, and the authority. Returns paths."""
@@ -175,7 +173,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
         if not (folder / "authority.key").exists():
             _write_authority(folder)
         authority_key = _load_authority_key(folder / "authority.key")
-        authority = _load(_read(folder / "authority.pem"), folder / "authority.pem")
+        authority = load_chain(_read(folder / "authority.pem"), folder / "authority.pem")[0]
         return [_write_party(folder, party, authority, authority_key, days) for party in parties]
     except OSError as error:
         where = error.filename or folder
@@ -343,10 +341,6 @@ def _check_dates(found: Credentials, certificate: x509.Certificate, is_own: bool
             f"{what} is valid only from {certificate.not_valid_before_utc:%F %H:%M} UTC on: check "
             f"the clock"
         )
-
-
-def _load(pem: bytes, path: Path) -> x509.Certificate:
-    return load_chain(pem, path)[0]
 
 
 def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -40,14 +40,14 @@ _LANES = 32
 class GaussianMechanism:
     """Clip a vector to the L2 norm `clip` and add Gaussian noise.
 
-    `sigma` is the least standard deviation for which N(0, sigma²) noise in every coordinate makes
-    two vectors of norm at most `clip`, which may lie 2 · clip apart, (eps, delta)-
-    indistinguishable: the analytic Gaussian mechanism of Balle and Wang.
+    Two vectors of norm at most `clip` lie at most 2 · clip apart. `sigma` is the least standard
+    deviation of Gaussian noise in every coordinate that makes them (eps, delta)-indistinguishable
+    (the analytic Gaussian mechanism of Balle and Wang).
 
-    noise = "discrete" outputs z + step · N: z is the clipped vector rounded towards zero to whole
-    multiples of `step`, a power of two (see `grid`); the coordinates of N are independent
-    discrete Gaussians, drawn exactly, whose parameter s² is the least that the sampler offers
-    at or above (sigma / step)² · (1 + 2^-30) + 16, at most 2e-5 above (sigma / step)².
+    noise = "discrete" outputs z + step · N. The vector z is the clipped one, rounded towards zero
+    to whole multiples of `step`, a power of two (see `grid`). The coordinates of N are independent
+    discrete Gaussians, drawn exactly. Their parameter s² is the least that the sampler offers at or
+    above (sigma / step)² · (1 + 2^-30) + 16. It exceeds (sigma / step)² by at most 2e-5 of it.
 
     Privacy: (eps, delta) for a whole vector, replace-one, with nothing neglected:
     1. |z| <= clip holds in exact arithmetic (`clip_to_grid`), so that |z - z'| <= 2 · clip.

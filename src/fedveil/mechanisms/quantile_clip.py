@@ -25,28 +25,29 @@ class QuantileClip:
 
         y = (first · x / max(|x|, C), ±half),     +half if |x| <= C, -half if |x| > C.
 
-    From a mean of such vectors, whatever noise is in it, `parted` computes the mean of the clipped
-    vectors, C / first · (its first entries), and the share of vectors with |x| <= C, ½ + (its last
-    entry) / (2 · half), which noise may take out of [0, 1]. `moved` gives the next clip:
+    From a mean m of such vectors, with or without noise, `parted` computes two results. The mean of
+    the clipped vectors is C / first · (the first entries of m). The share of vectors with |x| <= C
+    is ½ + (the last entry of m) / (2 · half), which noise may take out of [0, 1]. `moved` gives the
+    next clip:
 
         C' = C · exp(-rate · (share - quantile)),     with the share limited to [0, 1],
 
     and with C' limited to first · 2^-20 .. first · 2^20.
 
     Sensitivity: |y|² <= first² + half² = norm² for every x and every C, so that replacing one
-    vector moves a sum of them by at most 2 · norm, in all entries together. A Gaussian mechanism
-    for vectors of norm `norm` that adds noise of `ratio` times 2 · norm to every entry of the sum,
-    and enforces that norm itself (`CentralNoise`, `DistributedGaussian`: rounding here breaks
-    nothing there), is one release `Gaussian(ratio)` of vectors and bits together. That holds for
-    any C, which need not be trusted: it may follow from earlier releases, differ between clients,
-    or be whatever a lying server says. The loss does not depend on C, and releases of fixed ratios
-    compose as such although C follows from earlier ones.
+    vector moves a sum of them by at most 2 · norm, in all entries together. Take a Gaussian
+    mechanism that adds noise of `ratio` times 2 · norm to every entry of the sum, and enforces the
+    norm `norm` itself, so that rounding here cannot break it (`CentralNoise`,
+    `DistributedGaussian`). It is one release `Gaussian(ratio)` of vectors and bits together. That
+    holds for any C, which need not be trusted: it may follow from earlier releases, differ between
+    clients, or be whatever a lying server says. The loss does not depend on C, and releases of
+    fixed ratios compose as such although C follows from earlier ones.
 
     The price is more noise on the vectors. `bit_noise` is the standard deviation of the noise in
-    the number of +half bits: half = first / √((bit_noise / ratio)² - 1), and the vectors' noise is
-    that of the ratio (ratio^-2 - bit_noise^-2)^(-1/2), so that bit_noise must be above ratio. By
-    default it is a twentieth of `clients`, as in the source, or √11 · ratio if that is larger: the
-    vectors' noise is then at most √1.1 of what it is without bits.
+    the number of +half bits, so half = first / √((bit_noise / ratio)² - 1). The vectors' noise is
+    that of the ratio (ratio^-2 - bit_noise^-2)^(-1/2), so bit_noise must be above ratio. By default
+    it is a twentieth of `clients`, as in the source, or √11 · ratio if that is larger. The vectors'
+    noise is then at most √1.1 of what it is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
     clipping, 2021, theorem 1 and algorithm 1, where adding or removing a vector moves the sum of

@@ -24,10 +24,10 @@ class GaussianSum:
 
     Input: a vector of `dimension` entries that every example in the batch moves by a norm of at
     most `clip` from the vector without it. The vector's own norm is not limited. Output: z + step *
-    N, where z is the vector on the grid (`to_grid`) and the coordinates of N are independent
-    discrete Gaussians, drawn exactly, whose parameter s² is at least (sigma / step)² · (1 + 2^-30)
-    + 16. `sigma` is the least with which continuous noise makes two vectors 2 · moved(clip) apart
-    (eps, delta)-indistinguishable.
+    N, where z is the vector on the grid (`to_grid`). The coordinates of N are independent discrete
+    Gaussians, drawn exactly. Their parameter s² is at least (sigma / step)² · (1 + 2^-30) + 16.
+    `sigma` is the least standard deviation of continuous noise that makes two vectors at a distance
+    of 2 · moved(clip) (eps, delta)-indistinguishable.
 
     Privacy: (eps, delta) for one example that is surely in the batch, if it is replaced. If each
     example is in the batch with probability `rate`, secretly and independently, the guarantee is

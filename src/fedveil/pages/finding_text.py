@@ -15,6 +15,8 @@ _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
 #: What an attacker could do, by the end of a figure's name or all of it.
 _COULD = (
+    (r"exposure.*", "rank a planted phrase among random ones as if it knew {value} bits of it"),
+    (r"extracted.*", "extract {value} of the planted phrases"),
     (r"client TPR at (?P<rate>\S+) FPR", "recognise {value} of the clients that took part and name "
      "{rate} of others"),
     (r"client balanced accuracy", "tell clients that took part from others {value} of the time"),
@@ -44,7 +46,7 @@ _COULD = (
 #: The figures whose values are no shares of cases.
 _NO_SHARES = re.compile(
     r"(.*\b)?(AUC|mse|psnr|ssim|(correlation|cosine|relative error|ledger's epsilon|distance|"
-    r"most that|the most|epsilon at least).*)"
+    r"exposure|most that|the most|epsilon at least).*)"
 )
 
 

@@ -15,6 +15,7 @@ from fedveil.errors import RunFolderError
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
+from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.recorder import DEPLOYED, NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
@@ -42,6 +43,7 @@ class ReadRun:
     findings: Sequence[Finding]
     events: Sequence[str]
     accounts: Sequence[Line] = ()
+    compared: Sequence[BeforeAfter] = ()
 
     @property
     def name(self) -> str:
@@ -129,8 +131,9 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
     needed = NEEDED if federated else ()
     records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS, resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
-    with intact(path / FINDINGS, path / ACCOUNTS):
-        found = ReadRun(path, job, records, read_findings(path), events, read_accounts(path))
+    with intact(path / FINDINGS, path / ACCOUNTS, path / BEFORE_AFTER):
+        beside = read_accounts(path), read_before_after(path)
+        found = ReadRun(path, job, records, read_findings(path), events, *beside)
     if federated and not records and (found.ended or "").startswith("finished after "):
         raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")
     return found

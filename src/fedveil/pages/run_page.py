@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.engine.run_records import RETRAINED
@@ -65,10 +66,30 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
     alone = {run.name: run}
     plots = [*curves.quality(alone), *curves.at_clients(alone), *curves.epsilon(alone)]
     yield Section("Every round", [*plots, *curves.traffic(run), *curves.seconds(run)])
+    yield from _language(run, last)
     yield Section("What was promised", _promises(run, last))
     yield Section("What is not protected", [Points(list(_open(last)))])
     yield Section("Bytes and time", [_costs(run), *_machines(run)])
     yield Section("Reports that do not count", list(_lost(run.records)))
+
+
+def _language(run: ReadRun, last: Record) -> Iterator[Section]:
+    """Yield a section with a language model before and after the run, and under which promise."""
+    if not run.compared:
+        return
+    figure = figure_of(last, "run_every_round")
+    promise = (
+        f"After {len(run.records)} rounds under {run.job['protection']['name']}: epsilon "
+        f"{told(*figure)} at delta {format_delta(figure.delta)} ({figure.promise}) for a client in "
+        f"every round. The model before is the one in the folder, which no client has changed."
+    )
+    figures = [[c.what, c.before, c.after] for c in run.compared if c.kind == "figure"]
+    texts = [[c.what, c.before, c.after] for c in run.compared if c.kind == "prompt"]
+    parts: list[Part] = [Table(["on the test examples", "before", "after"], figures, promise)]
+    if texts:
+        caption = "Continuations by the most likely token."
+        parts.append(Table(["prompt", "before", "after"], texts, caption))
+    yield Section("Before and after", parts)
 
 
 def how_far(run: ReadRun) -> str:
@@ -94,6 +115,7 @@ def what_was_trained(run: ReadRun) -> Table:
     rows = {
         "job": job["name"],
         "model": f"{job['model']}, trained: {training['train']}",
+        "adapter": _adapter(job),
         "task": job.get("task", "classification"),
         "data": f"{data['name']}, split {data['split']}",
         "whose": run.said(f"{data['name']}: "),
@@ -114,6 +136,14 @@ def what_was_trained(run: ReadRun) -> Table:
         "seed": job["seed"],
     }
     return Table(["", ""], [[name, str(value)] for name, value in rows.items() if value != ""])
+
+
+def _adapter(job: Mapping[str, Any]) -> str:
+    adapter = job.get("adapter", {})
+    if adapter.get("kind", "none") == "none":
+        return ""
+    targets = ", ".join(adapter["targets"]) or "peft's choice"
+    return f"{adapter['kind']}, rank {adapter['rank']}, alpha {adapter['alpha']:g}, of {targets}"
 
 
 def plain(value: object) -> str:

@@ -1,11 +1,12 @@
 """Gaussian noise under the neighbouring relation of most papers: add or remove one contribution.
 
-It serves only for comparison with them: fedveil's losses are of replacing one. Adding or removing
-moves a sum by at most the clip c, where replacing moves it by 2c, so the same noise is twice the
-multiple of the sensitivity. If a contribution is in the sum with a secret probability q, one side's
-distribution is P = (1 - q) N(0) + q N(c) and the other's Q = N(0), and the order matters (Mironov,
-Talwar and Zhang, 2019). The greater of the two composed curves is the bound (Zhu, Dong and Wang,
-2022).
+It serves only for comparison with papers, since fedveil's own losses are of replacing one.
+Replacing a contribution moves a sum by at most 2c, with c the clip. Adding or removing one moves it
+by at most c. So the same noise is twice as large relative to the sensitivity. Let a sum take a
+contribution with a secret probability q. The sum's distribution is P = (1 - q) N(0) + q N(c) if the
+contribution exists, and Q = N(0) if it does not. The loss of P against Q differs from that of Q
+against P (Mironov, Talwar and Zhang, 2019). The greater of the two composed curves is the bound
+(Zhu, Dong and Wang, 2022).
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def clip_within(clip: float, dimension: int) -> float:
     The result is a little below `clip`, for two reasons. `as_update` rounds, which moves the update
     by up to sqrt(dimension) steps. And sums have errors, for which 2^-13 of the clip is reserved.
     Adding up n terms in float64, in any order, is wrong by at most n * 2^-53 times the sum of their
-    magnitudes, so two sums of up to 2^18 contributions are wrong by at most 2 * 2^18 * 2^18 * 2^-53
-    = 2^-16 of the clip. The rest of the 2^-13 far exceeds the error of a norm or a factor computed
-    in float64.
+    magnitudes. Two sums of up to 2^18 contributions are therefore wrong by at most 2 * 2^18 * 2^18
+    * 2^-53 = 2^-16 of the clip. The rest of the 2^-13 far exceeds the error of a norm or a factor
+    computed in float64.
     """
     return clip * (1 - _ADDING) - math.sqrt(dimension) * grid_step(clip, dimension)
 

@@ -364,10 +364,10 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
     """Return lists of charges, each for one case of what a bit, parameter or client is charged.
 
     A loss stated for a unit also holds for every part of it, and `part` is the better statement if
-    there is one. A change of one parameter shows in everything that is stated per update, in all
-    bits (they may all be its own), and in one of the `count` parameters, rows, vectors or examples
-    in a report. A change of one bit shows only in that bit. If bits are not distinguished, it shows
-    in everything in which a parameter shows.
+    there is one. A change of one parameter shows in everything that is stated per update, and in
+    all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or examples
+    in a report, it shows in one. A change of one bit shows only in that bit. If bits are not
+    distinguished, it shows in everything in which a parameter shows.
     """
     if per == "round":
         return [list(kind)]

@@ -3,9 +3,10 @@
 An auditor who knows the noiseless value of a release has its noise, entry by entry. For Gaussian
 noise with one sigma in every entry, n squares are sigma² times a chi-square of n. Anything else in
 a release that is independent of the noise can only make their sum larger. A small sum of squares
-refutes a large sigma: sigma is at most the root of squares / q, q the error's quantile of that
-chi-square. A release that moves by `moved` if a client is replaced then distinguishes N(0, 1) from
-N(moved / sigma, 1) at least, and r of them with equal noise N(√r · moved / sigma, 1).
+refutes a large sigma: sigma is at most √(squares / q), where q is the quantile of that chi-square
+at the allowed error. Let a release move by `moved` if a client is replaced. It then reveals at
+least as much as one draw that is N(0, 1) before and N(moved / sigma, 1) after. For r releases with
+equal noise, the second is N(√r · moved / sigma, 1).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from fedveil.base.lazy import special
 from fedveil.base.validate import within
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.privacy.loss_distribution import LossDistribution
 
 #: The orders, less 1: from 1/2 to 128.
 _ABOVE_ONE: Float64s = 2.0 ** np.arange(-1.0, 7.5, 0.5)
@@ -65,17 +64,14 @@ def renyi_cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
     if isinstance(release, Gaussian):
         return (1 + _ABOVE_ONE) / (2 * release.ratio**2), 0.0
     if release is not None:
-        return _of_distribution(release.distribution())
+        found = release.distribution()
+        return _moments(found.losses, found.masses), found.infinite
     if math.isinf(loss.epsilon):
         return np.full(len(_ABOVE_ONE), math.inf), 0.0
     # No (epsilon, 0) mechanism loses more than randomized response.
     likely = 1 / (1 + math.exp(-loss.epsilon))
     losses, chances = np.array([loss.epsilon, -loss.epsilon]), np.array([likely, 1 - likely])
     return _moments(losses, chances), loss.delta
-
-
-def _of_distribution(found: LossDistribution) -> tuple[Float64s, float]:
-    return _moments(found.losses, found.masses), found.infinite
 
 
 def _moments(losses: Float64s, chances: Float64s) -> Float64s:

@@ -32,7 +32,7 @@ class EventLog:
         self._log: IO[bytes] = open_to_append(path)
         self._chain: IO[bytes] = open_to_append(chain)
         for file, held in ((path, self._log), (chain, self._chain)):
-            if file.stat().st_size and not _ends_whole(file):
+            if file.stat().st_size and not read_bytes(file, MOST_LINES_BYTES).endswith(b"\n"):
                 _append(held, b"\n")
         self._count = len(digests)
         self._head = digests[-1].decode("ascii", "replace") if digests else _START
@@ -104,10 +104,6 @@ def _linked(head: str, line: bytes) -> str:
 
 def _lines(path: Path) -> list[bytes]:
     return read_bytes(path, MOST_LINES_BYTES).splitlines() if path.exists() else []
-
-
-def _ends_whole(path: Path) -> bool:
-    return read_bytes(path, MOST_LINES_BYTES).endswith(b"\n")
 
 
 def _append(file: IO[bytes], data: bytes) -> None:

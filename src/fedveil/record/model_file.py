@@ -14,17 +14,20 @@ from fedveil.base.files import PARTIAL, put_in_place, write_new
 from fedveil.base.untrusted import MALFORMED, MOST_STREAMED_BYTES, check_regular
 from fedveil.errors import ModelInvalid, RunFolderError
 from fedveil.learning.weight_layout import tied_names
+from fedveil.pretrained.base_weights import base_names
 from fedveil.record.run_folder import MODEL, RunFolder, explained
 
 
 def write_model(folder: RunFolder, model: nn.Module) -> None:
-    """Write every tensor of the model's state dict once, without a copy.
+    """Write every tensor of the model's state dict once, without a copy. Base weights are left out.
 
     Names that share a tensor with another name are listed in the file's metadata.
     """
-    tied, target = tied_names(model), folder.path / MODEL
+    tied, base, target = tied_names(model), base_names(model), folder.path / MODEL
     tensors = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
+        name: tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in tied and tied.get(name, name) not in base
     }
     partial = target.with_name(target.name + PARTIAL)
     with explained(folder.path):
@@ -45,9 +48,10 @@ def read_model(path: Path, model: nn.Module) -> None:
     try:
         check_regular(path, MOST_STREAMED_BYTES)
         tensors = safetensors.torch.load_file(path)
-        tied = tied_names(model)
-        held = {name: tensors[tied.get(name, name)] for name in model.state_dict()}
-        model.load_state_dict(held)
+        tied, base = tied_names(model), base_names(model)
+        names = {name: tied.get(name, name) for name in model.state_dict()}
+        held = {name: tensors[first] for name, first in names.items() if first not in base}
+        model.load_state_dict(held, strict=not base)
     except OSError as error:
         raise ModelInvalid(f"{path} cannot be read: {error.strerror or error}") from None
     except (SafetensorError, RuntimeError, *MALFORMED) as error:

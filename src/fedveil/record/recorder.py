@@ -141,7 +141,8 @@ class Metrics:
             found = hashlib.sha256(data)
             if found.hexdigest() != digest:
                 raise MessageInvalid("it is not what its checkpoint vouches for")
-            return cls(size, found, _records(data.decode()))
+            records = [_record(read_line(line)) for line in data.decode().splitlines()]
+            return cls(size, found, records)
 
 
 def _append(file: IO[bytes], text: str) -> None:
@@ -179,10 +180,6 @@ def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
         f"{path}, line {line}: incomplete record ({why}). The run was probably cut off; resume it "
         f"with: {resume}"
     )
-
-
-def _records(text: str) -> list[Record]:
-    return [_record(read_line(line)) for line in text.splitlines()]
 
 
 def read_line(line: str) -> Any:

@@ -24,6 +24,13 @@ from fedveil.site.account import Limits, Privacy, SiteAccount, Window
 
 _JOB_LETTERS = 8
 _SHOWN = ("what", "mechanism", "through")
+#: What the account covers, by framework.
+_EXECUTED = {
+    "Flower": "The site's own code executed the jobs that came through Flower, and no code of "
+    "theirs.",
+    "NVFlare": "Classes on the site's list executed the tasks that came through NVFlare, in the "
+    "process of the filters. What such a class sends by a way of its own is not in this account.",
+}
 _WHOSE = {"client": "the site's whole data", "example": "one example"}
 
 
@@ -155,6 +162,8 @@ class AccountRecord:
                 f"{ever.without_epsilon:,} of {ever.releases:,} releases promise no epsilon, and "
                 "the figures do not cover them. They hide the site only among the others in a sum."
             )
+        through = {charged.through.split(",")[0] for charged in self.account.charges}
+        said += [_EXECUTED[name] for name in sorted(through & set(_EXECUTED))]
         said += [f"Sent in the clear, with no finite epsilon: {name}." for name in ever.in_clear]
         said.append(
             f"The account has {len(self.account.charges):,} lines and ends in {self.account.code}. "

@@ -10,6 +10,7 @@ tasks.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import (
@@ -53,6 +54,7 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     """Serve a server's jobs until the process is interrupted or the SuperNode ends."""
     os.environ.update(_QUIET)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the SuperNode ends, too
     sys.path.append(str(site.folder.resolve()))
     with ExitStack() as stack:
         log = stack.enter_context(site.log(server))
@@ -60,8 +62,8 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
         secret = Secure().token(32)
         write_new(scratch / "secret", secret)
         port = _free_port()
-        command = _command(site, site.policy.servers[server], scratch / "secret", port)
-        node = stack.enter_context(_started(command))
+        words = command(site, site.policy.servers[server], scratch / "secret", port)
+        node = stack.enter_context(_started(words))
         _wait_for(node, port)
         event(f"serving {server}; what leaves and what is refused is in logs/{server}")
         log.line(f"began to serve {server}")
@@ -94,11 +96,10 @@ def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None
     )
     try:
         _answer(client, door)
-    except Exception as error:  # Flower could not deliver the message, or take the reply
+    except Exception as error:
+        # Flower could not deliver the message or take the reply. Without a heartbeat, its SuperNode
+        # replies in words of its own that the process stopped.
         log.line(f"lost a message: {type(error).__name__}: {error}")
-        failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details="withheld")
-        with suppress(Exception):
-            client.PushTaskOutput(failed)
     finally:
         client.close()
 
@@ -119,8 +120,9 @@ def _finish(client: RuntimeHttpClient, context: Context) -> None:
     push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
 
 
-def _command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
-    command = [
+def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
+    """Return the command that starts a SuperNode for a server, on a local port."""
+    words = [
         str(Path(sys.executable).parent / "flower-supernode"),
         "--isolation", "process",
         "--superexec-auth-secret-file", str(secret),
@@ -129,17 +131,17 @@ def _command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[st
         "--port", str(port),
     ]  # fmt: skip
     if of.insecure:
-        command.append("--insecure")
+        words.append("--insecure")
     if of.root_certificates is not None:
-        command += ["--root-certificates", str(site.folder / of.root_certificates)]
+        words += ["--root-certificates", str(site.folder / of.root_certificates)]
     if of.supernode_key is not None:
-        command += ["--auth-supernode-private-key", str(site.folder / of.supernode_key)]
-    return command
+        words += ["--auth-supernode-private-key", str(site.folder / of.supernode_key)]
+    return words
 
 
 @contextmanager
-def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+def _started(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:

@@ -11,6 +11,8 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.statistics.answers import Answer, Answers, Estimate
 
+#: The most rows of a table, and bars of a picture, on the page.
+_MOST_ROWS = 1000
 _COUNTED = ("count", "histogram", "contingency", "heavy_hitters")
 #: What no epsilon covers, whatever the protection.
 _UNCOVERED = (
@@ -30,8 +32,10 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def table(answer: Answer) -> Table:
-    names = list(answer.estimates[0].label) if answer.estimates else []
+def table(answer: Answer, most: int) -> Table:
+    """Return the answer's first `most` estimates as a table."""
+    estimates = answer.estimates[:most]
+    names = list(estimates[0].label) if estimates else []
     columns = [*names, "estimate", "from", "to", "noise", "sampling"]
     rows = [
         [
@@ -39,9 +43,12 @@ def table(answer: Answer) -> Table:
             *map(number, (e.value, e.low, e.high)),
             *(f"±\u00a0{number(deviation)}" for deviation in (e.noise, e.sampling)),
         ]
-        for e in answer.estimates
+        for e in estimates
     ]
-    return Table(columns, rows, "" if rows else "Nothing is frequent enough to be told from noise.")
+    caption = "" if rows else "Nothing is frequent enough to be told from noise."
+    if (more := len(answer.estimates) - len(rows)) > 0:
+        caption = f"{more:,} more estimates are in answers.json."
+    return Table(columns, rows, caption)
 
 
 def page_of(answers: Answers) -> Page:
@@ -77,13 +84,13 @@ def _facts(answers: Answers) -> Iterator[Fact]:
 def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
     yield from (f"{note[0].upper()}{note[1:]}." for note in answer.notes)
     yield from pictures(answer, confidence)
-    yield table(answer)
+    yield table(answer, _MOST_ROWS)
 
 
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     """Yield the answer's pictures: bars of cells or words, or a curve of quantiles."""
     estimates = answer.estimates
-    if len(estimates) < 2:
+    if not 2 <= len(estimates) <= _MOST_ROWS:
         return
     note = f"Error bars: {confidence:.0%} intervals."
     if answer.ask == "quantiles":

@@ -47,7 +47,7 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Run all membership attacks, on the trained model and on the reports of one round."""
-    target.needs_classes("membership")
+    target.needs_classes("membership", of_texts=True)
     count = by_effort(effort, 4, 32, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
     reporters = by_effort(effort, 8, 32, 100)

@@ -40,8 +40,8 @@ _BLUR = 0.5
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens at the follower, from vectors and from gradients.
 
-    The follower has the leader's tokenizer. As each metric says, it also has the leader's tables
-    ("known table"), those from the shared seed ("own copy", of a finished run), or the text of as
+    The follower has the leader's tokenizer. Each metric names what else it has: the leader's tables
+    ("known table"), those from the shared seed ("own copy", for a finished run), or the text of as
     many windows as it reads ("known text"). "With habits" adds held-out text of the same kind.
     """
     cut = _Cut.of(target)

@@ -40,9 +40,10 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     other content is never overwritten.
     """
     name = _app_name(job.name)
+    extras = "torch,flower,language" if job.has_language_model else "torch,flower"
     files = {
         "pyproject.toml": app_pyproject(
-            name, "job", "torch,flower", "The server's run folder; empty: runs/NAME-DIGEST"
+            name, "job", extras, "The server's run folder; empty: runs/NAME-DIGEST"
         ),
         "server_app.py": _SERVER,
         "client_app.py": _CLIENT,

@@ -45,9 +45,9 @@ class Statement:
 def statements(evidence: Evidence) -> list[Statement]:
     """Return all statements about a run, in the order in which SP 800-226 introduces them."""
     found = _vertical(evidence) if evidence.vertical else _federated(evidence)
+    epsilons = [f"{Figure(a.epsilon, a.delta)} for {a.of}." for a in evidence.accounts]
     return [
-        Statement("epsilon", "Epsilon and delta", _epsilons(evidence.accounts),
-                  "no party has an account"),
+        Statement("epsilon", "Epsilon and delta", epsilons, "no party has an account"),
         *found,
         Statement("composition", "Composition", _composition(evidence.accounts),
                   "no releases are known"),
@@ -61,10 +61,6 @@ def statements(evidence: Evidence) -> list[Statement]:
 def worst(accounts: list[Account]) -> Account | None:
     """Return the account with the largest epsilon, or None if there is none."""
     return max(accounts, key=lambda account: account.epsilon, default=None)
-
-
-def _epsilons(accounts: list[Account]) -> list[str]:
-    return [f"{Figure(a.epsilon, a.delta)} for {a.of}." for a in accounts]
 
 
 def _federated(evidence: Evidence) -> Iterator[Statement]:

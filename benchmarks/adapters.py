@@ -1,0 +1,368 @@
+"""Adapters of a language model: size, memory, and perplexity under protection.
+
+    python benchmarks/adapters.py sizes OUT
+    FEDVEIL_DATA=FOLDER python benchmarks/adapters_base.py OUT/base
+    FEDVEIL_DATA=FOLDER python benchmarks/adapters.py table OUT [--seconds 240]
+    FEDVEIL_DATA=FOLDER python benchmarks/adapters.py products OUT
+    FEDVEIL_DATA=FOLDER python benchmarks/adapters.py phrases OUT
+    python benchmarks/adapters.py shown OUT
+
+`sizes` trains adapters of rank 8 on a GPT-2 of 355 million parameters with random weights, in a
+process for each protection: bytes of a report, and the most memory that the process held. `table`
+adapts the small pretrained model of `adapters_base.py` to Shakespeare's plays. Each speaker with at
+least six examples is a client with three of them. The settings are chosen on the fourth; the last
+two measure the perplexity. Clients make one step of SGD in a round, the server uses Adam. Finished
+runs are in OUT/rows.jsonl, so that the part resumes.
+`products` compares the mean of the factors with the mean of their products. `phrases` plants
+phrases at sixteen of twenty clients, and looks for them in the trained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedveil
+from fedveil.data.shakespeare import speeches
+from fedveil.federated.job import Job
+from fedveil.learning.evaluate import score
+from fedveil.learning.weight_layout import Layout
+
+LENGTH, TRAINED, LEAST = 64, 3, 6
+MEDIUM = {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 1024, "vocab_size": 50257}
+PROTECTIONS: dict[str, list[str]] = {
+    "not_encrypt": [],
+    "dp_encrypt": [],
+    "central_gaussian": ["protection.central_gaussian.target_epsilon=8"],
+    "distributed_dp": ["protection.distributed_dp.target_epsilon=8"],
+}
+
+
+# --- sizes ---
+
+
+def few_tokens() -> Any:
+    rng = np.random.default_rng(3)
+    rows = rng.integers(0, 50_000, (8, LENGTH + 1))
+    return {"x_train": rows[:7], "x_test": rows[7:], "classes": 50_000}
+
+
+def sizes(out: Path) -> None:
+    folder = out / "medium"
+    if not (folder / "model.safetensors").is_file():
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        torch.manual_seed(1)
+        GPT2LMHeadModel(GPT2Config(**MEDIUM)).save_pretrained(folder)
+    print("| protection | layers | trained numbers | report, MB | memory, MB | times the base |")
+    print("|---|---|---|---|---|---|")
+    cases = [(name, "c_attn") for name in PROTECTIONS] + [("distributed_dp", "attn.c_proj")]
+    for name, layers in cases:
+        command = [sys.executable, __file__, "one", str(out), "--protection", name]
+        command += ["--layers", layers]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        print(done.stdout.strip(), flush=True)
+
+
+def most_memory() -> float:
+    """Return the most memory that this process held, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def one(out: Path, name: str, layers: str) -> None:
+    """Run one round of seven clients of one example each, in this process."""
+    settings = [
+        f"model=hf:{out / 'medium'}", "task=next_token", "data.name=adapters:few_tokens",
+        "clients={number: 7, fraction: 1.0}", "rounds=1",
+        f"adapter={{kind: lora, rank: 8, targets: [{layers}]}}",
+        "training={epochs: 1, batch_size: 1}", "language.recompute=true",
+        "simulation.workers=0", "record.page=false", f"protection.name={name}", *PROTECTIONS[name],
+    ]  # fmt: skip
+    import peft  # noqa: F401 - counted as a library, not as the model
+
+    torch.set_num_threads(1)
+    before = most_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedveil.simulate(Job.load(None, settings), f"{folder}/run")
+    peak = most_memory()
+    layout, base = Layout(run.model), sum(p.numel() for p in run.model.parameters()) * 4 / 2**20
+    report = run.metrics[-1]["bytes_up_per_client"] / 1e6
+    print(
+        f"| {name} | {layers} | {layout.dimension:,} | {report:.2f} | {peak:,.0f}, libraries "
+        f"{before:,.0f} | {peak / base:.2f}, without the libraries {(peak - before) / base:.2f} |"
+    )
+
+
+# --- table ---
+
+
+def write_texts(out: Path) -> None:
+    """Write the speakers' examples as texts: for choosing settings, and for measuring."""
+    from fedveil.pretrained.model_folder import ModelFolder
+    from fedveil.pretrained.token_rows import TokenRows
+
+    path = Path(os.environ["FEDVEIL_DATA"]) / "text" / "tinyshakespeare.txt"
+    rows = TokenRows(ModelFolder.of(f"hf:{out / 'base'}"), LENGTH)
+    train, choosing, test = [], [], []
+    for speaker, text in sorted(speeches(path.read_text("utf-8")).items()):
+        ids = rows.encode(text)
+        pieces = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
+        if len(pieces) < LEAST:
+            continue
+        said = [{"text": rows.decode(piece), "client": speaker} for piece in pieces]
+        train += said[:TRAINED]
+        choosing.append(said[TRAINED])
+        test += said[TRAINED + 1 :][-2:]
+    for name, held in (("choosing", choosing), ("measuring", test)):
+        (out / name).mkdir(exist_ok=True)
+        for part, lines in (("train", train), ("test", held)):
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (out / name / f"{part}.jsonl").write_text(text)
+
+
+PARTS = {
+    "adapters": ["adapter={kind: lora, rank: RANK, alpha: ALPHA, "
+                 "targets: [c_attn, c_fc, c_proj]}"],
+    "head": ["training.train=head"],
+    "all": [],
+}  # fmt: skip
+#: The server's rates among which each part chooses, without a protection.
+RATES = {
+    "adapters": (0.001, 0.003, 0.01),
+    "head": (0.003, 0.01, 0.03),
+    "all": (0.0003, 0.001, 0.003),
+}
+CLIP = 0.5
+ROUNDS = 3
+
+
+def trained(
+    out: Path,
+    texts: str,
+    part: str,
+    epsilon: float | None,
+    rate: float,
+    clip: float = 0.0,
+    rank: int = 8,
+    rounds: int = ROUNDS,
+    seed: int = 1,
+) -> dict[str, Any]:
+    block = "protection.distributed_dp"
+    noised = [
+        "protection.name=distributed_dp", "simulation.masks=false",
+        f"{block}.target_epsilon={epsilon}", f"{block}.clip={clip}",
+    ]  # fmt: skip
+    settings = [
+        f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
+        f"data.folder={out / texts}", "data.split=by_client", "clients.fraction=1.0",
+        f"rounds={rounds}", f"seed={seed}", f"language.length={LENGTH}",
+        *[s.replace("RANK", str(rank)).replace("ALPHA", str(2 * rank)) for s in PARTS[part]],
+        "training={epochs: 1, batch_size: 4, lr: 1.0}",
+        "server={optimizer: adam, tau: 1.0e-06}", f"server.lr={rate}",
+        "simulation.workers=0", "record.page=false", f"evaluation.every={rounds}",
+        "language.prompts=[\"To be, or not to be\"]",
+        *([] if epsilon is None else noised),
+    ]  # fmt: skip
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedveil.simulate(Job.load(None, settings), f"{folder}/run")
+        compared = Path(folder, "run", "before-after.jsonl").read_text().splitlines()
+    last = run.metrics[-1]
+    return {
+        "texts": texts, "part": part, "epsilon": epsilon, "rate": rate, "clip": clip, "rank": rank,
+        "rounds": rounds, "seed": seed, "perplexity": last["perplexity"],
+        "before": json.loads(compared[0])["before"], "numbers": Layout(run.model).dimension,
+        "bytes": last["bytes_up_per_client"], "seconds": time.perf_counter() - began,
+        "clients": last["clients"], "stated": str(run.ledger.epsilon("run")),
+        "says": json.loads(compared[1]),
+    }  # fmt: skip
+
+
+def plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the runs: those that choose rates without protection, then those that measure."""
+    for part, rates in RATES.items():
+        for rate in rates:
+            yield {"texts": "choosing", "part": part, "epsilon": None, "rate": rate}
+    for epsilon in (None, 8.0):
+        for part in RATES:
+            yield measured(rows, part, epsilon)
+    for rank in (1, 32):
+        yield measured(rows, "adapters", 8.0) | {"rank": rank}
+    for part in RATES:
+        yield measured(rows, part, 2.0)
+
+
+def measured(rows: list[dict[str, Any]], part: str, epsilon: float | None) -> dict[str, Any]:
+    """Return the settings of a run that measures, at the best rate without protection."""
+    tried = [row for row in rows if row["texts"] == "choosing" and row["part"] == part]
+    rate = min(tried, key=lambda row: row["perplexity"])["rate"]
+    clip = 0.0 if epsilon is None else CLIP
+    return {"texts": "measuring", "part": part, "epsilon": epsilon, "rate": rate, "clip": clip}
+
+
+def table(out: Path, seconds: float) -> None:
+    if not (out / "measuring").is_dir():
+        write_texts(out)
+    torch.set_num_threads(1)
+    began, file = time.perf_counter(), out / "rows.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    for settings in plan(rows):
+        if any(all(row[k] == v for k, v in ({"rank": 8} | settings).items()) for row in rows):
+            continue
+        if time.perf_counter() - began > seconds:
+            print("not finished: start it again")
+            return
+        rows.append(trained(out, **settings))
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print({k: rows[-1][k] for k in ("texts", "part", "epsilon", "rate", "clip", "rank",
+                                        "perplexity", "seconds")}, flush=True)  # fmt: skip
+    print("finished")
+
+
+def shown(out: Path) -> None:
+    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    print("| trained | numbers | rank | epsilon | rate | clip | perplexity | report, KB | s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        if row["texts"] == "measuring":
+            print(
+                f"| {row['part']} | {row['numbers']:,} | {row['rank']} | {row['epsilon']} | "
+                f"{row['rate']} | {row['clip'] or ''} | {row['perplexity']:.1f} | "
+                f"{row['bytes'] / 1e3:.1f} | {row['seconds']:.0f} |"
+            )
+    print(f"before: {rows[0]['before']}; {rows[-1]['clients']} clients")
+
+
+# --- products ---
+
+
+def products(out: Path) -> None:
+    """Compare one round's mean of the factors with the mean of the products B A."""
+    from fedveil.attacks.target import Target
+
+    torch.set_num_threads(1)
+    adapter = PARTS["adapters"][0].replace("RANK", "8").replace("ALPHA", "16")
+    job = Job.load(None, [
+        f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
+        f"data.folder={out / 'measuring'}", "data.split=by_client", f"language.length={LENGTH}",
+        adapter, "training.epochs=1", "training.batch_size=4", "training.lr=3.0",
+        "clients.fraction=1.0",
+    ])  # fmt: skip
+    target = Target.of(job)
+    layout, test = Layout(target.model), target.dataset.test
+    task = fedveil.engine.assembly.make_task(job)
+    weights = target.weights.copy()
+    for number in (1, 2, 3):
+        updates = target.updates(range(job.clients.number), number, weights)
+        mean = weights + np.mean(updates, axis=0)
+        gap = whole = 0.0
+        exact = {}
+        for a, b in zip(layout.entries[::2], layout.entries[1::2], strict=True):
+            assert "lora_A" in a.name
+            assert "lora_B" in b.name
+
+            def product(vector: Any, a: Any = a, b: Any = b) -> Any:
+                left = vector[b.start : b.stop].reshape(b.tensor.shape)
+                return left @ vector[a.start : a.stop].reshape(a.tensor.shape)
+
+            of_products = np.mean([product(weights + update) for update in updates], axis=0)
+            gap += np.square(of_products - product(mean)).sum()
+            whole += np.square(of_products - product(weights)).sum()
+            exact[a.name] = torch.from_numpy(of_products - product(mean))
+        layout.write(torch.from_numpy(mean))
+        factors = score(target.model, task, test.x, test.y).figures()["perplexity"]
+        named = dict(target.model.named_parameters())
+        with torch.no_grad():
+            changed = []
+            for name, change in exact.items():
+                base = named[name.replace("lora_A.default", "base_layer")]
+                part = 2.0 * (change if base.shape == change.shape else change.T)
+                changed.append((base, base.clone()))
+                base += part
+            through = score(target.model, task, test.x, test.y).figures()["perplexity"]
+            for base, value in changed:
+                base.copy_(value)
+        sent = sum(e.stop - e.start for e in layout.entries)
+        dense = sum(value.numel() for value in exact.values())
+        print(
+            f"| {number} | {math.sqrt(gap / whole):.4f} | {factors:.2f} | {through:.2f} | "
+            f"{sent:,} | {dense:,} |",
+            flush=True,
+        )
+        weights = mean
+
+
+# --- phrases ---
+
+
+def phrases(out: Path) -> None:
+    """Attack jobs of twenty clients with planted phrases. Finished ones are not run again."""
+    from fedveil.attacks.effort import Watch
+    from fedveil.attacks.extraction import attack
+    from fedveil.attacks.target import Target
+
+    torch.set_num_threads(1)
+    file = out / "phrases.jsonl"
+    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    for part, epsilon in (("adapters", None), ("all", None), ("adapters", 8.0), ("all", 8.0)):
+        if any(row["part"] == part and row["epsilon"] == epsilon for row in done):
+            continue
+        block = "protection.distributed_dp"
+        noised = ["protection.name=distributed_dp", "simulation.masks=false", f"{block}.clip=0.5",
+                  f"{block}.target_epsilon={epsilon}"]  # fmt: skip
+        job = Job.load(None, [
+            f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
+            f"data.folder={out / 'measuring'}", "clients={number: 20, fraction: 1.0}", "rounds=6",
+            f"language.length={LENGTH}",
+            *[s.replace("RANK", "8").replace("ALPHA", "16") for s in PARTS[part]],
+            "training={epochs: 2, batch_size: 4, lr: 0.3}",
+            "server={optimizer: adam, tau: 1.0e-06, lr: 0.003}",
+            *([] if epsilon is None else noised),
+        ])  # fmt: skip
+        began = time.perf_counter()
+        finding = attack(Target.of(job), "quick", Watch())
+        done.append({
+            "part": part, "epsilon": epsilon, "seconds": time.perf_counter() - began,
+            "figures": [(f.name, f.value, f.low, f.high) for f in finding.figures],
+        })  # fmt: skip
+        file.write_text("".join(json.dumps(row) + "\n" for row in done))
+    for row in done:
+        print(row["part"], row["epsilon"], f"{row['seconds']:.0f} s")
+        for name, value, low, high in row["figures"]:
+            print(f"    {name}: {value:.3g} [{low:.3g}, {high:.3g}]")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["sizes", "one", "table", "products", "phrases", "shown"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--protection", default="not_encrypt")
+    parser.add_argument("--layers", default="c_attn")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.part == "one":
+        one(given.out, given.protection, given.layers)
+    elif given.part == "table":
+        table(given.out, given.seconds)
+    else:
+        {"sizes": sizes, "products": products, "phrases": phrases, "shown": shown}[given.part](
+            given.out
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Extraction: phrases planted in clients' texts, looked for in the trained model.
+
+A phrase is a row of random tokens: a known beginning and a secret. The attack puts copies of it in
+place of examples of one client, and runs the whole job under its protection. Its exposure (Carlini
+et al. 2019, "The secret sharer") is log2(candidates) - log2(rank): the rank of the secret among
+random candidates, by the model's loss. A phrase that nobody had has one bit in the median.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.attacks.effort import Effort, Watch, by_effort
+from fedveil.attacks.membership.shadow_runs import rehearse
+from fedveil.attacks.roc import balanced_accuracy
+from fedveil.attacks.target import Target
+from fedveil.base.array_types import Array, Float64s, Int64s
+from fedveil.base.example_arrays import is_plain
+from fedveil.data.examples import Dataset, Examples
+from fedveil.data.targets import NO_TOKEN
+from fedveil.entropy import Entropy, Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.intervals import area, median, share
+
+#: The tokens of a phrase: its beginning, and its secret.
+BEGINNING, SECRET = 5, 4
+#: The numbers of copies that a client has of its phrase.
+COPIES = (1, 4)
+#: An exposure above this many bits counts as a client's phrase. A stranger's passes with 1/4.
+_SUSPICIOUS = 2.0
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Phrases as rows of tokens. `copies[i]` is the number of phrase i's copies; 0: nobody has it.
+
+    `tokens` are the different tokens that a phrase is made of.
+    """
+
+    rows: Int64s
+    copies: Int64s
+    tokens: Int64s
+
+
+def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
+    """Run the job with planted phrases, and measure what the final model reveals of them."""
+    _check(target)
+    entropy = Seeded(target.job.seed, "attack", "extraction")
+    of_each, candidates = by_effort(effort, 8, 16, 32), by_effort(effort, 255, 1023, 4095)
+    phrases = _drawn(target.dataset, of_each, entropy)
+    watch.step(0, 2, "the job with planted phrases")
+    model = rehearse(replace(target, dataset=planted(target, phrases, entropy)))
+    watch.step(1, 2, f"{len(phrases.rows)} phrases among {candidates} candidates each")
+    bits = exposures(model, phrases, candidates, entropy)
+    found = list(_figures(model, phrases, bits))
+    watch.step(2, 2, "done")
+    return target.finding(
+        "extraction",
+        effort,
+        found,
+        rounds=target.job.rounds,
+        saw=f"the model after {target.job.rounds} rounds, with phrases of {SECRET} secret tokens",
+    )
+
+
+def _check(target: Target) -> None:
+    train = target.dataset.train
+    tokens = target.job.task in ("next_token", "instruction") and is_plain(train.x)
+    if not tokens:
+        raise AttackImpossible(
+            f"the extraction attack is on models that predict the next token of rows of one length:"
+            f" this job's task is {target.job.task}"
+        )
+    if train.x.shape[1] < BEGINNING + SECRET - 1:
+        raise AttackImpossible(
+            f"the extraction attack plants phrases of {BEGINNING + SECRET} tokens, but an example "
+            f"has {train.x.shape[1]}"
+        )
+
+
+def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
+    """Draw `of_each` phrases for each number of copies, and as many that nobody has."""
+    tokens = np.unique(dataset.test.x)
+    copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
+    generator = entropy.stream("phrases").generator()
+    rows = tokens[generator.integers(0, len(tokens), (len(copies), BEGINNING + SECRET))]
+    return Phrases(rows.astype(np.int64), copies, tokens.astype(np.int64))
+
+
+def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
+    """Return the data with each phrase in place of some examples of one client.
+
+    Clients have at most one phrase each. Raises `AttackImpossible` if they are too few.
+    """
+    train, split = target.dataset.train, target.partition
+    x, y = train.x.copy(), train.y.copy()
+    clients = list(entropy.stream("clients").permutation(split.clients))
+    for row, copies in sorted(
+        zip(phrases.rows, phrases.copies, strict=True), key=lambda pair: -pair[1]
+    ):
+        if not copies:
+            continue
+        client = next((c for c in clients if len(split.of(int(c))) >= copies), None)
+        if client is None:
+            raise AttackImpossible(
+                f"the extraction attack needs {int((phrases.copies > 0).sum())} clients, half of "
+                f"them with {max(COPIES)} examples: use more clients"
+            )
+        clients.remove(client)
+        places = split.of(int(client))[:copies]
+        x[places], y[places] = 0, NO_TOKEN
+        x[places, : len(row) - 1], y[places, : len(row) - 1] = row[:-1], row[1:]
+    return replace(target.dataset, train=Examples(x, y, train.usable))
+
+
+def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
+    """Return each phrase's exposure in bits, among `candidates` random secrets and its own.
+
+    Ties count against the attacker.
+    """
+    found = []
+    for i, phrase in enumerate(phrases.rows):
+        generator = entropy.stream("candidates", i).generator()
+        rows = np.tile(phrase, (candidates + 1, 1))
+        shape = (candidates, SECRET)
+        rows[1:, BEGINNING:] = phrases.tokens[generator.integers(0, len(phrases.tokens), shape)]
+        losses = secret_losses(model, rows)
+        rank = int((losses[1:] <= losses[0]).sum()) + 1
+        found.append(math.log2(candidates + 1) - math.log2(rank))
+    return np.array(found)
+
+
+@torch.no_grad()
+def secret_losses(model: nn.Module, rows: Int64s) -> Float64s:
+    """Return the sum of the losses of each row's secret tokens."""
+    model.eval()
+    size = min(_AT_ONCE, getattr(model, "scored_at_once", _AT_ONCE))
+    parts: list[Array] = []
+    for start in range(0, len(rows), size):
+        part = torch.from_numpy(rows[start : start + size])
+        logs = torch.log_softmax(model(part[:, :-1]).double(), dim=2)
+        own = logs.gather(2, part[:, 1:, None])[:, BEGINNING - 1 :, 0]
+        parts.append(-own.sum(1).numpy())
+    losses = np.concatenate(parts)
+    if not np.isfinite(losses).all():
+        raise AttackImpossible("the model gives no finite answers: there is nothing to attack")
+    return losses
+
+
+@torch.no_grad()
+def extracted(model: nn.Module, phrase: Int64s) -> bool:
+    """Return True if the model continues the phrase's beginning with exactly its secret."""
+    model.eval()
+    for end in range(BEGINNING, len(phrase)):
+        following = int(model(torch.from_numpy(phrase[None, :end]))[0, -1].argmax())
+        if following != phrase[end]:
+            return False
+    return True
+
+
+def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
+    """Yield the exposure and the extraction for each number of copies, then the membership."""
+    never = bits[phrases.copies == 0]
+    yield median("exposure of phrases that nobody had", never)
+    for copies in COPIES:
+        of = f"{copies} {'copies' if copies > 1 else 'copy'}"
+        having = np.flatnonzero(phrases.copies == copies)
+        yield median(f"exposure after {of}", bits[having], guess=1.0)
+        hits = sum(extracted(model, phrases.rows[i]) for i in having)
+        guess = float(len(phrases.tokens)) ** -SECRET
+        yield share(f"extracted after {of}", hits, len(having), guess=guess)
+        yield area(f"phrases after {of} AUC", bits[having], never)
+        yield balanced_accuracy(
+            f"phrases after {of} balanced accuracy", bits[having], never, _SUSPICIOUS
+        )

@@ -1,0 +1,112 @@
+"""The model of a job, with its initial weights. Every process of a run builds an equal one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from fedveil.base.example_arrays import Shape
+from fedveil.data.datasets import Dataset
+from fedveil.data.text_folder import TextForm
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.federated.job import Job
+from fedveil.learning import models
+from fedveil.learning.own_layers import keep_own
+from fedveil.learning.trained_part import only_head
+from fedveil.learning.weight_layout import Layout
+from fedveil.pretrained import language_model
+from fedveil.pretrained.base_weights import fingerprint
+from fedveil.pretrained.model_folder import ModelFolder
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The properties of the data that the model depends on, and the model's fingerprint.
+
+    `classes` is the number of outputs that the model needs, whatever the task. `target_shape` is
+    the shape of one target of a user's own task (`data.lone_records`), and `whole_targets` says
+    that those targets are integers. `whole_examples` says that each example is one array of
+    integers.
+    """
+
+    example_shape: Shape
+    classes: int
+    fingerprint: str = ""
+    target_shape: tuple[int, ...] = ()
+    whole_targets: bool = False
+    whole_examples: bool = False
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> ModelShape:
+        """Return the shape that a dataset requires, without a model's fingerprint."""
+        x, y = dataset.test.x, dataset.test.y
+        return cls(
+            dataset.example_shape,
+            dataset.classes,
+            target_shape=dataset.target_shape,
+            whole_targets=y.dtype.kind != "f",
+            whole_examples=x.dtype.kind != "f",
+        )
+
+    def given(self, model: nn.Module) -> ModelShape:
+        """Return this shape with the fingerprint of `model`, which was built for it."""
+        return replace(self, fingerprint=fingerprint(model))
+
+
+def make_model(job: Job, shape: ModelShape) -> nn.Module:
+    """Return the model with its initial weights, drawn from the job's seed."""
+    weights = job.training.class_weights
+    if weights is not None and len(weights) != shape.classes:
+        raise ModelInvalid(
+            f"training.class_weights has {len(weights)} numbers, but the data has {shape.classes} "
+            f"classes. Use one number per class"
+        )
+    entropy = Seeded(job.seed, "initial weights")
+    if job.has_language_model:
+        model = _language_model(job, shape, entropy)
+    else:
+        model = models.build(job.model, shape.example_shape, shape.classes, entropy)
+        model = only_head(model) if job.training.train == "head" else model
+    if job.clients.own_layers:
+        model = keep_own(model, job.clients.own_layers)
+    Layout(model)  # raises an error that names a tensor which cannot be trained
+    found = fingerprint(model)
+    if shape.fingerprint and found != shape.fingerprint:
+        raise ModelInvalid(
+            f"model = {job.model!r} returned another model when it was called again. Its function "
+            f"must depend only on its arguments and the seed"
+        )
+    return model
+
+
+def text_form(job: Job) -> TextForm | None:
+    """Return how the job's texts become examples, or None if its model has no tokeniser."""
+    if not job.has_language_model:
+        return None
+    return TextForm(_folder(job), job.task, job.language.length)
+
+
+def _folder(job: Job) -> ModelFolder:
+    return ModelFolder.of(job.model, job.language.config)
+
+
+def _language_model(job: Job, shape: ModelShape, entropy: Seeded) -> nn.Module:
+    """Return the model in the folder that `model: hf:FOLDER` names."""
+    if isinstance(shape.example_shape, dict) or len(shape.example_shape) != 1:
+        raise ModelInvalid(
+            f"model = {job.model} needs rows of tokens, not examples of {shape.example_shape}"
+        )
+    adapter, classifies = job.adapter, job.task == "sequence_classification"
+    part = language_model.Trained(
+        language_model.Adapter(adapter.rank, adapter.alpha, tuple(adapter.targets))
+        if adapter.kind == "lora"
+        else None,
+        head=job.training.train == "head",
+        classes=shape.classes if classifies else None,
+        recompute=job.language.recompute,
+    )
+    tokens = 0 if classifies else shape.classes
+    (length,) = shape.example_shape
+    return language_model.build(_folder(job), part, length, tokens, entropy.integer(1 << 63))

@@ -1,0 +1,72 @@
+"""Text as rows of tokens of one length, by the tokeniser of a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedveil.base.array_types import Int64s
+from fedveil.errors import MissingExtra
+from fedveil.pretrained.model_folder import ModelFolder
+
+#: The target of a token from which nothing is learnt.
+NOTHING = -100
+
+#: A row of tokens, and the target of each.
+Row = tuple[Int64s, Int64s]
+
+
+class TokenRows:
+    """Turns texts into rows of `length` tokens. Short rows are filled at their end."""
+
+    def __init__(self, folder: ModelFolder, length: int) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise MissingExtra("tokenizers", "language", "a model's tokeniser") from None
+        text = folder.read_tokenizer()
+        with folder.explained():
+            self._tokenizer: Any = Tokenizer.from_str(text)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.length, self.pad = length, folder.padding
+        #: The number of tokens.
+        self.size: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str, *, marked: bool = False) -> list[int]:
+        """Return a text's tokens. `marked` adds those that begin and end it, if there are any."""
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
+        return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        text: str = self._tokenizer.decode([int(token) for token in tokens])
+        return text
+
+    def pieces(self, text: str) -> list[Row]:
+        """Cut a text into rows whose targets are the next tokens. The text's end is predicted."""
+        ids = [*self.encode(text), self.pad]
+        starts = range(0, len(ids) - 1, self.length)
+        return [self._next(ids[start : start + self.length + 1], 0) for start in starts]
+
+    def answer(self, prompt: str, answer: str) -> Row:
+        """Return a row of a prompt and its answer. Only the answer is predicted."""
+        asked = self.encode(prompt)
+        ids = [*asked, *self.encode(answer), self.pad]
+        return self._next(ids[: self.length + 1], len(asked))
+
+    def whole(self, text: str) -> Int64s:
+        """Return a row with the beginning of a text."""
+        return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
+
+    def _next(self, ids: Sequence[int], known: int) -> Row:
+        """Return tokens without the last, and the next of each from the position `known` on."""
+        targets = [NOTHING if i + 1 < known else token for i, token in enumerate(ids[1:])]
+        return self._filled(ids[:-1], self.pad), self._filled(targets, NOTHING)
+
+    def _filled(self, ids: Sequence[int], filling: int) -> Int64s:
+        row = np.full(self.length, filling, np.int64)
+        row[: len(ids)] = ids
+        return row

@@ -1,0 +1,41 @@
+"""A language model before and after its training: a figure, and continuations of prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
+from fedveil.record.run_folder import RunFolder
+
+BEFORE_AFTER = "before-after.jsonl"
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """A figure called `what`, or the continuation of the prompt `what`, with both models."""
+
+    kind: str
+    what: str
+    before: str
+    after: str
+
+
+def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
+    """Write the lines to a run's folder."""
+    text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
+    folder.write_atomically(BEFORE_AFTER, text.encode())
+
+
+def read_before_after(path: Path) -> list[BeforeAfter]:
+    """Return the lines in a run's folder, `path`. Call it within `intact`, which explains its
+    errors.
+    """
+    file = path / BEFORE_AFTER
+    if not file.exists():
+        return []
+    found = map(json.loads, read_text(file, MOST_JOB_BYTES).splitlines())
+    names = ("kind", "what", "before", "after")
+    return [BeforeAfter(*(str(line[name]) for name in names)) for line in found]

@@ -1,0 +1,125 @@
+"""Planted phrases are found in a model without protection, and not under a strong one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.attacks import extraction
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.extraction import BEGINNING, COPIES, SECRET, Phrases, exposures, planted
+from fedveil.attacks.target import Target
+from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
+from fedveil.federated.job import Job
+from phrase_parts import CLIENTS, EACH, LENGTH, TOKENS
+
+ENTROPY = Seeded(9, "test")
+
+
+def target(*more: str) -> Target:
+    return Target.of(Job.load(None, [
+        "data.name=phrase_parts:data", "data.split=by_client", "model=phrase_parts:pairs",
+        "task=next_token", "clients.fraction=1.0", "rounds=8", "seed=3",
+        "training={epochs: 6, batch_size: 4, lr: 3.0}", *more,
+    ]))  # fmt: skip
+
+
+def phrases(count: int = 8) -> Phrases:
+    rows = np.random.default_rng(1).integers(0, TOKENS, (count, BEGINNING + SECRET))
+    return Phrases(rows, np.arange(count) % 3, np.arange(TOKENS))
+
+
+class Knows(nn.Module):
+    """Predicts the next token of the rows that it was given, and others alike."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.rows = torch.from_numpy(rows)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.zeros(*x.shape, TOKENS)
+        for i, row in enumerate(x):
+            for known in self.rows:
+                for end in range(1, len(row) + 1):
+                    if torch.equal(row[:end], known[:end]):
+                        scores[i, end - 1, known[end]] = 9.0
+        return scores
+
+
+def test_a_model_that_knows_a_phrase_exposes_it_and_no_other() -> None:
+    some = phrases(6)
+    bits = exposures(Knows(some.rows[:3]), some, 63, ENTROPY)
+    assert bits[:3].tolist() == [6.0] * 3
+    assert bits[3:].tolist() == [0.0] * 3  # ties count against the attacker
+    assert [extraction.extracted(Knows(some.rows[:3]), row) for row in some.rows] == [
+        *[True] * 3,
+        *[False] * 3,
+    ]
+
+
+def test_an_untrained_model_exposes_one_bit_in_the_median() -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Embedding(TOKENS, 7), nn.Linear(7, TOKENS))
+    bits = exposures(model, phrases(60), 63, ENTROPY)
+    assert 0.5 < np.median(bits) < 1.7
+
+
+def test_a_phrase_is_planted_at_one_client_as_often_as_it_says() -> None:
+    made, some = target(), phrases()
+    data = planted(made, some, ENTROPY)
+    owners = set[int]()
+    for row, copies in zip(some.rows, some.copies, strict=True):
+        there = (data.train.x[:, : len(row) - 1] == row[:-1]).all(1)
+        assert there.sum() == copies
+        found = {int(data.owners[i]) for i in np.flatnonzero(there)}  # type: ignore[index]
+        assert len(found) == (copies > 0)
+        assert not found & owners
+        owners |= found
+        for y in data.train.y[there]:
+            assert y.tolist() == [*row[1:], *[-100] * (LENGTH - len(row) + 1)]
+    same = (data.train.x == made.dataset.train.x).all(1)
+    assert (~same).sum() == some.copies.sum()
+    assert np.array_equal(made.dataset.train.x, target().dataset.train.x)
+
+
+def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> None:
+    def found(*more: str) -> dict[str, Any]:
+        finding = extraction.attack(target(*more), "quick", Watch())
+
+        return {figure.name: figure for figure in finding.figures}
+
+    plain = found()
+    strong = found(
+        "protection=distributed_dp", "protection.distributed_dp.target_epsilon=1",
+        "protection.distributed_dp.clip=0.5", "simulation.masks=false",
+    )  # fmt: skip
+    for of in ("1 copy", "4 copies"):
+        assert plain[f"exposure after {of}"].value > 2.5
+        assert plain[f"phrases after {of} AUC"].value > 0.9
+        assert strong[f"exposure after {of}"].value < 1.9
+    assert plain["exposure of phrases that nobody had"].value < 1.9
+
+
+def test_what_cannot_be_attacked_is_told() -> None:
+    with pytest.raises(AttackImpossible, match="this job's task is classification"):
+        extraction.attack(Target.of(Job.load(None, ["model=logistic"])), "quick", Watch())
+    few = target("data.split=iid", "clients.number=7")
+    with pytest.raises(AttackImpossible, match="needs 16 clients, half of them with 4 examples"):
+        extraction.attack(few, "quick", Watch())
+    made = target()
+    short = replace(made.dataset.train, x=made.dataset.train.x[:, :5])
+    with pytest.raises(AttackImpossible, match="phrases of 9 tokens, but an example has 5"):
+        extraction.attack(
+            replace(made, dataset=replace(made.dataset, train=short)), "quick", Watch()
+        )
+
+
+def test_the_numbers_of_copies_fit_the_clients() -> None:
+    assert max(COPIES) <= EACH
+    assert CLIENTS >= 16

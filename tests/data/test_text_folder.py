@@ -1,0 +1,129 @@
+"""Texts become rows of tokens: each line alone, with its owner and its targets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny_language
+from fedveil.data import datasets, text_folder
+from fedveil.data.text_folder import TextForm
+from fedveil.errors import DataInvalid, DataUnavailable, ModelInvalid
+from fedveil.pretrained.model_folder import ModelFolder
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("tokenizers")
+    return tiny_language.words_folder(tmp_path_factory.mktemp("words") / "words")
+
+
+def read(words: Path, folder: Path, train: Sequence[Any], test: Sequence[Any], **more: Any) -> Any:
+    texts = tiny_language.text_folder(folder, train, test)
+    form = TextForm(
+        ModelFolder.of(f"hf:{words}"), more.pop("task", "next_token"), more.pop("length", 5)
+    )
+    return datasets.load("text_folder", folder=str(texts), texts=form, **more)
+
+
+def test_a_long_text_is_cut_and_no_example_has_two_texts(words: Path, tmp_path: Path) -> None:
+    rows = tiny_language.rows(words, 5)
+    text, short = "quiet town tonight by the fire", "a bird"
+    ids = [*rows.encode(text), 0]
+    data = read(
+        words, tmp_path / "x",
+        [{"text": text, "client": "b"}, {"text": short, "client": "a"}], [{"text": text}],
+    )  # fmt: skip
+    pieces = -(-(len(ids) - 1) // 5)
+    assert pieces > 2
+    assert [t for y in data.train.y[:pieces] for t in y if t != -100] == ids[1:]
+    assert [t for x in data.train.x[:pieces] for t in x][: len(ids) - 1] == ids[:-1]
+    assert np.array_equal(data.test.x, data.train.x[:pieces])
+    assert data.owners.tolist() == [1] * pieces + [0] * (len(data.train) - pieces)
+    assert data.classes == 270
+    assert data.targets == "tokens"
+
+
+def test_an_instructions_prompt_is_not_learnt(words: Path, tmp_path: Path) -> None:
+    rows = tiny_language.rows(words, 11)
+    line = {"prompt": "the cat", "answer": " sat"}
+    data = read(words, tmp_path / "x", [line] * 2, [line], task="instruction", length=11)
+    prompt, answer = rows.encode(line["prompt"]), rows.encode(line["answer"])
+    whole, known = [*prompt, *answer, 0], len(prompt) - 1
+    rest = 11 - known - len(answer) - 1
+    assert data.train.x[1].tolist() == [*whole[:-1], *[0] * (12 - len(whole))]
+    assert data.train.y[1].tolist() == [-100] * known + [*answer, 0] + [-100] * rest
+    assert data.owners is None
+
+
+def test_the_test_part_decides_the_classes(words: Path, tmp_path: Path) -> None:
+    lines = [{"text": f"rain {i}", "label": label} for i, label in enumerate([3, 1, 3])]
+    data = read(words, tmp_path / "x", lines, lines[:2], task="sequence_classification",
+                targets="class")  # fmt: skip
+    assert data.train.y.tolist() == [1, 0, 1]
+    assert data.classes == 2
+    with pytest.raises(DataInvalid, match=r"line 1: its label '4' is in no line of test.jsonl"):
+        read(words, tmp_path / "y", [{"text": "a", "label": 4}], lines,
+             task="sequence_classification", targets="class")  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [{"text": 7}, {"text": ""}, {"words": "a"}, []])
+def test_alone_an_invalid_line_counts_for_nothing(bad: Any, words: Path, tmp_path: Path) -> None:
+    lines = [{"text": "the cat", "client": "b"}, {"text": "a bird", "client": "a"}]
+    good = read(words, tmp_path / "good", lines, lines, apart=True)
+    bad = {**bad, "client": "a"} if isinstance(bad, dict) else bad
+    data = read(words, tmp_path / "bad", [*lines, bad], lines, apart=True)
+    assert data.train.usable.tolist() == [*[True] * len(good.train), False]
+    assert np.array_equal(data.train.x[:-1], good.train.x)
+    assert not data.train.x[-1].any()
+    assert data.owners.tolist() == [*good.owners.tolist(), 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("[]", "line 2: it is not a JSON object"),
+        ("{", "line 2: "),
+        ('{"text": ""}', "line 2: it needs text as texts"),
+        ('{"text": "a", "client": 3}', "line 2: it needs text as texts"),
+        ('{"text": "a", "client": "c"}', "some lines name a client and others do not"),
+        ('{"text": "\\ud800"}', "line 2: "),
+    ],
+)
+def test_a_wrong_line_is_one_sentence(
+    line: str, sentence: str, words: Path, tmp_path: Path
+) -> None:
+    texts = tiny_language.text_folder(tmp_path / "x", [{"text": "a"}], [{"text": "a"}])
+    with (texts / "train.jsonl").open("a") as file:
+        file.write(f"\n{line}")
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5)
+    with pytest.raises(DataInvalid, match=sentence) as caught:
+        text_folder.read(str(texts), form)
+    assert "train.jsonl" in str(caught.value)
+
+
+def test_missing_and_empty_files_are_told(words: Path, tmp_path: Path) -> None:
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5)
+    with pytest.raises(DataUnavailable, match=r"test\.jsonl"):
+        text_folder.read(str(tmp_path), form)
+    texts = tiny_language.text_folder(tmp_path / "x", [], [{"text": "a"}])
+    with pytest.raises(DataInvalid, match=r"train\.jsonl holds no line"):
+        text_folder.read(str(texts), form)
+    with pytest.raises(DataInvalid, match="needs one of the tasks"):
+        text_folder.read(str(texts), TextForm(form.model, "regression", 5))
+
+
+def test_a_damaged_tokeniser_is_one_sentence(words: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for file in words.iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    found = json.loads((copied / "tokenizer.json").read_text())
+    (copied / "tokenizer.json").write_text(json.dumps({**found, "model": {"type": "none"}}))
+    with pytest.raises(ModelInvalid, match="cannot be loaded"):
+        tiny_language.rows(copied, 5)

@@ -1,0 +1,144 @@
+"""Base weights are neither copied, sent nor saved, and continuations are the likeliest tokens."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+import tiny_language
+from fedveil.errors import ModelInvalid
+from fedveil.learning.weight_layout import Layout
+from fedveil.pretrained.base_weights import base_names, mark_base
+from fedveil.pretrained.continuation import continued
+from fedveil.pretrained.language_model import LanguageModel
+from fedveil.pretrained.model_folder import ModelFolder
+from fedveil.record.model_file import read_model, write_model
+from fedveil.record.run_folder import RunFolder
+
+
+class Net(nn.Module):
+    """A fixed layer with a buffer, and a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed, self.norm, self.own = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.fixed.requires_grad_(False)
+        self.norm.requires_grad_(False)
+
+
+def model() -> LanguageModel:
+    made = LanguageModel(Net(), None, 7)
+    mark_base(made)
+    return made
+
+
+def test_the_base_is_all_but_what_is_trained() -> None:
+    made = model()
+    assert not base_names(nn.Linear(2, 3))
+    assert {"net.fixed.weight", "net.norm.bias", "net.norm.running_mean"} <= base_names(made)
+    assert [e.name for e in Layout(made).entries] == ["net.own.weight", "net.own.bias"]
+    assert (
+        "base weights: 33 numbers, neither trained nor sent; trained: 10" in Layout(made).explain()
+    )
+
+
+def test_the_base_is_not_written_again() -> None:
+    made = model()
+    layout = Layout(made)
+    layout.write(torch.arange(10.0))
+    assert layout.vector().tolist() == list(range(10))
+    assert set(layout._kept_values) == set()
+
+
+def test_a_copy_shares_the_base_and_nothing_else() -> None:
+    made = model()
+    copied = copy.deepcopy(made)
+    assert base_names(copied) == base_names(made)
+    assert copied.net.fixed.weight is made.net.fixed.weight
+    assert copied.net.own.weight is not made.net.own.weight
+    assert copied.scored_at_once == 7
+
+
+def test_a_model_that_moves_leaves_the_shared_base_where_it_is() -> None:
+    made = model()
+    made.net.tied = made.net.fixed
+    copied = copy.deepcopy(made)
+    copied.double()
+    assert copied.net.fixed.weight.dtype == torch.float64
+    assert copied.net.tied.weight is copied.net.fixed.weight
+    assert made.net.fixed.weight.dtype == torch.float32
+    place = made.net.fixed.weight.data_ptr()
+    assert made.cpu().net.fixed.weight.data_ptr() == place
+
+
+def test_a_model_file_holds_only_what_is_trained(tmp_path: Path) -> None:
+    made, other = model(), model()
+    folder = RunFolder.create(tmp_path / "run")
+    write_model(folder, made)
+    folder.close()
+    file = tmp_path / "run" / "model.safetensors"
+    assert set(load_file(file)) == {"net.own.weight", "net.own.bias"}
+    fixed = other.net.fixed.weight.clone()
+    read_model(file, other)
+    assert np.array_equal(Layout(other).vector(), Layout(made).vector())
+    assert torch.equal(other.net.fixed.weight, fixed)
+    less = nn.Module()
+    less.net = nn.Module()
+    less.net.own = nn.Linear(4, 3)
+    with pytest.raises(ModelInvalid, match="does not hold the tensors of this model"):
+        read_model(file, less)
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [({"pad_token_id": 3, "eos_token_id": 5}, 3), ({"eos_token_id": [7, 8]}, 7), ({}, 0)],
+)
+def test_short_examples_are_filled_by_the_models_own_token(
+    config: dict[str, object], token: int
+) -> None:
+    assert ModelFolder(Path(), {"model_type": "x", **config}).padding == token
+
+
+class Next(nn.Module):
+    """Predicts the token that follows in a text, and sees at most `most` tokens."""
+
+    def __init__(self, ids: list[int], most: int) -> None:
+        super().__init__()
+        self.ids, self.most, self.weight = ids, most, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[1] <= self.most
+        scores = torch.zeros(*x.shape, 270)
+        place = next(
+            i for i in range(len(self.ids)) if self.ids[i : i + x.shape[1]] == x[0].tolist()
+        )
+        scores[0, -1, self.ids[place + x.shape[1]]] = 1.0
+        return scores
+
+
+def test_a_continuation_is_the_likeliest_tokens_to_the_end_of_the_text(words: Path) -> None:
+    rows = tiny_language.rows(words, 6)
+    ids = [*rows.encode("a bird sings in the old tree"), 0]
+    model = Next(ids, 6)
+    assert continued(model, rows, "a bird", 50) == " sings in the old tree"
+    assert continued(model, rows, "a bird", 3) == rows.decode(ids[len(rows.encode("a bird")) :][:3])
+    assert model.training
+
+
+def test_a_name_is_never_downloaded_and_pickles_are_never_read(tmp_path: Path) -> None:
+    with pytest.raises(ModelInvalid, match="gpt2 is not a folder on this machine"):
+        ModelFolder.of("hf:gpt2")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ModelInvalid, match=r"holds no \*.safetensors file"):
+        ModelFolder.of(f"hf:{tmp_path}")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    with pytest.raises(ModelInvalid, match="holds an adapter, not a whole model"):
+        ModelFolder.of(f"hf:{tmp_path}")
+    (tmp_path / "adapter_config.json").unlink()
+    assert ModelFolder.of(f"hf:{tmp_path}", {"model_type": "gpt2"}).config == {"model_type": "gpt2"}

@@ -1,0 +1,137 @@
+"""A folder is read without the network, without pickles and without its own code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil.errors import ModelInvalid
+from fedveil.pretrained.language_model import Adapter, Trained, build
+from fedveil.pretrained.model_folder import ModelFolder
+from hostile_files import bounded, pipe
+
+LORA = Trained(Adapter(3, 6.0))
+
+
+def built(path: Path, part: Trained = LORA, *, length: int = 11, tokens: int = 9) -> Any:
+    return build(ModelFolder.of(f"hf:{path}"), part, length, tokens, 7)
+
+
+@pytest.fixture
+def copied(model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(model, tmp_path / "copied")
+
+
+def mapped(name: str) -> list[tuple[int, int]]:
+    """Return the addresses at which this process has the file in memory, which all share."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if line.endswith(f"/{name}")]
+    return [(int(low, 16), int(high, 16)) for low, high in ranges]
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_a_name_is_never_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelInvalid, match="gpt2 is not a folder on this machine"):
+        ModelFolder.of("hf:gpt2")
+
+
+def test_loading_opens_no_connection(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network is used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    built(model)
+
+
+def test_a_pickle_in_place_of_the_weights_is_not_read(copied: Path, tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "harmed",)
+
+    (copied / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Harm()}, copied / "pytorch_model.bin")
+    with pytest.raises(ModelInvalid, match=r"holds no \*.safetensors file"):
+        built(copied)
+    torch.save(Harm(), copied / "model.safetensors")
+    with pytest.raises(ModelInvalid, match="cannot be loaded"):
+        built(copied)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_the_folders_own_code_is_not_run(copied: Path, tmp_path: Path) -> None:
+    harmed = tmp_path / "harmed"
+    code = f"from pathlib import Path\nPath({str(harmed)!r}).touch()\n"
+    (copied / "own.py").write_text(code)
+    names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    change_config(copied, auto_map=names)
+    built(copied)
+    change_config(copied, model_type="stranger")
+    with pytest.raises(ModelInvalid, match="model_type is 'stranger', which transformers does not"):
+        built(copied)
+    assert not harmed.exists()
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(copied: Path) -> None:
+    pipe(copied / "generation_config.json.d")
+    with bounded(), pytest.raises(ModelInvalid, match="it is a named pipe"):
+        built(copied)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"model_type": ["gpt2"]}', "\udce4"])
+def test_a_damaged_configuration_is_one_sentence(copied: Path, content: str) -> None:
+    (copied / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ModelInvalid, match="cannot be loaded"):
+        built(copied)
+
+
+def test_missing_weights_are_told(copied: Path) -> None:
+    change_config(copied, n_layer=3)
+    with pytest.raises(ModelInvalid, match=r"its files lack the weights transformer.h.2"):
+        built(copied)
+
+
+def test_more_tokens_than_the_model_has_are_refused(model: Path) -> None:
+    with pytest.raises(ModelInvalid, match="33 tokens, but the model takes 32"):
+        built(model, length=33)
+    with pytest.raises(ModelInvalid, match="the token 270, but the model knows 270"):
+        built(model, tokens=271)
+
+
+def test_the_base_is_in_memory_once_and_mapped_from_its_file(model: Path) -> None:
+    one, two = built(model), built(model, Trained(Adapter(2, 1.0)))
+    name = "net.base_model.model.transformer.h.1.attn.c_attn.base_layer.weight"
+    first, second = (dict(m.named_parameters())[name] for m in (one, two))
+    assert first.data_ptr() == second.data_ptr()
+    assert any(low <= first.data_ptr() < high for low, high in mapped("model.safetensors"))
+    trained = [{p.data_ptr() for p in m.parameters() if p.requires_grad} for m in (one, two)]
+    assert trained[0].isdisjoint(trained[1])
+
+
+def test_training_all_or_the_head_leaves_the_shared_base_as_it_was(model: Path) -> None:
+    before = {n: p.clone() for n, p in built(model).named_parameters() if not p.requires_grad}
+    for part in (Trained(), Trained(head=True)):
+        changed = built(model, part)
+        with torch.no_grad():
+            for parameter in changed.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(1.0)
+    after = dict(built(model).named_parameters())
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_changed_file_is_loaded_again(copied: Path) -> None:
+    built(copied)
+    change_config(copied, n_positions=12)
+    with pytest.raises(ModelInvalid, match="cannot be loaded"):
+        built(copied, length=13)
