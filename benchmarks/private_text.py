@@ -98,8 +98,8 @@ def curve(seeds: int) -> None:
         each = " ".join(f"{one:.2f}" for one in found)
         said = f"| {told(epsilon, 1e-5)} | {clip:g}, {rate:g} |"
         print(f"{said} {statistics.mean(found):.2f} | {each} |", flush=True)
-    share = whole.sum((0, 1)) + 1
-    print(f"letters by their frequency: {perplexity((share / share.sum()).log(), test):.2f}")
+    frequent = (whole.sum((0, 1)) + 1).log().expand(LETTERS, LETTERS)
+    print(f"letters by their frequency: {perplexity(frequent, test):.2f}")
 
 
 def last_letter() -> nn.Module:
