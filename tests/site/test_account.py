@@ -79,6 +79,8 @@ def test_a_new_month_has_a_new_budget_and_a_run_and_all_time_do_not(place: Place
     place.now = datetime(2031, 4, 1, 0, 0, 1, tzinfo=UTC)
     account.charge(release(PrivacyLoss(0.9)), limit=most)
     assert account.spent(since=account.month()).figure.epsilon == 0.9
+    local = account.month().astimezone().replace(tzinfo=None)  # a time without a zone is local
+    assert account.spent(since=local).figure.epsilon == 0.9
     for limit in (Limits(run=2.5, month=None), Limits(month=None, ever=2.5)):
         with pytest.raises(OverSpent, match=r"above the site's limit of 2\.5"):
             account.charge(release(PrivacyLoss(0.8)), limit=limit)

@@ -211,7 +211,10 @@ class SiteAccount:
         self.refresh()
         window = Window()
         for charged in self.charges:
-            if (since is None or charged.at >= since) and job in (None, charged.job):
+            if (since is None or charged.at >= since.astimezone(UTC)) and job in (
+                None,
+                charged.job,
+            ):
                 window.add(charged)
         return window.privacy(delta, unit)
 
