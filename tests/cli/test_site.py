@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from conftest import Command
 from fedveil.site.site_folder import Site
 from flower_parts import app_of
 from site_parts import policy_of, study, write_policy
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 def test_a_new_site_is_private_and_refuses_a_study(command: Command, tmp_path: Path) -> None:

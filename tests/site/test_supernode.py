@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
@@ -90,4 +91,52 @@ def test_an_accepted_job_trains_and_a_hostile_app_runs_no_code(tmp_path: Path) -
         assert len(Site.open(site).account("heart").charges) == 1
         (line, *_) = (line for line in log_of(site).splitlines() if " refused " in line)
         assert "protection.name is not_encrypt" in line
+    assert not mark.exists()
+
+
+ASKING = """\
+import json
+import time
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.5)
+    said = []
+    for kind in ("query.introduce", "train.masked", "evaluate"):
+        records = RecordDict({{"fedveil": ConfigRecord({{"encoded": b""}})}})
+        (reply,) = grid.send_and_receive([Message(records, nodes[0], kind)], timeout=60)
+        said.append([reply.error.code, reply.error.reason] if reply.has_error()
+                    else {{name: list(record) for name, record in reply.content.items()}})
+    Path({out!r}).write_text(json.dumps(said))
+"""
+
+
+def test_a_supernode_answers_through_the_door_alone(tmp_path: Path) -> None:
+    """The server's app is a stranger's, and asks for what no job sends."""
+    app, mark, out, site = (tmp_path / name for name in ("app", "mark", "out.json", "site"))
+    write_app(app, deployable(study()))
+    (app / "client_app.py").write_text(CODE.format(mark=str(mark)))
+    (app / "server_app.py").write_text(ASKING.format(out=str(out)))
+    create(site)
+    with Loopback(tmp_path / "flower", 1, secured=False) as loopback:
+        loopback.start_superlink()
+        server = {"superlink": f"127.0.0.1:{loopback._port}", "client": 2, "insecure": True}
+        keys = policy_of(app, clear={"answer_after_s": 4.0}, servers={"study": server})
+        write_policy(site, keys)
+        loopback._start("site", "fedveil", "site", "serve", str(site))
+        loopback.run(app, tmp_path / "run")
+        until(out.exists, "the last reply")
+    answer, *refused = json.loads(out.read_text())
+    assert answer == {"fedveil": ["encoded"]}
+    assert refused == [[200, "withheld"]] * 2
+    lines = [line.partition(" ")[2] for line in log_of(site).splitlines()]
+    assert [line.split()[0] for line in lines] == ["began", "sent", "refused", "refused"]
     assert not mark.exists()
