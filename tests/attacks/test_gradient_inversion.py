@@ -210,7 +210,7 @@ def test_any_position_is_attacked(target: Target, position: str) -> None:
     assert np.isfinite([figure.value for figure in finding.figures]).all()
     secret = POSITIONS[position].phases != ("report",)
     whose = "the aggregate of 3 clients" if secret else "one client's report"
-    assert finding.saw == f"{whose}; 1 examples and 1 local steps a client"
+    assert finding.saw == f"{whose}; 1 example and 1 local step a client"
 
 
 @pytest.mark.usefixtures("quick")

@@ -67,7 +67,10 @@ def test_a_question_is_asked_of_the_federation_that_was_named(
     assert (file.clients, folder, out) == (7, Path("app"), Path("there"))
 
 
-def test_a_text_is_continued_as_asked(command: Command, watched: Watched) -> None:
+def test_a_text_is_continued_as_asked(
+    command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.record.run_folder.job_of", lambda run: None)
     asked = ("vertical", "generate", "run", "--prompt", "Hällo", "--tokens", 7)
     calls = watched("fedveil.language.generation.generate")
     for more, seed in ((("--temperature", 0.3, "--seed", 5), 5), (("--temperature", 0), None)):

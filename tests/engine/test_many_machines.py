@@ -52,6 +52,7 @@ def run(
     """Run a job on `cluster`, or here without one."""
     place = {"on": "here" if cluster is None else "ray"}
     monkeypatch.setattr(start, "_ray_cluster", lambda job: cluster)
+    monkeypatch.setattr("fedveil.entry.simulation.need_ray", lambda: None)
     settings["simulation"] = {"workers": 0} | settings.get("simulation", {}) | place
     made = fedveil.simulate(job(**settings), folder)
     records = [dict(record) for record in made.metrics]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare")
+pytest.importorskip("nvflare.apis", reason="needs nvflare")
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import ContentBlockedException

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("nvflare")
+pytest.importorskip("nvflare.apis", reason="needs nvflare")
 from nvflare_parts import NOISE, resources, scatter, scope, site_in, write_job
 
 pytestmark = pytest.mark.slow

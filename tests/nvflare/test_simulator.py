@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare")
+pytest.importorskip("nvflare.apis", reason="needs nvflare")
 from nvflare_parts import NOISE, TRAINER, scatter, scope, simulate, site_in, write_job
 
 pytestmark = pytest.mark.slow

@@ -35,7 +35,6 @@ def test_a_position_is_picked_with_its_defaults_and_the_other_blocks_stay():
 
 def test_a_position_that_is_chosen_already_keeps_its_settings():
     assert load(HELD, "protection=dp_encrypt").protection.dp_encrypt.dp_eps == 9
-    assert load(HELD, "protection=signds", "protection=dp_encrypt").protection.signds.sign_k == 0.2
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
