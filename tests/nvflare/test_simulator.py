@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("nvflare.apis", reason="needs nvflare")
-from nvflare_parts import NOISE, TRAINER, fed_avg, scatter, scope, simulate, site_in, write_job
+from nvflare_parts import NOISE, TRAINER, scatter, scope, simulate, site_in, write_job
 
 pytestmark = pytest.mark.slow
 CLEAR = {**NOISE, "dp_eps": 1e7}
@@ -21,11 +21,10 @@ def final(workspace: Path) -> Any:
     return np.load(workspace / "server" / "simulate_job" / "models" / "server.npy")
 
 
-@pytest.mark.parametrize("workflow", [scatter, fed_avg])
-def test_the_usual_workflows_average_noised_updates(tmp_path: Path, workflow: Any) -> None:
+def test_the_usual_aggregator_averages_noised_updates(tmp_path: Path) -> None:
     """Both clients of the simulator have the same filters, so they charge one account."""
     site = site_in(tmp_path / "north", epsilon=RICH)
-    job = write_job(tmp_path / "job", workflow(3))
+    job = write_job(tmp_path / "job", scatter(3))
     said = simulate(job, tmp_path / "ws", scope(site.folder, CLEAR))
     start = np.arange(1, 10, dtype=np.float32).reshape(3, 3)
     np.testing.assert_allclose(final(tmp_path / "ws"), start + 3 * 0.25, atol=0.02)

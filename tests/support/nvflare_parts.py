@@ -52,7 +52,7 @@ def scope(site: Path, protection: dict[str, Any], plain: bool = True) -> dict[st
 
 
 def scatter(rounds: int) -> dict[str, Any]:
-    """Return the workflow that takes an aggregator."""
+    """Return the workflow of a job."""
     return {
         "id": "workflow",
         "path": "nvflare.app_common.workflows.scatter_and_gather.ScatterAndGather",
@@ -63,12 +63,6 @@ def scatter(rounds: int) -> dict[str, Any]:
             "train_task_name": "train", "train_timeout": 0,
         },
     }  # fmt: skip
-
-
-def fed_avg(rounds: int) -> dict[str, Any]:
-    """Return the workflow of NVFlare's recipes, which averages by itself."""
-    path = "nvflare.app_common.workflows.fedavg.FedAvg"
-    return {"id": "workflow", "path": path, "args": {"num_clients": 2, "num_rounds": rounds}}
 
 
 def write_job(
