@@ -385,9 +385,10 @@ def test_three_tenths_are_three_tenths():
 
 @given(st.floats(0, 1e300), st.integers(1, 17))
 def test_printed_figures_are_never_below(value, digits):
-    shown = Fraction(format_epsilon(value, digits).replace(",", ""))
+    text = format_epsilon(value, digits).replace(",", "")
+    shown = Fraction(text)
     assert shown >= Fraction(repr(value))
-    assert len(format_epsilon(value, digits).strip("0.").replace(".", "")) <= 320
+    assert len(text.strip("0.").replace(".", "")) <= 320
     if value >= 1e-290:
         assert float(shown) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
 
