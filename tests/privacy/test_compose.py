@@ -396,7 +396,7 @@ def test_printed_figures_are_never_below(value, digits):
 @pytest.mark.parametrize(
     ("value", "text"),
     [(2.0, "2"), (9.9972561, "10"), (1.88002, "1.89"), (79.8413, "79.9"), (math.inf, "inf"),
-     (0.0, "0"), (1e-7, "0.0000001"), (123456789.0, "124000000"), (0.1, "0.1")],
+     (0.0, "0"), (1e-7, "0.0000001"), (123456789.0, "124,000,000"), (0.1, "0.1")],
 )  # fmt: skip
 def test_printed_figures(value, text):
     assert format_epsilon(value) == text
