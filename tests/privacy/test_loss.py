@@ -80,7 +80,7 @@ def test_a_single_pure_epsilon_is_never_below_the_decimal_it_is_written_as(writt
             assert Decimal(repr(figure.epsilon)) >= written, name
     assert Decimal(repr(compose([(loss, 1)]))) >= written
     for digits in (1, 3, 6, 17):
-        assert Decimal(format_epsilon(loss.epsilon, digits)) >= written
+        assert Decimal(format_epsilon(loss.epsilon, digits).replace(",", "")) >= written
 
 
 @given(st.lists(WRITTEN, min_size=1, max_size=6))
