@@ -266,7 +266,7 @@ def products(out: Path) -> None:
     task = fedveil.engine.assembly.make_task(job)
     weights = target.weights.copy()
     for number in (1, 2, 3):
-        updates = target.updates(range(job.clients.number), number, weights)
+        updates = target.updates(range(target.partition.clients), number, weights)
         mean = weights + np.mean(updates, axis=0)
         gap = whole = 0.0
         exact = {}
