@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import tomllib
@@ -164,8 +165,17 @@ def test_commands_in_sentences_can_be_given(page: Path) -> None:
     assert {text: why for text, why in found.items() if why} == {}
 
 
+@pytest.mark.parametrize("block", of("json"), ids=str)
+def test_json_parses_and_names_classes_that_exist(block: Block) -> None:
+    named = re.findall(r'"path": "(fedveil\.[\w.]+)"', json.dumps(json.loads(block.text)))
+    assert named
+    for module, _, name in (path.rpartition(".") for path in named):
+        source = DOCS.parent / "src" / f"{module.replace('.', '/')}.py"  # needs no other framework
+        assert f"\nclass {name}(" in source.read_text("utf-8")
+
+
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
-    checked = {"python", "yaml", "toml", "diff", "sh", "bash"}
+    checked = {"python", "yaml", "toml", "diff", "sh", "bash", "json"}
     for block in ALL:
         if block.language in checked or is_command(block):
             continue
