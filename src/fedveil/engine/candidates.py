@@ -33,8 +33,8 @@ _FIXED = {"nesterov": False} | {key: to for key, to in ONE_STEP.items() if key !
 class Candidate:
     """A job under a protection whose whole run costs at most the target epsilon.
 
-    `settings` are the keys that turn the original job into this one. The noise of `job` and of
-    `protection` is a number, which does not change with the rounds.
+    `settings` are the keys that turn the original job into this one. `job` and `protection` state
+    their noise as a number and not by a target epsilon, so it stays if the rounds change.
     """
 
     settings: tuple[str, ...]

@@ -104,9 +104,9 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the fault plan: the share of the cohort that drops out at each name. `phases` maps
-    each possible name, in order, to a phase of this protection, or to None if clients have sent
-    everything by then.
+    `shares` is the fault plan: the share of the cohort that drops out at each named point. `phases`
+    lists all points in order, each with this protection's phase. A point's phase is None if clients
+    have answered everything by then.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

@@ -108,7 +108,10 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the least clients per round with noise up to `MOST_NOISE` times the mean update."""
+    """Return the clients per round from which noise is at most `MOST_NOISE` times the mean update.
+
+    `examples` is the number of examples of a client.
+    """
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

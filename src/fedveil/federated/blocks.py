@@ -335,7 +335,7 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The number of all clients and that of a round's clients, both with canaries, if known."""
+        """The numbers of all clients and of a round's, with the audit's canaries. None: unknown."""
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)

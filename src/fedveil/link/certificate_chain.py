@@ -84,7 +84,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Find all certificates above `leaf` among `others`, each with all of its issuers among them.
+    """Find all certificates among `others` from which `leaf` may descend, with their issuers.
 
     Raises CertificateError if there are too many to check.
     """

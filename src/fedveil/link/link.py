@@ -47,10 +47,10 @@ _LOOK_AGAIN_S = 60.0
 class Link:
     """One party's end of the link to `peer`: a `Channel` to which streams attach.
 
-    `send` never waits: the schedule decides how far a party runs ahead. Without a stream, `receive`
-    waits `patience_s` seconds before it raises LinkLost. With a stream and a silent peer it waits
-    twice as long, since the peer may itself be waiting for an absent party. Only one thread may
-    send and receive. Streams may use any threads.
+    A stream is one connection, which may be lost and replaced. `send` only queues a message.
+    `receive` raises LinkLost after `patience_s` seconds without a stream. If there is a stream but
+    the peer sends nothing, it waits twice as long, since the peer may itself wait for an absent
+    party. Only one thread may send and receive. Streams may use any threads.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:

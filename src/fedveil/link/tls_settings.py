@@ -8,8 +8,8 @@
     names: {left: fl.left.example}  a party's DNS name or IP address in its certificate
     roles: {left: [train, predict]} what each certificate's holder may do here (`roles`)
 
-All keys are optional. Paths are relative to the folder. No message shows a value of this file
-beside the parties' names: a user who writes the password itself finds it in no log.
+All keys are optional. Paths are relative to the folder. Messages show no value of this
+file but the parties' names, so a password that is written here by mistake reaches no log.
 """
 
 from __future__ import annotations

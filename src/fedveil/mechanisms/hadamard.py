@@ -115,9 +115,9 @@ def _first_levels(part: Floats) -> int:
 
 @compiled()
 def _levels(part: Floats, half: int) -> None:
-    """Compute the levels `half`, 2 · `half`, ... of the transform, two at a time.
+    """Compute the levels `half`, 2 · `half`, ... of the transform in place, two at a time.
 
-    A level adds and subtracts entries that lie its number apart.
+    Level h replaces each pair of entries at distance h by their sum and their difference.
     """
     while half < len(part):
         if 4 * half <= len(part):

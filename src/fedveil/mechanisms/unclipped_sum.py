@@ -27,7 +27,8 @@ class GaussianSum:
     N, where z is the vector on the grid (`to_grid`). The coordinates of N are independent discrete
     Gaussians, drawn exactly. Their parameter s² is at least (sigma / step)² · (1 + 2^-30) + 16.
     `sigma` is the least standard deviation of continuous noise that makes two vectors at a distance
-    of 2 · moved(clip) (eps, delta)-indistinguishable.
+    of 2 · moved(clip) (eps, delta)-indistinguishable. `moved(clip)` is the most by which adding one
+    example moves z: the clip and the rounding to the grid.
 
     Privacy: (eps, delta) for one example that is surely in the batch, if it is replaced. If each
     example is in the batch with probability `rate`, secretly and independently, the guarantee is

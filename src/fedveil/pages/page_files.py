@@ -13,7 +13,7 @@ from fedveil.record.run_folder import explained, make_folder
 
 
 def write_page(page: Page, file: Path) -> Iterator[Path]:
-    """Write the page, and its plots as SVG files beside it, unless a package is missing."""
+    """Write the page, and its plots as SVG files beside it. Yields the path of each file."""
     if file.is_dir():
         raise RunFolderError(f"{file} is a folder. Name a file, such as {file / 'report.html'}")
     data = {file: page.html().encode(errors="backslashreplace")}

@@ -184,7 +184,7 @@ def _config(library: Any, folder: ModelFolder, changes: Mapping[str, Any]) -> An
 
 
 def _own_head(net: Any) -> None:
-    """Give the model's last layer weights of its own, which are trained."""
+    """Train the model's last layer, with a copy of its weights that no other model shares."""
     name = next((n for n in ("score", "classifier") if hasattr(net, n)), None)
     head = net.get_output_embeddings() if name is None else getattr(net, name)
     for owner in head.modules():
@@ -194,7 +194,7 @@ def _own_head(net: Any) -> None:
 
 
 def _adapted(net: Any, adapter: Adapter) -> nn.Module:
-    """Add adapters to the model, which are trained, as is the head of a classifier."""
+    """Return the model with adapters. Only they and a classifier's head are trained."""
     try:
         import peft
     except ImportError:

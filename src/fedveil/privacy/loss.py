@@ -164,7 +164,7 @@ class PrivacyLoss:
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
         """Return the loss of a release for which no epsilon is stated.
 
-        Its own epsilon is infinite. Composition uses the release's distribution.
+        The loss's `epsilon` is infinite. Composition uses the release's distribution instead.
         """
         return cls(math.inf, 1.0, per, release=release)
 
@@ -218,6 +218,6 @@ def as_written(value: SupportsFloat) -> Decimal:
 
 
 def rounded_up(value: Decimal) -> float:
-    """Return the least float that, as the decimal it is printed as, is not below `value`."""
+    """Return the least float whose printed decimal is at least `value`."""
     nearest = float(value)
     return nearest if as_written(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -65,7 +65,10 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return, for each run of neighbouring weights, the log of their sum and the end losses."""
+        """Cut the weights into blocks of neighbours. Returns three arrays with an entry per block.
+
+        They are the log of the block's total weight, its lowest loss and its highest loss.
+        """
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))

@@ -189,9 +189,10 @@ def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
 def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
     """Return an upper bound on delta at each epsilon: delta plus a bound on the rounding error.
 
-    `shift` is the norm c of a contribution in units of sigma. With m = shift, q = rate and h =
-    epsilon / 2, the best event is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, the point at
-    which the loss is epsilon. An error in that point changes delta only to second order.
+    `shift` is the norm m of a contribution in units of sigma. Let x be the output along the
+    contribution, q = rate and h = epsilon / 2. The event with the largest difference is x > (h +
+    asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, the point at which the loss is epsilon. An error in
+    that point changes delta only to second order.
     """
     epsilon = np.abs(epsilons)
     half = epsilon / 2

@@ -30,8 +30,9 @@ def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
 
 
 def read_before_after(path: Path) -> list[BeforeAfter]:
-    """Return the lines in a run's folder, `path`. Call it within `intact`, which explains its
-    errors.
+    """Return the comparisons of before and after in the run's folder `path`.
+
+    Call it within `intact`, which explains its errors.
     """
     file = path / BEFORE_AFTER
     if not file.exists():

@@ -76,7 +76,10 @@ class Disclosure:
             self._without.setdefault(dealer, set()).add(holder)
 
     def decide(self, survivors: Collection[int]) -> None:
-        """Record the clients in the sum. The others' keys will be disclosed instead of seeds."""
+        """Record the clients in the sum. Shares of their mask seeds are disclosed.
+
+        For all other clients, shares of their mask keys are disclosed instead.
+        """
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:

@@ -36,7 +36,10 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Return a reference page's table rows, those of `part`, by key and for programs."""
+    """Return the rows of a reference page's tables as plain texts, by the setting's key.
+
+    `part` is a key or a block whose rows to return. None: all.
+    """
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:

@@ -136,7 +136,10 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 
 
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
-    """Return the part of a round of a quantile's search. `group` is None without groups."""
+    """Return the part of a round that counts the rows of question `name` below and above `edge`.
+
+    It is a step in the search for the quantile `q` of `group`, which is None without groups.
+    """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
     groups = [] if question.by is None else [Categories(question.by, [group])]

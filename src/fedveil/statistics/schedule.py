@@ -171,7 +171,7 @@ class Schedule:
                     raise MessageInvalid(f"field prefixes holds a word not of {size} letters")
 
     def _level(self, name: str, step: Step) -> int:
-        """Return the round of a tree, counted from 0, that takes place in a step."""
+        """Return the level of the tree of question `name`, from 0, about which a step asks."""
         first = next((i for i, turn in enumerate(self.turns) if turn.question == name), 0)
         return step.round - 1 - first
 

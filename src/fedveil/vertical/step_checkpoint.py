@@ -71,7 +71,7 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Restore `party`. An error names the tensor that does not fit."""
+        """Set `party` to this checkpoint's state. An error names the tensor that does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 

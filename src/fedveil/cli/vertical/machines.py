@@ -160,7 +160,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job, or None if the folder `old` has it. Called before torch is imported."""
+    """Return the job that the options name, or None to resume the run in `old` with its own job."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:

@@ -59,7 +59,7 @@ class Folding:
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove and return the worker's server half: pickled, and the arrays of its sums.
+        """Remove the worker's server half. Return its pickle without arrays, and its arrays.
 
         Arrays that fit into `room` are copied there and returned as (begin, end), others as bytes.
         """

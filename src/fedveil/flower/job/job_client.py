@@ -71,7 +71,7 @@ class Owner(Protocol):
 
     @property
     def answer_after_s(self) -> float | None:
-        """Return the seconds after a request before which no report leaves, or None."""
+        """Return the least delay of a report after its request, in seconds, or None."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
         """Charge the report that `asked` asks for. Raises an error if none may leave."""

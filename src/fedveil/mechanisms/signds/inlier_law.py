@@ -44,7 +44,10 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible v with C(topk, v) C(dim - topk, h - v), its number of selections."""
+        """Yield each possible number v of top-k dimensions among the h selected, with its weight.
+
+        The weight C(topk, v) C(dim - topk, h - v) is the number of selections with that v.
+        """
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)

@@ -39,10 +39,11 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws the sum S of a perturbed one-hot code's states, by jumping between flipped bits.
+    """Draws S, the sum of the states whose bits are 1 in a perturbed one-hot code.
 
-    A 1 stays with probability p, which is 1 - q (rr) or 1/2 (oue), and a 0 becomes 1 with
-    probability q. States go from -cells to cells.
+    Each bit of the code stands for a state, a whole number from -cells to cells. A 1 stays with
+    probability p, which is 1 - q (rr) or 1/2 (oue), and a 0 becomes 1 with probability q. The draw
+    jumps from one flipped bit to the next.
     """
 
     def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
@@ -114,10 +115,10 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add to `sums` the states of the flipped bits that lie after these gaps.
+    """Add the state of every flipped bit to its parameter's sum. Returns the next position.
 
-    `place` is the position in the codes before the first gap; the position after the last is
-    returned. A flip of a parameter's own bit adds `own` times its state.
+    `gaps` are the numbers of bits before each flip, and `place` is the position of the first gap. A
+    flip of the bit of a parameter's true state adds `own` times that state.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)

@@ -142,7 +142,8 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        It is also that of S, the sum of the states whose bits are 1, whose loss composes better.
+        S, the sum of the states whose bits are 1, has the same epsilon. Over many parameters and
+        rounds, the distribution of the loss of S gives a smaller total.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)

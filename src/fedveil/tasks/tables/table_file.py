@@ -102,7 +102,10 @@ def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = N
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
-    """Raise DataInvalid if names are not in `columns`. `named` has them by their keys."""
+    """Raise DataInvalid if a setting names a column that is not in `columns`.
+
+    `named` maps each setting's key to the columns that it names.
+    """
     known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""

@@ -43,7 +43,7 @@ class Piece(ABC):
         return np.array(codes, np.int32), list(known)
 
     def words(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return a column as `coded`, if it may be one of words. Raises DataInvalid."""
+        """Return a column of words as `coded` does. Raises DataInvalid if it holds other values."""
         return self.coded(column)
 
     def numbers(self, column: str, decimal: str) -> Float64s | None:
