@@ -470,15 +470,15 @@ def test_files_placed_by_hand_are_verified_and_left_alone(tiny, mirrors):
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("digits", "is included in scikit-learn"),
+        ("digits", "it is included in scikit-learn"),
         ("femnist", "make it with LEAF and place"),
         ("purchase100", "place dataset_purchase or purchase100.npz in"),
-        ("purchase100-synthetic", "is generated"),
+        ("purchase100-synthetic", "it is generated"),
         ("location30", "place location30.npz in"),
     ],
 )
 def test_what_has_no_download_says_how_it_is_got(name, how):
-    with pytest.raises(DataUnavailable, match=f"data {name} has no download: {how}"):
+    with pytest.raises(DataUnavailable, match=f"data.name = {name} has no download: {how}"):
         datasets.fetch(name)
 
 

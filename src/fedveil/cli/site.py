@@ -108,12 +108,13 @@ app.command()(answering(site_account.account))
 
 
 @app.command()
+@answering
 def serve(
     site: SiteFolder,
     server: Annotated[
         str | None, typer.Argument(help="One of `servers` in the policy. Default: the only one.")
     ] = None,
-) -> None:
+) -> object:
     """Take part in a server's jobs, as the policy permits."""
     from fedveil.site.site_folder import Site, server_of
 
@@ -121,4 +122,6 @@ def serve(
     remarks("note", opened.policy.warnings)
     from fedveil.site.supernode import serve as serve_jobs
 
-    serve_jobs(opened, server_of(opened.policy, server), say)
+    served = server_of(opened.policy, server)
+    serve_jobs(opened, served, say)
+    return {"served": served}

@@ -69,7 +69,7 @@ _SETS = (
         digits.SHAPE,
         digits.CLASSES,
         "scans of handwritten digits, UCI",
-        "is included in scikit-learn, which the extra torch installs",
+        "it is included in scikit-learn, which the extra torch installs",
         digits.read,
         lambda: True,
     ),
@@ -117,7 +117,7 @@ _SETS = (
         (purchase100.FEATURES,),
         purchase100.CLASSES,
         "synthetic, with the shape of Purchase-100",
-        "is generated when it is loaded",
+        "it is generated when it is loaded",
         purchase100.synthesize,
         lambda: True,
     ),
@@ -184,7 +184,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     """
     entry = _entry(name)
     if not entry.downloads:
-        raise DataUnavailable(f"data.name = {name} has no download: it {entry.how}")
+        raise DataUnavailable(f"data.name = {name} has no download: {entry.how}")
     folder = cache_folder() / entry.downloads[0].name
     for source in entry.downloads:
         wanted = []
