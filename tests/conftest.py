@@ -31,6 +31,14 @@ settings.load_profile("fedveil")
 Command = Callable[..., tuple[int, str, str]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that start and kill processes last.
+
+    A new process then finds the compiled code that other tests have cached.
+    """
+    items.sort(key=lambda item: item.path.stem == "test_interruptions")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed every generator, so that a test's draws do not depend on earlier tests.

@@ -114,6 +114,7 @@ def test_two_secure_runs_have_other_noise_and_a_run_without_protection_has_none(
     assert not list((tmp_path / "plain").rglob(NOISE_KEY))
 
 
+@pytest.mark.slow
 def test_adding_up_epochs_averages_fresh_noise_out_and_not_remembered_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

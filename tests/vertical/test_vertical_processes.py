@@ -129,7 +129,7 @@ def unbroken(place: Path) -> dict[str, bytes]:
         ("bank", "receive", 16),
         ("bank", "write", 3),  # the leader may have the checkpoint, this party does not
         ("lead", "receive", 2),  # one of two applications has arrived
-        ("lead", "send", 23),
+        pytest.param("lead", "send", 23, marks=pytest.mark.slow),
         ("lead", "receive", 31),
         ("lead", "play", 1),  # all have agreed, and it has written nothing since
         ("lead", "write", 2),
