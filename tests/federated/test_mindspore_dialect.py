@@ -476,6 +476,19 @@ def test_each_ignored_key_is_ignored_and_listed(key: str):
     assert conversion.job == translate(PLAIN).job
 
 
+def test_the_table_names_our_key_where_its_name_is_another():
+    lines = mindspore_keys.key_table().splitlines()
+    renamed = {
+        theirs: ours
+        for theirs, ours in mindspore_keys.CONVERTED.items()
+        if theirs.rpartition(".")[2] != ours.rpartition(".")[2]
+    }
+    assert len(renamed) > 3
+    for theirs, ours in renamed.items():
+        (line,) = (line for line in lines if f"`{theirs}`" in line)
+        assert f"| `{ours}` |" in line
+
+
 def test_the_examples_of_the_page_are_true():
     page = (DATA.parent.parent / "docs" / "mindspore.md").read_text(encoding="utf-8")
     for place, value in (("encrypt.signds.sign_k", 0.4), ("server_mode", "HYBRID_TRAINING")):
