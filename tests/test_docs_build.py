@@ -20,6 +20,8 @@ from fedveil.statistics import question_reference
 from fedveil.vertical import job_reference as vertical_reference
 from folders import DOCS, ROOT
 
+#: `.ci/run` runs these after `make docs`.
+pytestmark = pytest.mark.slow
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
 #: The options of `make docs`.
@@ -203,7 +205,6 @@ def test_the_site_has_a_logo_and_the_changelog(site: Path) -> None:
     assert all(f">{release}<a" in shown for release in releases)
 
 
-@pytest.mark.slow
 def test_what_mkdocs_warns_of_fails_the_build(tmp_path: Path) -> None:
     """A link, an anchor or a picture that leads nowhere, and a page that is not in the list."""
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("reference"))

@@ -100,7 +100,7 @@ def test_randomised_response_is_exceeded_as_often_as_is_allowed() -> None:
     assert 1 <= over <= 0.05 * runs
 
 
-@pytest.mark.parametrize("eps", [1.0, 4.0])
+@pytest.mark.parametrize("eps", [1.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_a_true_gaussian_claim_is_exceeded_in_at_most_one_run_of_twenty(eps: float) -> None:
     runs, m = 60, 80
     over = 0

@@ -126,13 +126,13 @@ def unbroken(place: Path) -> dict[str, bytes]:
     [
         ("bank", "send", 1),  # applying
         ("bank", "send", 9),  # in the middle of a step
-        ("bank", "receive", 16),
+        pytest.param("bank", "receive", 16, marks=pytest.mark.slow),
         ("bank", "write", 3),  # the leader may have the checkpoint, this party does not
         ("lead", "receive", 2),  # one of two applications has arrived
         pytest.param("lead", "send", 23, marks=pytest.mark.slow),
-        ("lead", "receive", 31),
+        pytest.param("lead", "receive", 31, marks=pytest.mark.slow),
         ("lead", "play", 1),  # all have agreed, and it has written nothing since
-        ("lead", "write", 2),
+        pytest.param("lead", "write", 2, marks=pytest.mark.slow),
         ("lead", "write", 5),  # the last: the followers are done
     ],
 )
