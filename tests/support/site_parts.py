@@ -72,7 +72,7 @@ def write_policy(folder: Path, keys: dict[str, Any]) -> Site:
 
 
 class Sites:
-    """As many sites as the job has clients, with one roster, and the app that all of them serve."""
+    """A site for each client of the job, with one roster, and the app that all of them serve."""
 
     def __init__(self, folder: Path, app: Path, **changes: Any) -> None:
         self.app = app

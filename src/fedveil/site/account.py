@@ -42,8 +42,8 @@ class Release:
 
     `job` identifies the run, `through` the framework or the server, `mechanism` the protection, and
     `what` describes this release. `spending` are its privacy losses for one `unit`. `in_clear`
-    names values that are sent unprotected with it. `names` is what a loss without any epsilon is
-    called (a sum under secure aggregation, for example).
+    names values that are sent unprotected with it. `summed` is True for a report that the server
+    sees only in a sum: it may leave without an epsilon.
     """
 
     job: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 START = """\
-# What may leave this site. `fedveil site show --keys` explains every key.
+# The policy of this site. `fedveil site show --keys` explains every key.
 
 name: site
 
@@ -16,7 +16,7 @@ strength:
   survivors: 3            # updates of at least three sites in a sum
   honest: 1.0             # how many sites may be trusted to add their noise
 
-# What the reports on a data set may cost together.
+# The largest epsilon of all reports on a data set together.
 epsilon:
   run: 2.0
   month: 2.0
@@ -24,7 +24,7 @@ epsilon:
   delta: 1.0e-5
   exact_sums: 20          # sums without noise a month: they have no epsilon
 
-# What may leave without protection: nothing.
+# Nothing leaves without protection.
 clear:
   counts: false
   answer_after_s: 60.0    # every report leaves this long after its request
