@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedveil.compiled.own_loss import OwnLossTrainer
 from fedveil.entropy import Seeded
-from fedveil.learning.learning_task import Task
+from fedveil.learning.learning_task import Task, own_steps
 from fedveil.learning.losses import OWN
 from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.token_layers import Positions
@@ -45,7 +45,7 @@ class Smoothed(Task):
 
 
 class Angry(Huber):
-    """Raises an error in the second batch that holds a target above 90."""
+    """Raises an error in a batch that holds a target above 90."""
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         if targets.max() > 90:
@@ -155,5 +155,5 @@ def test_ctrl_c_in_a_loss_ends_the_training() -> None:
 @pytest.mark.parametrize("part", ["collate", "forward", "optimizer", "train"])
 def test_a_task_with_another_part_of_its_own_keeps_its_loop(part: str) -> None:
     other = type("Other", (Huber,), {part: lambda self, *arguments: None})
-    assert OwnLossTrainer.own_parts(Huber()) == []
-    assert OwnLossTrainer.own_parts(other()) == [part]
+    assert own_steps(Huber()) == []
+    assert own_steps(other()) == [part]

@@ -101,15 +101,15 @@ def test_torch_tensors_are_arrays(own):
 
 def test_a_package_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "own_package" / "__init__.py", b"")
-    write(tmp_path / "own_package" / "parts.py", b"SIZE = 3\n")
+    write(tmp_path / "package_of_data" / "__init__.py", b"")
+    write(tmp_path / "package_of_data" / "parts.py", b"SIZE = 3\n")
     write(
-        tmp_path / "own_package" / "data.py",
+        tmp_path / "package_of_data" / "data.py",
         b"def make():\n"
-        b"    from own_package.parts import SIZE\n"  # at the call, not at the import
+        b"    from package_of_data.parts import SIZE\n"  # at the call, not at the import
         b"    return [[0.0]] * SIZE, [0, 1, 0], [[0.0]], [0]\n",
     )
-    assert len(datasets.load("own_package.data:make").train) == 3
+    assert len(datasets.load("package_of_data.data:make").train) == 3
 
 
 def test_the_current_folder_comes_first(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedveil.learning.losses import IGNORED
+from fedveil.base.example_arrays import IGNORED
 from fedveil.learning.token_layers import CausalLayer, Positions
 from fedveil.learning.trainer import ClientData
 

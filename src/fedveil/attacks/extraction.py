@@ -21,9 +21,8 @@ from fedveil.attacks.membership.shadow_runs import rehearse
 from fedveil.attacks.roc import balanced_accuracy
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Array, Float64s, Int64s
-from fedveil.base.example_arrays import is_plain
+from fedveil.base.example_arrays import IGNORED, is_plain
 from fedveil.data.examples import Dataset, Examples
-from fedveil.data.targets import NO_TOKEN
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
@@ -116,7 +115,7 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
             )
         clients.remove(client)
         places = split.of(int(client))[:copies]
-        x[places], y[places] = 0, NO_TOKEN
+        x[places], y[places] = 0, IGNORED
         x[places, : len(row) - 1], y[places, : len(row) - 1] = row[:-1], row[1:]
     return replace(target.dataset, train=Examples(x, y, train.usable))
 

@@ -25,6 +25,9 @@ Opened: TypeAlias = "Array | list[Array] | dict[str, Array | list[Array]]"
 #: only a task of the user's understands.
 Targets = Literal["class", "numbers", "bits", "tokens", "own"]
 
+#: The target of a token that training ignores.
+IGNORED = -100
+
 _VALUES, _LENGTH = "values of one length", "length"
 #: The smallest power of two above every int64.
 _INT64_END = 2.0**63

@@ -96,6 +96,13 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
         yield file
 
 
+def ends_whole(path: str | Path, most: int) -> bool:
+    """Return True if a file is empty or its last line is complete. Raises OSError."""
+    with opened(path, most) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
+        return file.read(1) in (b"", b"\n")
+
+
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from fedveil.base.array_types import Float32s, Int32s
+from fedveil.base.example_arrays import IGNORED
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.compiled.operation import ROW, TOKENS, NotServedError, need
 from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers
-from fedveil.learning.losses import IGNORED, WEIGHTED
+from fedveil.learning.losses import WEIGHTED
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trained, Trainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 

@@ -11,12 +11,13 @@ import math
 import numpy as np
 
 from fedveil.base.array_types import Float32s, Int64s
+from fedveil.base.example_arrays import IGNORED
 from fedveil.base.kernels import compiled
 from fedveil.compiled import fields as f
 from fedveil.compiled.exponential import exponentials
 from fedveil.compiled.native import Native, native
 from fedveil.compiled.row_passes import fill
-from fedveil.learning.losses import IGNORED, WEIGHTED
+from fedveil.learning.losses import WEIGHTED
 
 #: The number of scores of an example.
 (SCORES,) = f.own(1)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: The arguments of a native loss (`cost`): five addresses, the number of examples, and the scale.
 _CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_double)
-#: The parts of a task that native code replaces.
-_REPLACED = ("collate", "forward", "optimizer", "train")
 
 
 class OwnLossTrainer(CompiledTrainer):
@@ -50,11 +48,6 @@ class OwnLossTrainer(CompiledTrainer):
         self._room: Room
         self._client: ClientData
         self._failure: BaseException | None = None
-
-    @staticmethod
-    def own_parts(task: Task) -> list[str]:
-        """Return the parts of the task that native code would replace, but are the user's own."""
-        return [n for n in _REPLACED if getattr(type(task), n) is not getattr(Task, n)]
 
     def compile(self, shape: Sequence[int]) -> bool:
         """Return False: code is compiled when the first client trains."""

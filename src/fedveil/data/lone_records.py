@@ -18,6 +18,7 @@ import numpy as np
 from fedveil.base import own_code
 from fedveil.base.array_types import Array, Bools
 from fedveil.base.example_arrays import (
+    IGNORED,
     Targets,
     all_of,
     as_finite,
@@ -27,7 +28,6 @@ from fedveil.base.example_arrays import (
     shape_of,
 )
 from fedveil.data.examples import Dataset, Examples
-from fedveil.data.targets import NO_TOKEN
 from fedveil.errors import DataInvalid
 
 #: Kinds of numbers, and the kinds into which one odd record can turn an array of numbers.
@@ -217,4 +217,4 @@ def _targets(array: Array, form: Form) -> tuple[Array, Bools]:
 
 
 def _are_tokens(rows: Array, tokens: int) -> Bools:
-    return all_of((rows == NO_TOKEN) | ((rows >= 0) & (rows < tokens)))
+    return all_of((rows == IGNORED) | ((rows >= 0) & (rows < tokens)))

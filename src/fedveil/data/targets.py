@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Array, Float32s, Int64s
-from fedveil.base.example_arrays import Targets, is_plain, is_ragged, items, ragged, values
+from fedveil.base.example_arrays import IGNORED, Targets, is_plain, is_ragged, items, ragged, values
 from fedveil.data import inputs
 from fedveil.errors import DataInvalid
-
-#: A missing token, from which nothing is learnt.
-NO_TOKEN = -100
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
@@ -79,10 +76,10 @@ def _tokens(name: str, part: str, array: Array) -> Array:
         raise DataInvalid(
             f"data {name}: {part} has dtype {tokens.dtype}, but tokens are whole numbers"
         )
-    if ((tokens < 0) & (tokens != NO_TOKEN)).any():
+    if ((tokens < 0) & (tokens != IGNORED)).any():
         raise DataInvalid(
             f"data {name}: {part} holds {tokens.min()}, but a token is a whole number from 0, or "
-            f"{NO_TOKEN} to learn nothing there"
+            f"{IGNORED} to learn nothing there"
         )
     return array.astype(np.int64) if is_plain(array) else array
 

@@ -41,7 +41,7 @@ from fedveil.federated.job import Job
 from fedveil.learning import learning_task
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.device import check_device
-from fedveil.learning.learning_task import Task, plan_loss
+from fedveil.learning.learning_task import Task, own_steps, plan_loss
 from fedveil.learning.losses import OWN, WEIGHTED
 from fedveil.learning.own_layers import own_names, whole
 from fedveil.learning.task_trainer import TaskTrainer
@@ -125,14 +125,14 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
             )
         steps = ["train", "optimizer"]
         needed = {"feddyn": ["train"], "fednova": ["train"], "scaffold": steps, "fedcm": steps}
-        own_parts = [n for n in needed.get(settings.algorithm, []) if _has_own(task, n)]
-        if own_parts:
+        replaced = own_steps(task)
+        wrong = [name for name in needed.get(settings.algorithm, []) if name in replaced]
+        if wrong:
             raise ModelInvalid(
                 f"training.algorithm = {settings.algorithm} must control each training step, but "
-                f"task = {job.task} has its own {own_parts[0]}. Use fedavg"
+                f"task = {job.task} has its own {wrong[0]}. Use fedavg"
             )
-        own_step = uneven or OwnLossTrainer.own_parts(task)
-        if settings.engine == "auto" and settings.device == "cpu" and not own_step:
+        if settings.engine == "auto" and settings.device == "cpu" and not (uneven or replaced):
             assert not isinstance(shape, dict)
             known = shape if seen is model else ()
             native = OwnLossTrainer.of(model, plan, known, task)
@@ -161,8 +161,7 @@ def trainer_name(trainer: Trainer) -> str:
 
 
 def _refuse_own_batches(job: Job, task: Task, *, uneven: bool) -> None:
-    own = [name for name in ("collate", "forward", "optimizer", "train") if _has_own(task, name)]
-    if own:
+    if own := own_steps(task):
         raise ModelInvalid(
             f"privacy.unit = example needs each example's own gradient, in one step of plain SGD, "
             f"but task = {job.task} has its own {own[0]}. Use unit client"
@@ -172,10 +171,6 @@ def _refuse_own_batches(job: Job, task: Task, *, uneven: bool) -> None:
             "privacy.unit = example needs each example's own gradient, and so examples of one "
             "array and one shape. Use unit client"
         )
-
-
-def _has_own(task: Task, name: str) -> bool:
-    return getattr(type(task), name) is not getattr(Task, name)
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:

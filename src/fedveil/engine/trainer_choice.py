@@ -15,6 +15,7 @@ from fedveil.engine.assembly import (
     training_plan,
 )
 from fedveil.federated.job import Job
+from fedveil.learning.learning_task import own_steps
 from fedveil.learning.own_layers import whole
 from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trained_part import TrainedPart
@@ -36,7 +37,7 @@ def loop_reason(job: Job) -> str | None:
     if isinstance(shape.example_shape, dict) or -1 in shape.example_shape:
         return "examples have several inputs or different lengths"
     task, part, plan = make_task(job), TrainedPart.of(model).module, training_plan(job)
-    if isinstance(chosen, TaskTrainer) and (own := OwnLossTrainer.own_parts(task)):
+    if isinstance(chosen, TaskTrainer) and (own := own_steps(task)):
         return f"task = {job.task} has its own {own[0]}"
     known = shape.example_shape if part is model else ()
     try:

@@ -21,10 +21,10 @@ from torch import nn
 
 from fedveil.base import own_code
 from fedveil.base.array_types import Array
-from fedveil.base.example_arrays import Opened, Targets
+from fedveil.base.example_arrays import IGNORED, Opened, Targets
 from fedveil.errors import TaskInvalid
 from fedveil.learning import task_metrics
-from fedveil.learning.losses import IGNORED, OWN, mean_loss
+from fedveil.learning.losses import OWN, mean_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.task_metrics import Better, Metric
 from fedveil.learning.trainer import TrainingPlan, change_gradients, make_optimizer
@@ -93,6 +93,15 @@ class Task(ABC):
             torch.autograd.backward(self.loss(forward(inputs), targets))
             change_gradients(parameters, start, plan)
             optimizer.step()
+
+
+#: The methods of a task that decide how it trains, besides its loss.
+_STEPS = ("collate", "forward", "optimizer", "train")
+
+
+def own_steps(task: Task) -> list[str]:
+    """Return the methods beside the loss with which the task itself decides how it trains."""
+    return [name for name in _STEPS if getattr(type(task), name) is not getattr(Task, name)]
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from fedveil.base.example_arrays import IGNORED
+
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: The value of `TrainingPlan.loss` if only the task can compute its loss.
 OWN = "own"
 #: The value of `TrainingPlan.loss` for cross-entropy with class weights.
 WEIGHTED = "weighted_cross_entropy"
-#: The target of a token that training ignores.
-IGNORED = -100
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Int64s
+from fedveil.base.example_arrays import IGNORED
 from fedveil.errors import MissingExtra
 from fedveil.pretrained.model_folder import ModelFolder
-
-#: The target of a token from which nothing is learnt.
-NOTHING = -100
 
 #: A row of tokens, and the target of each.
 Row = tuple[Int64s, Int64s]
@@ -63,8 +61,8 @@ class TokenRows:
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
         """Return tokens without the last, and the next of each from the position `known` on."""
-        targets = [NOTHING if i + 1 < known else token for i, token in enumerate(ids[1:])]
-        return self._filled(ids[:-1], self.pad), self._filled(targets, NOTHING)
+        targets = [IGNORED if i + 1 < known else token for i, token in enumerate(ids[1:])]
+        return self._filled(ids[:-1], self.pad), self._filled(targets, IGNORED)
 
     def _filled(self, ids: Sequence[int], filling: int) -> Int64s:
         row = np.full(self.length, filling, np.int64)

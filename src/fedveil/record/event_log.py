@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from fedveil.base.files import open_to_append
-from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
 
 CHAIN = "events.chain"
 DIGEST_LETTERS = 64
@@ -32,7 +32,7 @@ class EventLog:
         self._log: IO[bytes] = open_to_append(path)
         self._chain: IO[bytes] = open_to_append(chain)
         for file, held in ((path, self._log), (chain, self._chain)):
-            if file.stat().st_size and not read_bytes(file, MOST_LINES_BYTES).endswith(b"\n"):
+            if not ends_whole(file, MOST_LINES_BYTES):
                 _append(held, b"\n")
         self._count = len(digests)
         self._head = digests[-1].decode("ascii", "replace") if digests else _START

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from fedveil.base.files import alone, open_to_append, sync_to_disk, write_new
-from fedveil.base.untrusted import MOST_LINES_BYTES, opened
+from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, opened
 
 _LINE = re.compile(rb"([!-~]+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
 
@@ -50,7 +50,7 @@ class AccountCounter:
                 write_new(self.path, b"")
                 sync_to_disk(self.path.parent)
             said = f"{self._name} {count} {code}"
-            start = "" if _whole(self.path) else "\n"
+            start = "" if ends_whole(self.path, MOST_LINES_BYTES) else "\n"
             append(self.path, f"{start}{said} {self._code(said)}\n".encode())
 
     def _take(self, line: bytes) -> None:
@@ -72,11 +72,3 @@ def append(path: Path, line: bytes) -> None:
         while left:
             left = left[file.write(left) :]
         os.fsync(file.fileno())
-
-
-def _whole(path: Path) -> bool:
-    """Return True if the file ends with the end of a line."""
-    with opened(path, MOST_LINES_BYTES) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - 1))
-        return file.read(1) in (b"", b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedveil.pages.table import Table
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.guarantee_strength import Figure, told
 from fedveil.record.recorder import strict
-from fedveil.site.account import Limits, Privacy, SiteAccount, Window
+from fedveil.site.account import Charged, Limits, Privacy, SiteAccount, Window
 
 _JOB_LETTERS = 8
 _SHOWN = ("what", "mechanism", "through")
@@ -78,9 +79,11 @@ class AccountRecord:
 
     def jobs(self) -> Table:
         """Return what each run was charged, in the order in which they began."""
-        rows = []
+        rows, charges = [], defaultdict[str, list[Charged]](list)
+        for charged in self.account.charges:
+            charges[charged.job].append(charged)
         for job, window in self.account.windows("run").items():
-            own = [charged for charged in self.account.charges if charged.job == job]
+            own = charges[job]
             named = [", ".join(dict.fromkeys(getattr(c, of) for c in own)) for of in _SHOWN]
             last = f"{own[-1].at:%Y-%m-%d}"
             rows.append([job[:_JOB_LETTERS], *named, last, *_spent(self.privacy(window))])

@@ -15,11 +15,12 @@ from flwr.app import Context, Error, Message
 
 from fedveil.base.message import Message as Words
 from fedveil.engine.job_protection import in_clear
-from fedveil.errors import FedveilError, SiteRefused
+from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
 from fedveil.flower.job import job_client
 from fedveil.flower.records import encoded_records
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.always_answers import reason
 from fedveil.protections.base import TIMING, Protection, Spending
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.site.account import Release, SiteAccount
@@ -52,7 +53,7 @@ class Door:
             for warning in caught:
                 self._log.line(f"noted {what}: {warning.message}")
         except (Exception, SystemExit) as error:
-            self._log.line(f"refused {what}: {_told(error)}")
+            self._log.line(f"refused {what}: {reason(error)}")
             word = Error(job_client.ERROR_CODE, job_client.WITHHELD)
             return Message(word, reply_to=message)
         self._log.line(f"sent {what}: {len(answer):,} bytes")
@@ -143,7 +144,3 @@ def _check_client(order: Order, client: int) -> None:
     number = order.job.clients.number or 0
     if client >= number:
         raise SiteRefused(f"this site is client {client}, and the job has {number} clients")
-
-
-def _told(error: BaseException) -> str:
-    return str(error) if isinstance(error, FedveilError) else f"{type(error).__name__}: {error}"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Secure
-from fedveil.errors import FedveilError, InvalidValue, SiteError, SiteRefused, nearest
+from fedveil.errors import InvalidValue, SiteError, SiteRefused, nearest
 from fedveil.flower.app.arrays import ArrayLayout, Arrays
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import Options, parse
@@ -123,8 +123,7 @@ class SiteReports:
 
     def refused(self, what: str, error: BaseException) -> None:
         """Log why something does not leave."""
-        told = str(error) if isinstance(error, FedveilError) else f"{type(error).__name__}: {error}"
-        self.log(f"refused {what}: {told}")
+        self.log(f"refused {what}: {reason(error)}")
 
 
 @dataclass(frozen=True)

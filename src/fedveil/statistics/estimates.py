@@ -234,7 +234,8 @@ def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
 
     def related(s: Float64s) -> float:
         product = sums.prod(0) @ s / (draws**2 * s.sum()) - means(s).prod()
-        return float(product / deviations(s)) if deviations(s) else 0.0
+        both = deviations(s)
+        return float(product / both) if both else 0.0
 
     def present(s: Float64s) -> float:
         return float(s.sum())
