@@ -79,7 +79,12 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """Factors left @ right of a gradient, `left` orthonormal. Numbers below `zero` count as 0."""
+    """Matrices `left` and `right` whose product is a gradient.
+
+    The columns of `left` are orthonormal.
+
+    Entries below `zero` count as 0.
+    """
 
     left: Float64s
     right: Float64s
@@ -88,7 +93,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions], each with the number of neurons where it is 0."""
+    """Candidate directions [rank, directions], and for each the number of neurons where it is 0."""
 
     directions: Float64s
     scores: Float64s
@@ -187,7 +192,10 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw directions [number, rank], zero on a few neurons and orthogonal to some `known` ones."""
+    """Draw directions [number, rank] from which the search starts.
+
+    Each is zero on a few neurons and orthogonal to some of the `known` directions.
+    """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -210,7 +218,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
     The count is halved if the direction would be undetermined without one of these neurons, because
-    such directions exist whatever the examples are.
+    such directions exist for any examples and so prove nothing.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -242,10 +250,11 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose `rank` of the directions: begin with the first independent ones, then exchange some.
+    """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If most activations are explained, every other direction is tried in place of one of the two
-    whose examples explain their own activations worst, and kept if it explains more.
+    If their examples explain most activations, the search continues. It tries every other direction
+    in place of one of the two that explain their own activations worst. It keeps what explains
+    more.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -333,11 +342,11 @@ def recovered(originals: Array, examples: Float64s | None) -> int:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Invert the reports of clients that took one step over 5 and 10 examples, and over 20.
+    """Invert the reports of clients that took one step on a batch of 5, 10 or 20 examples.
 
-    At effort `quick`, batches of 20 are left out: on images of few pixels they take minutes.
-    The attacker knows the model, the size of a batch and the report. If the reports reveal nothing,
-    it receives the cohort's sum, in which all clients' examples count as one batch.
+    At effort `quick`, batches of 20 are left out: on images of few pixels they take minutes. The
+    attacker knows the model, the size of a batch and the report. If the reports reveal nothing, it
+    receives the cohort's sum, in which all clients' examples count as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

@@ -1,4 +1,4 @@
-"""The commands: they parse, call and show."""
+"""All commands of `fedveil`: they parse arguments, call the other rooms and print results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ app.command("reproduce")(answering(reproduce_cli.reproduce))
 
 
 def main() -> None:
-    """Run a command. An error that a user can cause is one sentence on stderr."""
+    """Run a command. A user's error is printed to stderr as one sentence."""
     # A user's `package.module:function` is found in the current folder.
     sys.path.append(os.getcwd())  # noqa: PTH109
     raise SystemExit(ended(app))

@@ -1,4 +1,4 @@
-"""The files that `fedveil init` writes, and the job that runs without a file."""
+"""The files that `fedveil init` writes, and the default job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ATTACKED_JOBS = {
 
 
 class Template(NamedTuple):
-    """A template: its written files, each with its source here, and the command that runs it."""
+    """A template of `fedveil init`: its files with their sources, and the command that runs it."""
 
     files: dict[str, str]
     run: str = "fedveil run job.yaml"

@@ -1,8 +1,8 @@
-"""Shadow models: they train an attack model to recognise members' answers.
+"""Shadow models: they train a classifier that recognises a model's outputs for members.
 
-Source: Shokri et al. 2017, "Membership inference attacks against machine learning models": one
-attack model for each class, here a logistic regression on the answer's largest log-probabilities,
-the true class's, and its margin.
+Source: Shokri et al. 2017, "Membership inference attacks against machine learning models". There is
+one classifier for each class: a logistic regression on the largest log-probabilities, on that of
+the true class, and on its margin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of "member", by the attack model of its class."""
+    """Return each example's log-odds of "member", by the attack classifier of its class."""
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)
@@ -38,7 +38,7 @@ def shadow_attack(answers: Answers, references: References) -> Float64s:
 
 
 class _Scale:
-    """Scales columns so that an attack model's training data has mean 0 and deviation 1."""
+    """Standardises columns: the attack classifier's training data gets mean 0 and deviation 1."""
 
     def __init__(self, columns: Float64s) -> None:
         bounded = np.maximum(columns, _LEAST)
