@@ -79,9 +79,7 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """Matrices `left` and `right` whose product is a gradient.
-
-    The columns of `left` are orthonormal.
+    """A gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
     Entries below `zero` count as 0.
     """
@@ -192,10 +190,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw directions [number, rank] from which the search starts.
-
-    Each is zero on a few neurons and orthogonal to some of the `known` directions.
-    """
+    """Draw initial directions [number, rank]: zero on a few neurons, orthogonal to some `known`."""
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -217,8 +212,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if the direction would be undetermined without one of these neurons, because
-    such directions exist for any examples and so prove nothing.
+    The count is halved if one of these neurons is needed to determine the direction, because such
+    directions exist for any examples.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -252,9 +247,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If their examples explain most activations, the search continues. It tries every other direction
-    in place of one of the two that explain their own activations worst. It keeps what explains
-    more.
+    If their examples explain most activations, every other direction is tried in place of one of
+    the two that explain their own activations worst, and kept if it explains more.
     """
     rank = len(directions)
     chosen: list[int] = []

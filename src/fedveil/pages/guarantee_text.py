@@ -1,4 +1,4 @@
-"""The privacy figures of a run's record, in words, for pages and terminals."""
+"""The privacy costs in a run's records, in words, for pages and terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """The label of a ledger figure, and the information that the figure bounds."""
+    """Texts for one of the ledger's epsilons: its label, and what information it bounds."""
 
     name: str
     bounds: str
@@ -48,17 +48,17 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the label of each ledger figure that a record has, by the figure's name."""
+    """Return the texts for each epsilon that the record contains, by its key."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
 def figure_of(record: Record, key: str) -> Figure:
-    """Return the ledger figure `key` of a record."""
+    """Return the epsilon and delta with the given key in a record."""
     return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each distinct figure, and for each release without a finite epsilon."""
+    """Return a line for each distinct epsilon, and for each release without a finite one."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -69,13 +69,13 @@ def figure_lines(record: Record) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names as in a sentence: a, b and c."""
+    """Join names as in a sentence, such as "a, b and c"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Say against whom the job's protection holds. Returns "" for a user's own protection."""
+    """Describe the attackers against whom the protection holds. "" for a user's own protection."""
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:
@@ -85,7 +85,7 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return how often the best attacker guesses right, as a percentage, rounded up."""
+    """Return the best attacker's success rate as a percentage, rounded up."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"
@@ -93,7 +93,7 @@ def right(figure: Figure) -> str:
 
 
 def meaning(record: Record) -> str:
-    """Return a sentence on what the whole run's figure means, and against which attacker."""
+    """Return a sentence that explains the whole run's epsilon, and names the attacker."""
     figure = figure_of(record, RUN)
     if figure.promise == "none":
         return "Nothing is guaranteed: what is sent may reveal everything about a client."
@@ -112,7 +112,7 @@ def meaning(record: Record) -> str:
 
 
 def returned(job: Mapping[str, Any]) -> str:
-    """Say what protects the gradients that the leader of a vertical run returns."""
+    """Describe the protection of the gradients that the leader of a vertical run returns."""
     privacy = job["privacy"]
     if privacy.get("label_dp"):
         return "The gradients that the leader returns reveal no more of a label than its account."

@@ -1,4 +1,4 @@
-"""The ids of a table's rows, as the rules write them. They are distinct."""
+"""Reads the ids of a table's rows and checks that they are distinct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
-    """Reads the column `name` of ids. None: the rows have no ids."""
+    """Reads the id column `name`, and normalises the ids by `rules`. If None, rows have no ids."""
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
         self._name, self._rules, self._refusals = name, rules, refusals
@@ -45,7 +45,7 @@ class IdColumn:
         self._ids.append(np.array(ids, np.str_))
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
-        """Add refusals of ids. Returns their rows, except those already `known`."""
+        """Report invalid ids. Returns the indices of their rows, without those already `known`."""
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
             kind = "" if row in known else _kind(cell)
@@ -60,7 +60,10 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Add a refusal for ids that occur twice. `places` are the rows' lines, piece by piece."""
+        """Report ids that occur twice.
+
+        `places` are the line numbers of all rows, piece by piece.
+        """
         if self._name is None or not self._ids:
             return
         ids = self.array()
