@@ -189,7 +189,8 @@ def summary(console: Console, run: ReadRun) -> None:
     """Print the last lines of a run, federated or vertical."""
     vertical = is_vertical(run)
     console.print(_table(_took_of_parties(run) if vertical else _took(run)))
-    for name, value in (_where_of_parties if vertical else _where)(run):  # unbroken, to be copied
+    # no line breaks, so that users can copy the commands
+    for name, value in (_where_of_parties if vertical else _where)(run):
         console.print(
             f"{name.ljust(_NAMES)}  {value}", markup=False, highlight=False, soft_wrap=True
         )

@@ -34,7 +34,7 @@ from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.protections.reading import Reading
 
-#: Share of a client's examples that are of the class, if the client has the property.
+#: Share of a client's examples of one class, if the client is to hold mostly that class.
 _PREVAILS = 0.75
 _PROBES = 256
 
@@ -179,7 +179,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
     for i, wanted in enumerate(classes.wanted):
         watch.step(i + 1, len(classes.wanted) + 1, f"class {wanted}")
         taught, found = classes.scores(wanted, shadows, cases)
-        # Each class has its own scale: both kinds of scores are in units of its shadows' spread.
+        # Classes have different scales: scores are divided by the spread of shadow clients' scores.
         centre, spread = np.mean(taught), float(np.std(np.concatenate(taught))) or 1.0
         known.append([(side - centre) / spread for side in taught])
         asked.append([(side - centre) / spread for side in found])

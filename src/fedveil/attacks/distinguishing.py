@@ -39,7 +39,7 @@ from fedveil.protections.reading import Reading
 
 #: Evidence of a report that only one of the two updates can produce, above any other evidence.
 _CERTAIN = 1e9
-#: Beyond every protection's clip, and almost nothing.
+#: Sizes of updates: longer than any protection's clipping norm, and almost zero.
 _HUGE, _TINY = 1e6, 1e-6
 _TRIED = 50
 
@@ -99,7 +99,8 @@ def evidence(
 
     def told(view: Seen) -> float:
         reading, (a, b) = said(view, sums), (pair.a, pair.b)
-        if reading.log_likelihood is None:  # the estimate is of a clipped update
+        # without likelihoods, the estimate is compared with the clipped updates
+        if reading.log_likelihood is None:
             a, b = (protection.carried(update, view.told) for update in (a, b))
         return telling(reading, a, b)
 

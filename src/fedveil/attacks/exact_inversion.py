@@ -44,20 +44,20 @@ EXACT = 1e-4
 #: Singular value beyond the rank over the least within it: about 1e-5 in float32, and up to some
 #: hundredths if products were rounded to 16 bits. Above this, zeros cannot be recognised.
 _NOISY = 0.1
-#: The share of the layer's activations that the examples must explain to be accepted: each of them,
-#: or all together if `_LONGER` times as many starts as it took find nothing better.
+#: The share of the layer's activations that each example must explain to be accepted. It is
+#: enough for all together if `_LONGER` times as many further starts find nothing better.
 _EXPLAINED, _LONGER = 0.98, 8
-#: The share above which single directions are exchanged.
+#: If the examples explain a larger share than this, `_chosen` exchanges directions.
 _PROMISING = 0.8
 _AT_ONCE = 64
-#: The size that counts as small on a neuron, as a share of its row: at first (up to `_WIDEST` times
-#: that), and after `_STEPS`; and the number of steps from there down to zero's bound.
+#: The response that counts as small, relative to a neuron's row: at first (up to `_WIDEST` times
+#: more) and after `_STEPS` steps. Then the number of further steps down to `zero`.
 _WIDE, _WIDEST, _NARROW, _STEPS, _LAST = 0.02, 10, 1e-3, 40, 6
 #: In this many of the steps rows of different lengths have different weights.
 _UNEVEN = 16
-#: Root of the share of neurons, those with the shortest rows, from which starts take zeros.
+#: Starts are zero on neurons among the share r² with the shortest rows. r is at least this.
 _SHORTEST = 0.4
-#: Directions with at least this share of the best one's zeros are taken for columns.
+#: Directions with at least this share of the best one's zeros may be columns of D.
 _LIKELY = 0.75
 #: At most this many directions are compared with each other.
 _COMPARED = 800
@@ -314,7 +314,8 @@ def one_step(target: Target, batch: int) -> Target:
     cohort = target.job.clients_per_round
     held = [target.rows(client) for client in range(cohort)]
     if min(map(len, held)) < batch:
-        pool = target.partition.indices  # too few each: deal all examples again
+        # clients have too few examples: distribute all examples again
+        pool = target.partition.indices
         if len(pool) < cohort * batch:
             raise AttackImpossible(
                 f"{cohort} clients of {batch} examples need {cohort * batch}, the data has "

@@ -32,7 +32,7 @@ from fedveil.privacy.intervals import area, median, share
 BEGINNING, SECRET = 5, 4
 #: The numbers of copies that a client has of its phrase.
 COPIES = (1, 4)
-#: An exposure above this many bits counts as a client's phrase. A stranger's passes with 1/4.
+#: A phrase with more exposure, in bits, is guessed to be a client's. Any other passes with 1/4.
 _SUSPICIOUS = 2.0
 _AT_ONCE = 256
 

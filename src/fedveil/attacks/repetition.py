@@ -201,7 +201,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
     """
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
-    assert figure is not None  # only the most-drawn client is unknown before
+    assert figure is not None  # only the worst client's epsilon can be unknown before a run
     return figure.epsilon
 
 

@@ -15,7 +15,7 @@ from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area as area
 from fedveil.privacy.intervals import share
 
-#: False-positive rates at which an attack that names few people is measured.
+#: Low false-positive rates, which show if an attack names a few people with certainty.
 LOW_RATES = (0.01, 0.001)
 
 

@@ -57,7 +57,7 @@ class _Kernel:
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
-        except RuntimeError:  # no place to cache compiled code: compile it in every process
+        except RuntimeError:  # compiled code cannot be cached here, so every process compiles it
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted

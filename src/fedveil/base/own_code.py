@@ -136,7 +136,7 @@ def defined_at(function: Callable[..., Any]) -> str:
     """Return the file and line at which a function or class begins."""
     try:
         return _place(inspect.getsourcefile(function) or "", inspect.getsourcelines(function)[1])
-    except (OSError, TypeError):  # typed in, or not written in Python
+    except (OSError, TypeError):  # typed interactively, or not written in Python
         return f"{function.__module__}:{function.__qualname__}"
 
 

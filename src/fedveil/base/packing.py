@@ -16,7 +16,7 @@ _Whole = npt.NDArray[np.integer[Any]]
 # A multiple of 8, so that every part but the last starts and ends at a byte boundary.
 _PART = 1 << 14
 _STRETCH = 1 << 16
-#: The block of numbers that passes between two loops in the cache; a multiple of 8.
+#: Size of the block that stays in the cache between two loops; a multiple of 8.
 _SOME = 1 << 11
 
 

@@ -29,7 +29,7 @@ from fedveil.settings.yaml_file import refuse_unquoted
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-#: Errors of the click under typer: a package of its own, or from typer 0.26 on a part of typer.
+#: The module with click's errors: click itself, or a part of typer since version 0.26.
 _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 
 #: Optional packages -> the extra that installs them.
@@ -98,7 +98,7 @@ def _ended(app: typer.Typer) -> int:
         return _usage(error)
     except typer.Abort:
         return Exit.INTERRUPTED
-    except KeyboardInterrupt as end:  # before a command was found
+    except KeyboardInterrupt as end:  # Ctrl-C before the command was known
         return _interrupted(end)
     except JobError as error:
         for problem in error.problems:

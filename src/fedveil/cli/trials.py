@@ -37,7 +37,7 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
             f"help: more clients in a round, and a model with fewer trained weights"
         )
     for unit, trial in chosen.items():
-        assert trial.candidate is not None  # it has a promise
+        assert trial.candidate is not None  # the best trial has a guarantee, so it has a candidate
         whole = "one example" if unit == "example" else "a whole client"
         say(
             f"best for {whole}: {trial.candidate.name}, {word(trial.metric)} "

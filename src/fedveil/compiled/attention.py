@@ -18,7 +18,7 @@ from fedveil.compiled.operation import Memory, Operation, Row, Value, filled, ne
 from fedveil.compiled.row_passes import inner_product
 from fedveil.learning.residual import Heads
 
-#: The longest sequence served: the attention weights take memory for every pair of tokens.
+#: The longest supported sequence. Attention weights take memory for every pair of tokens.
 _LONGEST = 512
 
 #: The number of heads, a flag for causal attention, and the length of a row of attention weights.

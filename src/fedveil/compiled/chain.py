@@ -23,7 +23,7 @@ _OPERATIONS: tuple[type[Operation], ...] = (
     Dense, Convolution, PooledConvolution, Largest, Average, Curve, NormOfGroups, Drop, Lookup,
     Placed, Attention, Copied,
 )  # fmt: skip
-#: The operation that serves each kind of layer.
+#: The operation for each kind of layer.
 _KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
     **{layer: operation for operation in _OPERATIONS for layer in operation.layers},
     nn.LayerNorm: layer_norm,

@@ -138,7 +138,7 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 def _meet_all(m: Float32s, op: Int64s) -> None:
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[KH], op[OUTPUT], op[PART]
     lanes, change = (filters + 7) // 8 * 8, op[CHANGE]
-    biases = op[BIASES]  # many small numbers are summed apart
+    biases = op[BIASES]  # a separate sum is more accurate: it adds many small numbers
     fill(m, change, filters * rows * row, np.float32(0))
     fill(m, biases, filters, np.float32(0))
     for n in range(op[f.COUNT]):

@@ -58,7 +58,7 @@ class Value:
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
     form: str
-    #: True: one channel after another, as in torch. False: channels last.
+    #: True if channels are stored one after another, as in torch. False: channels last.
     apart: bool = False
     #: Rows and columns of zero padding, which a convolution reads.
     border: tuple[int, int] = (0, 0)
@@ -123,7 +123,7 @@ class Operation:
     setting = 0.0
     #: Random numbers that an example needs.
     draws = 0
-    #: The kinds of layers that the operation serves.
+    #: The kinds of layers that the operation supports.
     layers: ClassVar[tuple[type[nn.Module], ...]] = ()
 
     def __init__(self, layer: Any, x: Value) -> None:

@@ -31,7 +31,7 @@ def train(
     """
     size = len(start)
     if kind >= 0 or not begun:
-        for i in range(size):  # an array assignment compiles for 1.7 s: it words its own errors
+        for i in range(size):  # an array assignment would take 1.7 s to compile
             m[i] = start[i]
     if kind >= 0:
         m[size : 4 * size] = 0

@@ -29,7 +29,7 @@ TIMEOUT_S = 30
 #: The most requests to one mirror for one file. A mirror that sends nothing is abandoned earlier.
 ATTEMPTS = 10
 _CHUNK_BYTES = 1 << 16
-#: The most bytes that gzip may add to a file that it cannot compress.
+#: Upper bound on what gzip adds to a file that it cannot compress.
 _PACKING_BYTES = 1 << 12
 
 
@@ -128,7 +128,7 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
             part.unlink()
             if not before:
                 raise _MirrorFailed("sent another file than the published one")
-            # The bytes from before may be wrong, so try once more from the beginning.
+            # The bytes of an earlier attempt may be wrong, so start again once.
         elif _size(part) <= before:
             raise _MirrorFailed("cut the connection")
     raise _MirrorFailed(f"did not send the whole file in {ATTEMPTS} attempts")

@@ -24,7 +24,7 @@ from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
 NAME = "image_folder"
 TRAIN, TEST = "train", "test"
 SUFFIXES = (".png", ".jpg", ".jpeg")
-#: Bounds of one file, before it is read and before it is decoded.
+#: Limits for one file: its bytes before it is read, and its pixels before it is decoded.
 MOST_FILE_BYTES = 1 << 26
 MOST_PIXELS = 1 << 24
 _GREY, _COLOUR = ("1", "L", "LA"), ("P", "RGB", "RGBA", "CMYK", "YCbCr")

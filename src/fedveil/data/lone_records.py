@@ -29,7 +29,7 @@ from fedveil.base.example_arrays import (
 from fedveil.data.examples import Dataset, Examples
 from fedveil.errors import DataInvalid
 
-#: Kinds of numbers, and the kinds into which one odd record can turn an array of numbers.
+#: NumPy kinds of numbers, and kinds that an array gets if one of its records is no number.
 _NUMBERS, _READABLE = "fiub", "OUScm"
 
 
@@ -94,7 +94,7 @@ def items(dataset: Any) -> tuple[list[Any], list[Any]]:
     for index in range(len(dataset)):
         try:
             one, learnt = dataset[index]
-        except Exception:  # it may read a file of its own, which may be damaged
+        except Exception:  # an item may read a damaged file
             one = learnt = None
         x.append(one)
         y.append(learnt)

@@ -122,8 +122,8 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
             f"clients * shards_per_client = {count} shards cannot be cut from {n} examples"
         )
     dealt = entropy.permutation(count).reshape(shards_per_client, clients)
-    # The longer shards are chosen after the deal. So they even out among the clients, and a shard's
-    # length does not depend on its label.
+    # Which shards get an additional example is decided after the shards are dealt. So clients have
+    # almost equal sizes, and a shard's length does not depend on its label.
     lengths = np.empty(count, np.int64)
     lengths[dealt.reshape(-1)] = _even_sizes(n, count)
     client_of_shard = np.empty(count, np.int64)

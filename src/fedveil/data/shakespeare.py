@@ -22,7 +22,7 @@ LETTERS = 128
 FOLDER = "text"
 FILE = "tinyshakespeare.txt"
 HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
-#: The last of this many pieces of a speaker are for testing. Who has fewer pieces is left out.
+#: One in this many pieces of a speaker is for testing. Speakers with fewer pieces are left out.
 _TEST_ONE_IN = 5
 
 

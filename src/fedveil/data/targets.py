@@ -27,7 +27,7 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
     return _labels(name, part, array) if kind == "class" else _rows(kind, name, part, array)
 
 
-#: The way out for labels of another shape.
+#: End of an error sentence, which says how to use labels of another shape.
 _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 
 

@@ -21,7 +21,7 @@ from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
 Tokens: TypeAlias = npt.NDArray[np.int64]
 Documents: TypeAlias = Sequence[bytes]
 
-#: Every byte value, and the end of a document.
+#: Number of tokens: every byte value, and the end of a document.
 BYTE_TOKENS = 257
 
 #: The tokeniser reads text as Latin-1, one character for each byte. A token never spans two chunks.

@@ -310,7 +310,7 @@ class _AnyModel:
             try:
                 return self._flat(parameters, client, beside, self._at_once, draws), counts
             except Exception:  # find out which examples fail
-                if alone:  # none fails alone, only all together
+                if alone:  # no example fails alone, only the batch does
                     nothing = torch.zeros_like(next(row for row in alone if row is not None))
                     return torch.cat([nothing if row is None else row for row in alone]), counts
             alone = [self._alone(parameters, client, i, draws) for i in some]

@@ -41,7 +41,7 @@ class Task(ABC):
     #: The padding values for examples of different lengths, and for their targets.
     padding: ClassVar[int] = 0
     target_padding: ClassVar[int] = 0
-    #: The metrics that are single figures, and which way each is better. The first one decides.
+    #: The metrics that are single numbers, with their better direction. The first is the main one.
     measures: Mapping[str, Better] = {}
 
     @abstractmethod

@@ -24,7 +24,7 @@ from fedveil.errors import ModelInvalid
 _GRID = 2.0**-24
 #: A filter ends where its window falls to a twentieth of its peak.
 _REACH = 2.5
-#: Added to the norm of a scale's strengths, so that rounding errors and dust are not amplified.
+#: Added to the norm of a scale's strengths, so that an almost empty image is not amplified.
 _FAINT = 1e-2
 #: Added to the squared modulus, so that its root has a gradient when there is no stroke.
 _DUST = 1e-12

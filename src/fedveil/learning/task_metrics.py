@@ -10,9 +10,9 @@ import numpy as np
 
 from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 
-#: The better direction of a figure.
+#: The direction in which a metric improves.
 Better = Literal["higher", "lower"]
-#: Returns a figure, or a list with one for each class.
+#: Returns a number, or a list with one for each class.
 Metric = Callable[[Array, Array], Any]
 
 
@@ -157,7 +157,7 @@ BITS: Mapping[str, Metric] = {
     "f1": bit_f1,
     "auc": bit_auc,
 }
-#: Figures for which lower is better.
+#: Metrics for which lower is better.
 LOWER = ("loss", "rmse", "mae", "perplexity")
 
 

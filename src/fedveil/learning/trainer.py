@@ -42,7 +42,7 @@ class TrainingPlan:
     class_weights: tuple[float, ...] | None = None
     #: The L2 norm to which each step's gradient is clipped. None: no clipping.
     gradient_norm: float | None = None
-    #: True if gradients get a term of the client's own (`ClientData.correction`).
+    #: True if the client's `ClientData.correction` is added to its gradients.
     corrected: bool = False
     #: FedProx's mu: adds mu * (w - w at the round's start) to the gradient, before it is clipped.
     proximal: float = 0.0
@@ -78,7 +78,7 @@ class ClientData:
     structured: tuple[Array, Array] | None = None
     #: Added to each gradient of the client if the plan is `corrected`.
     correction: torch.Tensor | None = None
-    #: A mask of the examples that count, for a trainer that takes each alone. None: all count.
+    #: A mask of the examples that count, for `ClippedExamplesTrainer`. None: all count.
     usable: Bools | None = None
 
     @classmethod
@@ -102,7 +102,8 @@ class ClientData:
 
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
         """Yield the indices of each batch's examples. Every epoch has a new order."""
-        if len(self) == 1:  # has one order; a generator would take longer than the training
+        # a single example needs no order, and a generator would take longer than the training
+        if len(self) == 1:
             yield from [np.zeros(1, np.int64)] * plan.epochs
             return
         order = self.entropy.stream("order").generator()
@@ -124,9 +125,9 @@ class Trainer(Protocol):
     #: The least number of clients to pass to `train`, if there are enough. It is 1 unless an update
     #: depends on which clients train together.
     least: int
-    #: True if it trains in native code: it reads examples in place, and threads may train at once.
+    #: True if it trains in native code, without copying examples and with several threads.
     native: bool
-    #: True if a task defines the step, which need not be one vectorised call.
+    #: True if a user's task defines the training step, which may not be vectorisable.
     own_step: bool
 
     def start(self, weights: Float32s, round: int = 1) -> None:

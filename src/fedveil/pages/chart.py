@@ -18,7 +18,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 
 #: The size of a drawing on a page, in its own units.
 WIDTH, HEIGHT = 340, 225
-#: A curve with more points is thinned: from each piece of equal length, its ends and extremes.
+#: A curve with more points is thinned: each of its equal pieces keeps its ends and extremes.
 MOST_POINTS = 1000
 #: Widths of one character, of the space around text, and the height of a line of text.
 _LETTER, _SPACE, _LINE = 7.2, 7, 16

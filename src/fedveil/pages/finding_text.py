@@ -13,7 +13,7 @@ from fedveil.privacy.loss import format_epsilon
 
 _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
-#: What an attacker could do, by the end of a figure's name or all of it.
+#: What an attacker could do, by the metric's name or the end of it.
 _COULD = (
     (r"exposure.*", "rank a planted phrase among random ones as if it knew {value} bits of it"),
     (r"extracted.*", "extract {value} of the planted phrases"),
@@ -43,7 +43,7 @@ _COULD = (
     (r"(correlation|cosine).*", "estimate values with a correlation of {value} with the true ones"),
     (r"relative error.*", "estimate an update with a relative error of {value}"),
 )  # fmt: skip
-#: The figures whose values are no shares of cases.
+#: The metrics whose values are not shares of cases.
 _NO_SHARES = re.compile(
     r"(.*\b)?(AUC|mse|psnr|ssim|(correlation|cosine|relative error|ledger's epsilon|distance|"
     r"exposure|most that|the most|epsilon at least).*)"

@@ -11,7 +11,7 @@ from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import Record
 
-#: The figure that summarises a whole run.
+#: The epsilon that summarises a whole run.
 RUN = "run_every_round"
 
 
@@ -23,7 +23,7 @@ class Says(NamedTuple):
 
 
 _ALL = "a client's whole data, from all its reports together"
-#: The ledger's figures.
+#: The ledger's epsilons by key.
 _FIGURES = {
     "per_bit": Says("a bit", "one bit that a mechanism encodes, from one round"),
     "per_parameter": Says("a parameter", "one parameter of an update, from one round"),
@@ -31,7 +31,7 @@ _FIGURES = {
     "run_every_round": Says("the whole run of a client in every round", _ALL),
     "run_most_drawn": Says("the whole run of the most-drawn client", _ALL),
 }
-#: The figures under `unit: example`. A part of a report costs an example as much as all of it.
+#: The epsilons under `unit: example`. A part of a report costs an example as much as all of it.
 _OF_AN_EXAMPLE = {
     "per_round": Says(
         "one example of a client in a round", "one example, from the client's costliest round"

@@ -56,7 +56,7 @@ def vertical_ending(
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
     if worst is not None and worst.what.endswith(UNPROTECTED):
-        worst = None  # no other figure says anything about such an example
+        worst = None  # no other epsilon covers such an example
     promise = Fact(
         _PROMISED,
         "none" if worst is None else str(worst.figure),

@@ -108,7 +108,7 @@ class ModelFolder:
             yield
         except FedveilError:
             raise
-        except Exception as error:  # of a library that reads the files, which raises anything
+        except Exception as error:  # the library that reads the files may raise anything
             raise ModelInvalid(
                 f"model = '{PREFIX}{self.path}' cannot be loaded: {_first_line(error)}"
             ) from None

@@ -168,7 +168,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
         path, sentence = _sentence(model, item["loc"], item["input"])
         if item["type"] == "invalid_key":
             sentence = f"{dotted(path)} is a key that is not text"
-        found[path] = sentence  # a union fails once per member, with equal paths
+        found[path] = sentence  # pydantic reports a union once per member, with equal paths
     return found
 
 
@@ -225,7 +225,7 @@ def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], F
     """
     block, named = root, False
     for i, key in enumerate(path):
-        if named:  # a user's name of the block that follows
+        if named:  # this key is a name that the user gave to the next block
             named = False
             continue
         field = block.model_fields.get(key)
@@ -243,7 +243,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
     if field is not None:
         return _value_sentence(here, allowed(field), rest, value)
     if end == len(path):
-        named = followed(root, (*path, NAME))[0] > end  # a user's name was expected
+        named = followed(root, (*path, NAME))[0] > end  # the user's name for a block is missing
         what = "a mapping of names to blocks of keys" if named else "a block of keys"
         hint = unspaced(value) if isinstance(value, str) else ""
         if not named and "name" in block.model_fields and isinstance(value, str):

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import InvalidValue, nearest
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-#: The rows of a page so far, each without its key -> the block that has them.
+#: The table rows printed so far, without their keys -> the block that has them.
 _Told: TypeAlias = dict[tuple[str, str], str]
 #: At least this many rows that already occur in an earlier block are replaced by a reference.
 _ALIKE = 3
@@ -21,7 +21,8 @@ _ALIKE = 3
 
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
     """Return the page in Markdown: the introduction, every key of `job`, and the rules."""
-    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some occur twice
+    # a rule may be registered for several keys
+    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))
     return "\n".join([introduction, *_tables(job, "", {}), f"## Between keys\n\n{between}\n"])
 
 

@@ -108,7 +108,7 @@ class Choice(Block):
         `held` has the settings of other choices.
         """
         if held.get("name") == word:
-            return dict(held)  # chosen already: its settings stay
+            return dict(held)  # this choice is selected already, so its settings stay
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 

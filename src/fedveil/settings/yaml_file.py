@@ -31,8 +31,7 @@ _TEXT = "tag:yaml.org,2002:str"
 _BOOL = "tag:yaml.org,2002:bool"
 #: Keys that PyYAML reads as true or false without this. YAML 1.2 reads them as text.
 _WORDS = ("on", "off", "yes", "no")
-#: The most values in a text, keys included. Then even 5,000 unknown keys get their sentences within
-#: two seconds.
+#: The most values in a text, keys included. Errors for 5,000 unknown keys then take 2 seconds.
 MOST_VALUES = 10_000
 #: The most values that all aliases of a text may stand for together.
 _MOST_ALIASED = 10_000

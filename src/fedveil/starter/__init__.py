@@ -12,7 +12,7 @@ from fedveil.record.run_folder import make_folder
 
 #: The job of `fedveil run` without a file.
 DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
-#: What these attacks attack without a file: a job on which each succeeds.
+#: The job that each of these attacks uses without a job file. On it, the attack succeeds.
 ATTACKED_JOBS = {
     "gradient": Path(__file__).parent / "attacked.yaml",
     "exact": Path(__file__).parent / "attacked_batch.yaml",

@@ -31,7 +31,7 @@ LEDGER = {
 }
 _PARTS = ("training", "protection", "aggregation")
 _NOTHING = "-"
-#: With more curves, the areas from the least to the most hide each other.
+#: With more curves, the areas between smallest and largest value would hide each other.
 _MOST_SPREADS = 6
 #: A cell of a setting without a finished run. The last table says why.
 _NO_RESULT = "no result"

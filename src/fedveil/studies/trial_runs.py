@@ -118,7 +118,7 @@ def _tried(
         except (InvalidValue, JobError):
             if not share:
                 raise
-            continue  # such as a job whose clients have one example each
+            continue  # for example, no example can be held out if each client has only one
         except (RunFailed, RunStopped, ModelInvalid) as error:
             return Trial(name, candidate, figure, noise, failure=str(error))
         metric, better = deciding(last)

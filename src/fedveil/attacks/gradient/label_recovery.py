@@ -12,7 +12,7 @@ from fedveil.base.array_types import Float64s, Int64s
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 
-#: The bias's entries of an exact gradient add up to zero. Beyond this share it is not exact.
+#: The bias entries of an exact gradient add up to zero, up to this share of their size.
 _EXACT = 1e-3
 
 

@@ -135,7 +135,8 @@ def _search(
         apart = measure(known.training.update(examples, targets, known.clients))
         if not search.variation:
             return apart
-        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])  # per direction of a square
+        # number of differences per pixel, in each direction of a square image
+        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])
         return apart + search.variation * total_variation(examples).mean() / neighbours
 
     best = Found(_start(known, draw, 0), float("inf"))

@@ -50,7 +50,7 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
     weight = weight / (weight.mean() or 1.0)
     centre = candidates.mean(axis=0)
     apart = candidates - centre
-    # Without the candidate, the mean of the others is farther from it than the mean of all.
+    # The mean without the candidate is farther from the candidate than the mean of all.
     apart *= count / (count - 1)
     energy = (apart * apart) @ weight
     length = np.sqrt(energy)

@@ -33,7 +33,7 @@ from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 
-#: Attacks on a trained model, by the name in their metrics; then those with their own threshold.
+#: Attacks on a trained model, by their name in metrics. The last ones have their own threshold.
 METHODS: dict[str, Method] = {
     "loss": loss,
     "calibrated loss": calibrated_loss,

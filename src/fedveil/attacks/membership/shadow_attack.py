@@ -16,7 +16,7 @@ from fedveil.base.array_types import Bools, Float64s
 
 #: A class with fewer members' or others' answers than this uses the model of all classes.
 _FEW = 20
-#: Log-probabilities are cut off here, since smaller ones say no more.
+#: Smaller log-probabilities are raised to this one, as they add no information.
 _LEAST = -30.0
 
 

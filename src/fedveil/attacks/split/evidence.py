@@ -9,9 +9,9 @@ import torch
 
 from fedveil.vertical.split import EmbeddingPrivacy
 
-#: Error of numbers, as a share of their spread.
+#: Assumed error of unprotected outputs, relative to their spread.
 _ERROR = 0.03
-#: No bit counts as surer than e^30 to 1.
+#: Limit for the log-odds of a bit.
 _MOST = 30.0
 
 

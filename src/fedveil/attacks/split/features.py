@@ -184,7 +184,7 @@ class Aim:
             rounds=by_effort(self.effort, 45, 150, 500),
             tell=tell,
         ).inputs
-        return found[:, : self._numbers]  # it has no table of words
+        return found[:, : self._numbers]  # the attacker has no table of words
 
     def _known(
         self, prior: Prior, evidence: Evidence, tell: whitebox_inversion.Step

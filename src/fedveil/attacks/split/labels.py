@@ -31,7 +31,7 @@ from fedveil.vertical.label_reading import (
     true_of,
 )
 
-#: Number of examples whose labels the attacker knows, as evenly over the classes as they come.
+#: Number of examples whose labels the attacker knows: the first ones.
 KNOWN = 10
 #: Steps analysed together. Over more of them the leader's part changes too much.
 _WINDOW = 20

@@ -17,9 +17,9 @@ from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, positive
 
-#: No bit counts as surer than this.
+#: Least probability of either value of a bit.
 _SUREST = 1e-6
-#: Weight of the prior over all texts, in words of a text.
+#: Weight of the overall word frequencies in a text's own, as a number of words.
 _BEFORE = 20.0
 
 

@@ -31,7 +31,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 from fedveil.vertical.split import module_of
 
-#: Reports at fixed weights that are added up.
+#: Number of reports, at fixed weights, that the attacker adds up.
 REPORTS = 10
 #: Assumed error of an older table, as a share of its spread.
 _BLUR = 0.5

@@ -24,7 +24,7 @@ from fedveil.protections.reading import Reading
 
 #: Largest relative difference of examples' deltas, if they step from one model.
 _LIKE = 0.25
-#: Deviations of this many standard deviations are no accident.
+#: Deviations above this number of standard deviations are not attributed to noise.
 _CLEAR = 5.0
 #: Rounding error of float32 in a statistic of values of about 1.
 _ROUNDING = 1e-6

@@ -29,7 +29,7 @@ from fedveil.protections.reading import Reading
 #: Examples recovered at this peak signal-to-noise ratio, in decibels, count: a mean squared error
 #: of 0.01 for values in [0, 1].
 RECOVERED_DB = 20.0
-#: Cells for each example of one client's report, while a model of that size is still small.
+#: Cells for each example of one client, whose model is small enough to have more than needed.
 _CELLS_A_REPORT = 10
 _SHOWN = 10
 
@@ -166,7 +166,8 @@ def _played(
     rng = Seeded(target.job.seed, "attack", "imprint").generator()
     imprint = Imprint.of(target.dataset.test.x, cells, statistics, form, rng)
     batch = min(target.job.training.batch_size, int(target.partition.sizes.max()))
-    loud = batch if form == "window" else math.sqrt(batch)  # rows of relu add up many examples
+    # a row of the form "relu" responds to many examples
+    loud = batch if form == "window" else math.sqrt(batch)
     model = imprint.model(target.dataset.classes, loud / target.job.training.lr)
     trapped = replace(target, model=model)
     clients = range(target.partition.clients)

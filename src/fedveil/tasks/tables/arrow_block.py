@@ -63,7 +63,7 @@ class ArrowBlock(Piece):
         found = _whole(self._table.column(column))
         if pa.types.is_dictionary(found.type):
             words = found.dictionary
-            # Between other separators than commas, 1.234 is a number or a thousand times it.
+            # If the separator is not a comma, 1.234 may also mean 1234.
             unclear = decimal == "," or not self._alone
             if unclear and pc.any(pc.match_substring(words, ".")).as_py():
                 return None
@@ -76,7 +76,7 @@ class ArrowBlock(Piece):
                 return None
             found = found.dictionary_decode()
         values: Float64s = _values(pc.fill_null(found, np.nan), np.float64)
-        # A text such as nan(7) is a number to pyarrow, and no missing one.
+        # pyarrow reads a text such as nan(7) as a number that is not missing.
         return values if np.isnan(values).sum() == found.null_count else None
 
     def _text(self, column: str) -> Any:
@@ -148,7 +148,7 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
     """Return the number of lines, or None if CSV readers disagree on its quotes or line ends."""
     buffer = np.frombuffer(block, np.uint8)
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
-        return None  # to Python's reader it ends a line
+        return None  # Python's reader would end a line there
     ends = np.flatnonzero(buffer == _END)
     if not len(ends) or ends[-1] != len(buffer) - 1:
         ends = np.append(ends, len(buffer))

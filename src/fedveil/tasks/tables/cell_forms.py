@@ -47,7 +47,7 @@ def _number(mark: str, thousands: str) -> Parse:
             return None
         if found["s"]:
             if cell.lstrip("+-").startswith("0"):
-                return None  # 0.123 has no thousands
+                return None  # in 0.123 the point does not separate thousands
             cell = separators.sub("", cell)
         return float(cell.replace(mark, "."))
 
@@ -97,7 +97,7 @@ def _day_first(cell: str) -> float | None:
 
 def _month_first(cell: str) -> float | None:
     found = _ORDERED.fullmatch(cell)
-    if not found or found[2] == ".":  # dates with points have the day first in every country
+    if not found or found[2] == ".":  # dates with points have the day first everywhere
         return None
     return _days(found[4], found[1], found[3], found.groups()[4:])
 
@@ -112,7 +112,7 @@ def _truth(cell: str) -> float | None:
     return 1.0 if word in _TRUE else 0.0 if word in _FALSE else None
 
 
-#: Each form by its name. If several read a column alike, the first counts.
+#: Each form by its name. If several forms read a column alike, the first one is chosen.
 FORMS: Final[Mapping[str, Parse]] = {
     "point": _number(".", ","), "comma": _number(",", "."),
     "iso": _iso, "day-first": _day_first, "month-first": _month_first,
@@ -126,7 +126,7 @@ KINDS: Final[Mapping[str, Sequence[str]]] = {
     "time": ("time",), "boolean": ("boolean",),
 }  # fmt: skip
 
-#: What a column of numbers contains, without the way in which it is written.
+#: The kind of content of a number column, whatever its notation.
 Kind: TypeAlias = Literal["number", "date", "time", "boolean"]
 
 

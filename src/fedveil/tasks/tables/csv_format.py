@@ -180,7 +180,7 @@ def _separator(path: str, text: str, place: str | None) -> str:
     """Guess the separator: the one that splits all first lines into equally many cells."""
     lines = list(islice(io.StringIO(text[:_SAMPLED_CHARACTERS], newline=""), _SAMPLED_LINES + 1))
     if len(lines) > 1 and (len(lines) > _SAMPLED_LINES or len(text) > _SAMPLED_CHARACTERS):
-        lines = lines[:-1]  # it may be cut
+        lines = lines[:-1]  # the last line may be incomplete
     widths = {name: _widths(lines, mark) for name, mark in SEPARATORS.items()}
     many = [name for name, found in widths.items() if found and found[0] > 1]
     even = [name for name in many if len(set(widths[name])) == 1]

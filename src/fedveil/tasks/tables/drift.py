@@ -28,13 +28,13 @@ from fedveil.settings.settings import Settings
 from fedveil.settings.stored import Stored
 from fedveil.tasks.tables.table_file import Table
 
-#: Fewer new rows say too little about a distribution.
+#: Fewer new rows are not compared.
 LEAST_ROWS = 100
 STABLE, SHIFTED = 0.1, 0.25
 #: A false alarm of the Kolmogorov-Smirnov test in one column of a thousand.
 _UNLIKELY = 0.001
 _POINTS, _GROUPS = 128, 10
-#: Words beyond these many count as one group, and an unknown word among them is not noticed.
+#: Rarer words than the first ones count as one group, in which new words are not noticed.
 _MOST_WORDS = 10_000
 _SHOWN = 3
 

@@ -32,15 +32,16 @@ class IdColumn:
             return
         written = piece.cells(self._name)
         refused: set[int] = set()
-        if max(map(len, written), default=0) > MOST_ID_LETTERS:  # together they may fill the memory
+        # too long ids could fill the memory
+        if max(map(len, written), default=0) > MOST_ID_LETTERS:
             refused = self._refuse(piece, written, refused)
             written = ["" if row in refused else cell for row, cell in enumerate(written)]
         ids = normalised(written, self._rules)
-        longest = max(map(len, ids), default=0)  # a Unicode form may have more letters
+        longest = max(map(len, ids), default=0)  # normalisation may make a text longer
         rounded = any(ROUNDED.fullmatch(cell) for cell in ids if "+" in cell)
         if longest > MOST_ID_LETTERS or "" in ids or "\0" in "".join(ids) or rounded:
             refused |= self._refuse(piece, ids, refused)
-            for row in refused:  # no duplicate of another refused one
+            for row in refused:  # unique, so that refused ids are not reported as duplicates
                 ids[row] = f"\x01{piece.places[row]}"
         self._ids.append(np.array(ids, np.str_))
 
@@ -96,6 +97,6 @@ def _kind(cell: str) -> str:
         return "empty"
     if len(cell) > MOST_ID_LETTERS:
         return "long"
-    if "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
+    if "\0" in cell:  # NumPy drops a NUL at the end of a text, so two ids would become equal
         return "NUL"
     return "rounded" if ROUNDED.fullmatch(cell) else ""

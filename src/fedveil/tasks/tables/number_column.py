@@ -180,6 +180,6 @@ def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]
     made = list(columns)
     decided = {form for column in made if (form := column.evidence) is not None}
     for group in (_DECIMALS, _ORDERS):
-        if decided >= set(group):  # columns of both kinds: they decide nothing for others
+        if decided >= set(group):  # columns disagree, so they say nothing about the others
             decided -= set(group)
     return {column.name: column.settle(decided, place) for column in made}

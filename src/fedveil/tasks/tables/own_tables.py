@@ -278,7 +278,7 @@ class _Held:
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
         may_lack = frozenset(self._chosen.names if self._table.missing == "mean" else ())
-        # Labels of yes and no are rather two classes: only the job makes them numbers.
+        # Labels such as yes and no are read as two classes, unless the job states their kind.
         kinds = {self._label: "number"} if self._label is not None else {}
         reading = self._table.model_copy(update={"kinds": kinds | dict(known) | self._table.kinds})
         return Wanted(

@@ -64,7 +64,7 @@ class Refusals:
         if not len(self):
             return
         found = [self._shown(problem) for problem in self._rows.values()]
-        # A lone problem of rows reads "PATH, line 3: ...", and one of the file "PATH: ...".
+        # A single problem of a row reads "PATH, line 3: ...", and one of the file "PATH: ...".
         if len(self) == 1:
             mark = ", " if found else ": "
             raise DataInvalid(f"{self.path}{mark}{(found + self._others)[0]}")
