@@ -17,9 +17,8 @@ from fedveil.studies.trial_runs import Trial, best, trials
 def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     """Run a short trial of each protection at epsilon `target`.
 
-    Prints all, and the best one's command.
-
-    `start` is the beginning of that command. With `as_json`, prints JSON instead.
+    Prints all, and the best one's command. `start` is the beginning of that command. With
+    `as_json`, prints JSON instead.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
     units = dict.fromkeys((job.privacy.unit, "example"))

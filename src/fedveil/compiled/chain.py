@@ -37,10 +37,9 @@ def follow(
 ) -> tuple[list[Operation], Value, Value]:
     """Translate layers into operations.
 
-    Returns these, the input value and the value with the scores.
-
-    `shape` is that of an example. `scores_of` is `ROW` if an example has one row of scores,
-    `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
+    Returns these, the input value and the value with the scores. `shape` is that of an example.
+    `scores_of` is `ROW` if an example has one row of scores, `TOKENS` if each of its tokens has
+    one. Raises `NotServedError` if a layer is not supported.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise NotServedError("an example is neither a row nor an image")

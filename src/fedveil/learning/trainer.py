@@ -142,9 +142,8 @@ class Trainer(Protocol):
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """Yield the clients' updates in order, several at a time.
 
-        Each is valid until the next yield.
-
-        If a client's training raised an exception, its row has no meaning.
+        Each is valid until the next yield. If a client's training raised an exception, its row has
+        no meaning.
         """
 
 

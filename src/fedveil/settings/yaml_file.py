@@ -77,9 +77,8 @@ class _Loader(yaml.SafeLoader):
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
         """Count the values that an alias repeats.
 
-        Raises an error for an alias inside its own block.
-
-        `stands_for` is their number, or None for such an alias.
+        Raises an error for an alias inside its own block. `stands_for` is their number, or None for
+        such an alias.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -259,11 +258,9 @@ def apply(
 ) -> tuple[dict[str, Any], list[str]]:
     """Apply `key=value` settings to `data`.
 
-    Returns the result, and a sentence for each wrong setting.
-
-    Settings of whole blocks are applied first. So `protection=signds` does not undo
-    `protection.signds.sign_k=0.2`, in any order. If two settings have the same key, the later one
-    wins.
+    Returns the result, and a sentence for each wrong setting. Settings of whole blocks are applied
+    first. So `protection=signds` does not undo `protection.signds.sign_k=0.2`, in any order. If two
+    settings have the same key, the later one wins.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []

@@ -118,9 +118,8 @@ Solutions = dict[str, dict[str, str] | str]
 class Comparison:
     """A job and the options of a comparison.
 
-    Raises `JobError` if the protections cannot be compared.
-
-    `solutions` holds protection parameters that earlier searches found.
+    Raises `JobError` if the protections cannot be compared. `solutions` holds protection parameters
+    that earlier searches found.
     """
 
     job: Job
@@ -203,9 +202,8 @@ class Comparison:
     ) -> Sequence[float | None]:
         """Return a protection's target epsilons.
 
-        Raises `JobError` if `changes` already fix its cost.
-
-        Returns [None] if there are no targets, or if the protection has no cost parameter.
+        Raises `JobError` if `changes` already fix its cost. Returns [None] if there are no targets,
+        or if the protection has no cost parameter.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):

@@ -120,9 +120,8 @@ class ComparisonFolder:
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Attack a result's run, if the comparison asks for it.
 
-        Returns the result with the finding.
-
-        Only the runs of the first seed are attacked, and only once. `step` receives the progress.
+        Returns the result with the finding. Only the runs of the first seed are attacked, and only
+        once. `step` receives the progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:

@@ -34,9 +34,8 @@ TOKENIZER = "tokenizer.json"
 class Pangu:
     """The task with the settings `task.pangu`.
 
-    Text is read when the leader's data is first requested.
-
-    `folder` is the folder of a resumed run, which contains its tokenizer.
+    Text is read when the leader's data is first requested. `folder` is the folder of a resumed run,
+    which contains its tokenizer.
     """
 
     leader: str = "leader"

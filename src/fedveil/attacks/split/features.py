@@ -242,10 +242,8 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 def _attackable(target: SplitTarget) -> list[Part]:
     """Return the parts that this attack can reconstruct.
 
-    Raises `AttackImpossible` if there are none.
-
-    Such a part reads one column of numbers, and perhaps words, and sends its output to another
-    party.
+    Raises `AttackImpossible` if there are none. Such a part reads one column of numbers, and
+    perhaps words, and sends its output to another party.
     """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
