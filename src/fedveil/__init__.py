@@ -1,8 +1,7 @@
-"""Federated learning in which the protection of what leaves a client is one switch.
+"""Federated learning in which one setting chooses how clients' updates are protected.
 
-import fedveil
-run = fedveil.simulate(fedveil.Job.load("job.yaml"))
-run.metrics, run.model, run.folder
+import fedveil run = fedveil.simulate(fedveil.Job.load("job.yaml")) run.metrics, run.model,
+run.folder
 """
 
 from __future__ import annotations

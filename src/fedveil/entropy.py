@@ -131,8 +131,8 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Words above the largest multiple of `high` are rejected, which is exact and discards less
-        than every second word. (Lemire's multiplication would need 128-bit products.)
+        Words above the largest multiple of `high` are rejected. This is exact, and rejects less
+        than half of all words. (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high
@@ -260,7 +260,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return p in [0, 1) as 64-bit binary digits: those after the first, and the first."""
+    """Return p, from [0, 1), as binary 64-bit words: those after the first, and then the first."""
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

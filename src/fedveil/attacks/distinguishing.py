@@ -56,8 +56,8 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     The evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these probabilities. Otherwise it says how far the estimate in `reading` lies
-    from the midpoint of the two updates, and is positive on the side of `a`.
+    protection states these probabilities. Otherwise it is the distance of the attacker's estimate
+    from the midpoint of the two updates, positive on the side of `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)

@@ -99,7 +99,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Examples, and for each the share of neurons whose activity it predicts correctly."""
+    """Candidate examples, and for each the share of neurons whose activity it predicts right."""
 
     examples: Float64s
     shares: Float64s

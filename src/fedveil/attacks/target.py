@@ -98,7 +98,7 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise an error unless the job trains a classifier on examples that are single arrays.
 
-        With `of_texts`, a language model is allowed too.
+        With `of_texts`, a classifier of texts is allowed too.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"
@@ -172,7 +172,7 @@ class Target:
     ) -> Finding:
         """Return an attack's result, with the protection's epsilon.
 
-        `more` are further fields of it.
+        `more` are additional fields.
         """
         promised = self.promised(rounds)
         fields: dict[str, Any] = {

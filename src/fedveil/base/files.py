@@ -51,7 +51,7 @@ def open_to_append(path: Path) -> io.FileIO:
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open an existing file to modify it. Raises OSError for a link, a pipe or a device.
+    """Open a file to modify it in place. Raises OSError for a link, a pipe or a device.
 
     The creator of the folder may have put a link there that points to one of the user's files.
     """
@@ -83,7 +83,7 @@ def _link(path: Path) -> OSError:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of files, is on disk."""
+    """Wait until a file's content, or a folder's list of files, is saved on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -46,7 +46,7 @@ _MOST_SQUARES = 1e30
 
 
 class Start:
-    """The weights at the start of a round, packed for native code. All threads share them."""
+    """The weights at the start of a round, in the layout of native code. All threads share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,9 +135,9 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer, like `of`.
+        """Return a trainer for `model`.
 
-        Raises `NotServedError` with the reason if that is impossible.
+        Raises `NotServedError` with the reason if it is not supported.
         """
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
@@ -256,9 +256,9 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train the client. Called again if its training is repeated.
+        """Prepare for a client's training. Subclasses override it.
 
-        Does nothing by default.
+        Called again if training is repeated.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:

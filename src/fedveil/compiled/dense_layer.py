@@ -44,9 +44,9 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of matrix products, the rows of each, and the distances between rows.
+    """Return how x is split for matrix products: their number, and the rows of each.
 
-    The distances are that of the inputs x and that of the outputs y.
+    The other two results are the distances between rows of x and between rows of the output y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:

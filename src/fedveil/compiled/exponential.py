@@ -33,7 +33,10 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, where n is an integer from -126 to 127. `shifted` is `_SHIFT` + n."""
+    """Generate code for 2^n, with an integer n from -126 to 127.
+
+    `shifted` is the sum `_SHIFT` + n.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)

@@ -29,7 +29,7 @@ LINE = 16
 
 
 class NotServedError(Exception):
-    """Native code cannot train a model, for the reason given. torch then trains it."""
+    """Raised if native code does not support a model, with the reason. torch then trains it."""
 
 
 def need(fits: bool, otherwise: str) -> None:
@@ -45,7 +45,8 @@ def up(count: int) -> int:
 def filled(length: int) -> int:
     """Return the padded length of a row.
 
-    It is no multiple of 4 kB, where rows would evict each other.
+    Lengths that are multiples of 4 kB are avoided, because such rows evict each other from the
+    cache.
     """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
@@ -53,7 +54,7 @@ def filled(length: int) -> int:
 
 @dataclass(eq=False)
 class Value:
-    """The memory layout of an operation's input or output."""
+    """The memory layout of the input or output of a layer."""
 
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
@@ -106,10 +107,7 @@ class Memory:
 
 
 class Operation:
-    """A layer as a native operation, for one example shape.
-
-    Raises `NotServedError` if unsupported.
-    """
+    """A layer in native code, for examples of one shape. Raises `NotServedError` if unsupported."""
 
     #: The native code, and the products that it calls.
     forward: ClassVar[Native]
@@ -131,7 +129,10 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the value that receives the output: a new one, or the input if in place."""
+        """Return the memory layout of the output.
+
+        It is that of the input if the layer works in place.
+        """
         return self.x
 
     @property
@@ -153,7 +154,7 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the fields that only this kind of operation has.
+        """Return the table columns that only this kind of operation has.
 
         `changed` is True if a later operation overwrites the output.
         """
@@ -162,7 +163,7 @@ class Operation:
     def held(self, memory: Memory, batch: int) -> Row:
         """Reserve memory for deferred steps, if the layer supports them.
 
-        Returns the fields for them.
+        Returns the columns for them.
         """
         return {}
 

@@ -94,9 +94,9 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Write the gradient of a batch's loss. Native code calls this.
+        """Compute the gradient of a batch's loss. Native code calls this function.
 
-        It stores an exception for later, because none may pass through native code.
+        An exception must not pass through native code, so it is stored for later.
         """
         gradient = self._ends(f.DY, count)
         try:

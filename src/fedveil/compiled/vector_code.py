@@ -66,7 +66,7 @@ class Code:
         return self.all_lanes(value, self.scalar)
 
     def part(self, value: Any, count: Any) -> Any:
-        """Copy a vector, and set all lanes from index `count` on to zero."""
+        """Return a copy of a vector in which all lanes from index `count` on are zero."""
         builder, lanes = self.builder, self.vector.count
         numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
         some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
@@ -80,9 +80,9 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector with the sum over the lanes of each input vector.
+        """Return a vector whose entry i is the sum over the lanes of `vectors[i]`.
 
-        Their number is a power of 2.
+        There are 2^n vectors.
         """
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 

@@ -52,7 +52,10 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are not plain arrays."""
+        """Take the form from a data set's test examples.
+
+        Returns None if they are not plain arrays.
+        """
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -89,7 +92,10 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset. If an item raises an error, both are None."""
+    """Read all items of a map-style Dataset. Returns the list of x and the list of y.
+
+    If reading an item raises an error, its x and y are None.
+    """
     x, y = list[Any](), list[Any]()
     for index in range(len(dataset)):
         try:
@@ -123,7 +129,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the examples in the form's type, and a mask of valid ones.
+    """Convert examples to the form's type. Returns them with a mask of the valid ones.
 
     Small integer types are kept.
     """

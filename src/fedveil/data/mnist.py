@@ -83,7 +83,10 @@ _WRITER = 2
 
 
 def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
-    """Return the set from this machine's verified files. With `writers`, these own the examples."""
+    """Return the set from verified files on this machine.
+
+    With `writers`, writers own the examples.
+    """
     train_images, train_labels, test_images, test_labels = _arrays(source)
     owners = None if writers is None else _arrays(writers)[0][: len(train_labels), _WRITER]
     return make_dataset(

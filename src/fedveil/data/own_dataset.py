@@ -213,7 +213,7 @@ def _pair(
 ) -> tuple[Any, Any]:
     """Return x and y of a part.
 
-    With `alone`, a Dataset's items are read one by one, without checks.
+    With `alone`, a Dataset's items are read separately, and an invalid one raises no error.
     """
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
@@ -266,7 +266,10 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return a mapping of inputs as a batch of one example. Other items are returned unchanged."""
+    """If an item has several inputs (a mapping), return it as a batch of one example.
+
+    Other items are returned unchanged.
+    """
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 

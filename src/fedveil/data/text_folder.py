@@ -41,7 +41,7 @@ Example = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class TextForm:
-    """How a task converts texts into examples of `length` tokens, with the tokeniser of `model`."""
+    """Settings for converting texts into examples: task, number of tokens, and tokeniser."""
 
     model: ModelFolder
     task: str
@@ -87,7 +87,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _maker(
     task: str, rows: TokenRows, labels: Sequence[str]
 ) -> Callable[[Mapping[str, str]], list[Example]]:
-    """Return a function that converts a line of a file into examples."""
+    """Return the function with which this task converts a line of a file into examples."""
     if task == "next_token":
         return lambda line: list(rows.pieces(line["text"]))
     if task == "instruction":

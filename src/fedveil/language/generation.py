@@ -65,7 +65,7 @@ GENERATE = "generate"
 class TextTask(Task, Protocol):
     """A task whose model can continue a text.
 
-    Its `assists` has an entry for GENERATE: what a follower does then.
+    Its `assists` has the follower's steps for GENERATE.
     """
 
     tokenizer: Tokenizer
@@ -76,7 +76,7 @@ class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
     The next token is drawn with probability proportional to exp(score / temperature); temperature 0
-    takes the token with the highest score. The end of a document ends the continuation. Each choice
+    takes the token with the highest score. Generation stops at the end of a document. Each choice
     has its own random stream, so that a restarted session draws the same tokens.
     """
 

@@ -333,7 +333,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return the gradients of the examples at `some`, one row each.
+        """Return the gradients of the examples at indices `some`, one row each.
 
         They are computed in a batch of `rows` examples, in which some are repeated.
         """

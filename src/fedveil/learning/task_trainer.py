@@ -1,4 +1,4 @@
-"""Trains by a user's own task: its batches, loss, optimiser and steps."""
+"""Trains with a user's own task, which defines batches, loss, optimiser and steps."""
 
 from __future__ import annotations
 

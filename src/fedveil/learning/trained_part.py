@@ -44,7 +44,7 @@ def only_head(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The trained `module` of a model, and the fixed layers before it, `features`, or None."""
+    """The part of a model that is trained (`module`), and the fixed layers before (`features`)."""
 
     whole: nn.Module
     module: nn.Module
@@ -79,7 +79,7 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs as `seen` does, and a mask of the examples that are still usable.
+        """Return the trained part's inputs as `seen` does, and a mask of the examples still usable.
 
         No example affects another. An example becomes unusable and is replaced by zeros if the
         model cannot process its numbers, if its features are not finite, or if the fixed layers
@@ -110,15 +110,18 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """Return the trained part's inputs in the form in which they are stored.
+        """Return the trained part's inputs for the examples `x`, in a compact form for storage.
 
-        They are those of `seen`, except that small integers keep their type, which takes at most
-        50% of the memory of float32. `as_floats` converts them for training.
+        Small integers keep their type, which takes at most half of the memory of float32.
+        `as_floats` converts them for training. Everything else is as in `seen`.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs as `held` does, and the mask of `seen_apart`."""
+        """Return the trained part's inputs in the compact form of `held`.
+
+        The second result is the mask of usable examples, as in `seen_apart`.
+        """
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:

@@ -23,7 +23,7 @@ CHUNK = 32
 
 
 class VmapTrainer(OneThread):
-    """Trains a group of clients at once: one vectorised call computes a step of all.
+    """Trains a group of clients at once: one vectorised call computes one step of each client.
 
     A short batch is padded with examples whose losses do not count. When a client has no batch
     left, its result is saved before the others continue. The updates are those of `LoopTrainer` up

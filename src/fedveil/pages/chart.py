@@ -254,5 +254,5 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float]) -> list[float | None]:
-    """Round values to six digits for the page's script. Values that are not finite become None."""
+    """Round values to six digits, for the page's script. Infinities and NaN become None."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

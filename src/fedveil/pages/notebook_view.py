@@ -68,7 +68,7 @@ class LiveView:
 
 
 class _Output:
-    """The output of the current cell."""
+    """Displays HTML in the output of the current notebook cell."""
 
     def __init__(self) -> None:
         self._handle: Any = None

@@ -272,7 +272,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
     """Yield a section with the results of attacks and audits, and their pictures.
 
-    `concluded` says that the page already has the conclusions, which are then left out.
+    With `concluded`, the conclusions are left out, because the page already has them.
     """
     parts: list[Part] = []
     for finding in run.findings:

@@ -87,7 +87,7 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the line with the largest epsilon, or None if there are no lines."""
+    """Return the account line with the largest epsilon, or None if there are no lines."""
     return max(accounts, key=lambda line: line.epsilon, default=None)
 
 

@@ -33,16 +33,16 @@ def is_vertical(run: ReadRun) -> bool:
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return the parties whose folders are in a vertical run's folder, by name.
+    """Return the parties' records in a vertical run's folder, by the party's name.
 
-    It is only the local party if the parties ran on different machines.
+    If the parties ran on different machines, only the local party is in it.
     """
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have the task's metrics, or any local party if none has."""
+    """Return the records that have the task's metrics, or those of any party if none have."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
@@ -107,7 +107,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the event that describes the run's end, or a sentence that there is none yet."""
+    """Return the event that describes the run's end, or a sentence that the run has not ended."""
     return leader.ended or "still running, or killed"
 
 
@@ -122,9 +122,10 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return a metric over the steps: the steps that have it, and the values.
+    """Return the values of the metric `key` over the steps.
 
-    Steps are counted over all epochs. `key` is the metric's name.
+    The first result has the steps that have the metric, counted over all epochs; the second the
+    values.
     """
     having = [record for record in records if key in record and "step" in record]
     return (

@@ -34,9 +34,9 @@ _MOST_TOKENIZER_BYTES = MOST_JOB_BYTES * 128
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A checked folder.
+    """A folder with a language model, whose files have been checked.
 
-    If `config` is given, it replaces the folder's, and all weights are random.
+    If `config` is given, it replaces the folder's own configuration, and all weights are random.
     """
 
     path: Path

@@ -105,7 +105,7 @@ class Choice(Block):
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
         """Expand the short form `word` to a whole block.
 
-        `held` has the settings of other choices.
+        `held` is the block so far. Its other settings are kept.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay

@@ -75,10 +75,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats.
+        """Count the values that an alias repeats. Raises an error if there are too many.
 
-        Raises an error for an alias inside its own block. `stands_for` is their number, or None for
-        such an alias.
+        `stands_for` is their number. It is None for an alias inside its own block, which is an
+        error.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -283,7 +283,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply settings with parsed paths and values. Returns the result and sentences, as `apply`."""
+    """Apply parsed settings to `data`. Returns the result, and a sentence for each unknown key."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -295,7 +295,7 @@ def put(
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Copy `data` without the value at `path`.
 
-    If a parent is not a block, the parent is removed.
+    Parents that are not blocks of keys are removed too.
     """
     name, *rest = path
     inner = data.get(name)

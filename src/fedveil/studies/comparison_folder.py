@@ -39,7 +39,7 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """A finished cell. If the run or its attack is missing, says why."""
+    """The outcome of one cell: a run, or the reason why there is none."""
 
     cell: Cell
     run: ReadRun | None
@@ -140,7 +140,10 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context that adds the command for resuming the comparison to an early end."""
+        """Return a context manager.
+
+        If its block ends early, the error says how to resume the comparison.
+        """
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:

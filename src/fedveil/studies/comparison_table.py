@@ -54,7 +54,7 @@ class Line:
 
     @cached_property
     def upload(self) -> float:
-        """The bytes that a client sends per round."""
+        """The number of bytes that a client sends per round."""
         return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
 
     @cached_property
@@ -72,7 +72,10 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the ledger's value `what`, the largest over the seeds, or None."""
+        """Return an epsilon of the ledger, the largest over the seeds, or None.
+
+        `what` is its key.
+        """
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 

@@ -43,11 +43,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """The sizes of an owner's features.
-
-    `intervals` has the number of intervals of each number column, `places` that of indices of each
-    word column.
-    """
+    """Sizes of an owner's features: intervals per number column, and indices per word column."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -171,9 +167,9 @@ class Deep(nn.Module):
         return torch.cat([numbers, vectors.flatten(1)], dim=1)
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the words whose vectors are nearest to the given ones: [rows, words].
+        """Replace word vectors by the nearest words. Returns their indices, [rows, words].
 
-        Each row of `vectors` has the vectors of one row's words side by side.
+        Each row of `vectors` has the vectors of several words side by side.
         """
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
@@ -183,5 +179,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the first row of each column in a table with all columns' rows one after another."""
+    """Return where each column's rows begin in one table of the rows of all columns."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

@@ -57,7 +57,7 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """What the attacker sees in one round: its estimate from a report or from a cohort's aggregate.
+    """The attacker's view of one round: its estimate from a report or from a cohort's aggregate.
 
     `clients` are the clients whose examples the attacker seeks. `cohort` is the number of clients
     in the aggregate, or 1 for a report.

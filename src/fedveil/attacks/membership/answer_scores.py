@@ -15,7 +15,7 @@ _BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus each example's loss. `references` is unused, except to choose a threshold later.
+    """Return minus each example's loss. This attack uses references only to choose a threshold.
 
     Source: Yeom et al. 2018: a small loss reveals a member.
     """

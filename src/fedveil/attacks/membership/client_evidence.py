@@ -75,7 +75,7 @@ class Evidence:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add the `log_odds` of one view, for every client whose update it may contain."""
+        """Add a view's `log_odds` to the evidence of all clients whose update it may contain."""
         self._found[list(view.clients)] += log_odds
 
     @property

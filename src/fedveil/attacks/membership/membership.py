@@ -74,7 +74,7 @@ class Case:
     """The attacked model, a mask of the examples that it was trained on, and reference models.
 
     `target` is the job on these examples, with the weights at the start of the attacked round.
-    `other` is the same job on the first reference's examples.
+    `other` is the same job on the examples of the first reference model.
     """
 
     pool: Pool

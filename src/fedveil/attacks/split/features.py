@@ -121,7 +121,7 @@ class Aim:
     def cases(self) -> Mapping[str, Evidence]:
         """Return the evidence of one report per example, and of several.
 
-        The keys are the endings of the metrics' names.
+        The keys are added to the metrics' names: "" and, for example, ", 10 reports".
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
@@ -272,5 +272,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress. Each of the `total` inversions counts as a hundred steps."""
+    """Report progress. Each of the `total` inversions counts as 100 steps."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -116,9 +116,9 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return how a part's output is sent.
+        """Return how a part's output is sent to another party.
 
-        If several parties receive it, the first one counts.
+        With several receivers, the first counts.
         """
         for crossing in self.split.crossings:
             if crossing.part == part:

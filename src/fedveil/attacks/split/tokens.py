@@ -217,7 +217,10 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """What the attacker received for some windows: first report, sum of reports, and gradients."""
+    """Messages that the attacker received for some windows of text.
+
+    They are the first report, the sum of all reports, and the gradients, if there are any.
+    """
 
     first: Float64s
     together: Float64s

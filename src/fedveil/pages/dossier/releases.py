@@ -32,10 +32,11 @@ _SAME = 1e-6
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Convert charges to plain data, each with its law.
+    """Convert charges to plain data, each with its law: how to recompute its epsilon.
 
-    A charge is recognised as a sampled Gaussian by the job's sampling `rates`. An `adaptive`
-    account adds epsilons, so its releases have no law besides their statement.
+    `rates` are the job's sampling rates. A charge with the loss distribution of a Gaussian sampled
+    at one of them gets that law. An `adaptive` account adds epsilons, so its releases have no law
+    besides their statement.
     """
     found = []
     for loss, count in charges:

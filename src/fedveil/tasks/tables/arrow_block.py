@@ -145,7 +145,10 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return the number of lines, or None if CSV readers disagree on its quotes or line ends."""
+    """Return the number of lines in a block.
+
+    None if CSV readers disagree on its quotes or lines.
+    """
     buffer = np.frombuffer(block, np.uint8)
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # Python's reader would end a line there

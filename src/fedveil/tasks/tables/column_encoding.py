@@ -194,14 +194,14 @@ class Encoding(Stored):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return the kind of content of each column of numbers."""
+        """Return each number column's kind of content, such as "date"."""
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if the encoding has these sizes.
 
-        `places` are the numbers of indices of word columns, and `bins` the intervals of number
-        columns.
+        `places` has the number of indices of each word column. `bins` is that of intervals of each
+        number column.
         """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())

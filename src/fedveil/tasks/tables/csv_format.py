@@ -106,9 +106,10 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the end of an error sentence that tells the user what to write.
+    """Return the end of an error sentence: what the user must write to state the format.
 
-    `place` is the path of the file's settings in the job. Without it, the file itself must change.
+    `place` is the path of the file's settings in the job. If it is None, the file itself must
+    change.
     """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"

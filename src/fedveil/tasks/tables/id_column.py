@@ -21,7 +21,7 @@ MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
-    """Reads the id column `name`, and normalises the ids by `rules`. If None, rows have no ids."""
+    """Reads and normalises the ids in the column `name`. If `name` is None, rows have no ids."""
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
         self._name, self._rules, self._refusals = name, rules, refusals

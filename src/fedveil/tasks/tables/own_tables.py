@@ -111,7 +111,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the columns that a party's file to score must have, with their contents' kinds."""
+        """Return the kind of content of each column that a party's file to score must have."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
@@ -273,7 +273,7 @@ class _Held:
         return Columns(table.ids, self.encoding.applied(table), labels)
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
-        """Return which columns to read. `known` has the kinds of content from a saved encoding."""
+        """Return which columns to read. `known` has the kinds of content in a saved encoding."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
