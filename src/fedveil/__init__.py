@@ -1,7 +1,8 @@
 """Federated learning in which one setting chooses how clients' updates are protected.
 
-import fedveil run = fedveil.simulate(fedveil.Job.load("job.yaml")) run.metrics, run.model,
-run.folder
+import fedveil
+run = fedveil.simulate(fedveil.Job.load("job.yaml"))
+run.metrics, run.model, run.folder
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class Seeded(Entropy):
         self._forks = _forks
 
     def stream(self, *path: int | str) -> Seeded:
-        """Return a new source, whose path is this one's path followed by `path`."""
+        """Return a new source, in which `path` is appended to this source's path."""
         return Seeded(self.seed, *self.path, *path)
 
     def __reduce__(self) -> Any:

@@ -35,8 +35,8 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 class Averaged:
     """Running average of estimates of one update, weighted entry by entry as each `Reading` says.
 
-    Estimates of only a direction are summed instead, so that an entry that more reports name is
-    larger.
+    Estimates that give only a direction are summed instead. Then an entry that occurs in more
+    reports becomes larger.
     """
 
     def __init__(self, dimension: int) -> None:

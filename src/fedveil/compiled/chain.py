@@ -37,7 +37,7 @@ def follow(
 ) -> tuple[list[Operation], Value, Value]:
     """Translate layers into operations. Returns them with the input value and the score value.
 
-    `shape` is that of an example. `scores_of` is `ROW` if an example has one row of scores,
+    `shape` is the shape of an example. `scores_of` is `ROW` if an example has one row of scores,
     `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:

@@ -54,7 +54,7 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round, and discard the packed copy of the previous ones."""
+        """Set the weights of a new round, and discard the packed copy of the previous weights."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:

@@ -114,8 +114,10 @@ class Code:
     ) -> list[Any]:
         """Generate a loop that runs `body` `count` times.
 
-        Returns the values after the last iteration. `start` are the values before the first
-        iteration. `body` returns those of the next one.
+        Returns the values after the last iteration.
+
+        `start` are the values before the first iteration. `body` maps an iteration's values to the
+        next.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")

@@ -64,7 +64,7 @@ class Partition:
 
 
 def _low_to_high(counts: Int64s, what: str) -> str:
-    """Format the range of counts. `what` is the singular of the counted things."""
+    """Format the range of counts. `what` names one of the counted things, such as "example"."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
     if low == high:
         return f"{low:,} {what}{'' if low == 1 else 's'} each"

@@ -104,7 +104,7 @@ def _maker(
 def _lines(path: Path, task: str, *, apart: bool) -> Iterator[dict[str, str]]:
     """Yield the lines of a file as dicts. Raises `DataInvalid` for an invalid line.
 
-    With `apart`, an invalid line is yielded with only its client, that of the line before.
+    With `apart`, an invalid line is yielded with a single key: the client of the line before.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

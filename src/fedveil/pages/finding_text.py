@@ -136,7 +136,7 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table of the result's metrics and those of guessing. No cell is NaN."""
+    """Return a table of the result's metrics, compared with guessing. No cell is NaN."""
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

@@ -48,10 +48,10 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the three conclusions of a vertical run. `accounts` are those of all its parties.
+    """Return the three conclusions of a vertical run.
 
-    `leader` is the leader's part of the run. `apart` means that the parties are on different
-    machines, so only one party's folder is here.
+    `leader` is the leader's part of the run, and `accounts` are the account lines of all parties.
+    `apart` means that the parties are on different machines, so only one party's folder is here.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
@@ -201,7 +201,7 @@ def _again(run: ReadRun, job: str) -> str:
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return the step that must follow the command of `_again`, if any."""
+    """Return the step after the command of `_again`: start the Flower app, if there is one."""
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 

@@ -42,7 +42,7 @@ def parties_of(run: ReadRun) -> dict[str, ReadRun]:
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the records that have the task's metrics, or those of any party if none have."""
+    """Return the party whose records have the task's metrics, or any local party if none have."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))

@@ -57,7 +57,7 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or that of an equal comparison. `stack` closes it."""
+        """Open a new folder, or the existing folder of an equal comparison. `stack` closes it."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)

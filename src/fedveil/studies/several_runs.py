@@ -32,7 +32,7 @@ def refuse_other(path: Path, job: Job) -> None:
 
 
 def refuse_changed(path: Path, changes: Sequence[str]) -> None:
-    """Raise an error if there are `changes` between a job and that of the run in `path`."""
+    """Raise an error if a job has `changes` compared with the job of the run in `path`."""
     if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "

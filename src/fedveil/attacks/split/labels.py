@@ -182,7 +182,7 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses at indices `of`, and that of guessing one class."""
+        """Return the share of right guesses at indices `of`, compared with guessing one class."""
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 

@@ -58,8 +58,7 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
     """Return ln Pr[the reports of a token | word] for all tokens and words, [tokens, words].
 
     `ones`, [tokens, values], counts the 1s in `reports` reports. `ones_odds`, [words, values], is
-    the probability of a 1 in one report. For one report and an exact table, the most likely words
-    are those of `nearest`.
+    the probability of a 1 in one report.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)

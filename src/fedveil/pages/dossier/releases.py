@@ -34,9 +34,9 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Convert charges to plain data, each with its law: how to recompute its epsilon.
 
-    `rates` are the job's sampling rates. A charge with the loss distribution of a Gaussian sampled
-    at one of them gets that law. An `adaptive` account adds epsilons, so its releases have no law
-    besides their statement.
+    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. In an
+    `adaptive` account epsilons are added up, so its releases have no law besides their stated
+    epsilon.
     """
     found = []
     for loss, count in charges:

@@ -185,7 +185,7 @@ class Classes(Settings):
 
 
 class Encoding(Stored):
-    """The encodings of a party's columns in order, and that of the labels for the leader."""
+    """The encodings of a party's columns in order and, for the leader, of the labels."""
 
     what = "an encoding of a table"
 
@@ -200,8 +200,8 @@ class Encoding(Stored):
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if the encoding has these sizes.
 
-        `places` has the number of indices of each word column. `bins` is that of intervals of each
-        number column.
+        `places` has the number of indices of each word column. All number columns have `bins`
+        intervals.
         """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
