@@ -84,10 +84,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream directly to `target`, without the buffer.
-
-        Returns the number of bytes written.
-        """
+        """Write keystream to `target` without the buffer. Returns the number of bytes written."""
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
@@ -174,7 +171,7 @@ class Entropy(ABC):
         return out
 
     def _below(self, digits: Sequence[int]) -> bool:
-        """Return True if the next words of a uniform real are below `digits`, the rest of p."""
+        """Return True if the next random words are below `digits`, the remaining words of p."""
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
             if word != digit:

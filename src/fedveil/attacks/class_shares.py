@@ -72,10 +72,7 @@ class Observer:
 
 
 def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Draw `count` examples, three quarters of them with the label `wanted`.
-
-    Returns their indices.
-    """
+    """Draw the indices of `count` examples, three quarters of them with the label `wanted`."""
     mine, rest = np.flatnonzero(labels == wanted), np.flatnonzero(labels != wanted)
     many = math.ceil(_PREVAILS * count)
     return np.concatenate([
@@ -85,10 +82,7 @@ def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64
 
 
 def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Draw `count` examples, at most half of them with the label `wanted`.
-
-    Returns their indices.
-    """
+    """Draw the indices of `count` examples, at most half of them with the label `wanted`."""
     rows = entropy.permutation(len(labels))
     mine = labels[rows] == wanted
     kept: Int64s = rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
@@ -97,10 +91,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients that hold mostly examples of one class, for the `wanted` classes of a job.
-
-    Every client has `count` examples.
-    """
+    """Simulates clients with `count` examples, most of them of one class of `wanted`."""
 
     target: Target
     count: int
@@ -109,11 +100,7 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes that have enough training and test examples.
-
-        The job's clients hold training examples. The attacker's simulated clients hold test
-        examples.
-        """
+        """Choose at most `most` classes with enough examples for the clients and the attacker."""
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
         data, needed = target.dataset, math.ceil(_PREVAILS * count)
@@ -128,10 +115,9 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` clients and return their updates.
+        """Train `number` clients, with mostly examples of class `wanted` if `has`.
 
-        If `has` is True, most examples of each client are of class `wanted`. Otherwise at most half
-        are.
+        Returns updates.
         """
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []

@@ -156,10 +156,7 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield the metrics for a finding.
-
-        `distance` is the claimed epsilon minus the lower bound.
-        """
+        """Yield a finding's metrics. `distance` is the claimed epsilon minus the lower bound."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}

@@ -88,10 +88,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """Record a client's averaged estimate and true update.
-
-        `right` says if the guess was right.
-        """
+        """Record an averaged estimate, the true update, and if the attacker's guess was right."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)

@@ -112,10 +112,7 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error if epsilon covers one example, not a whole client.
-
-        `what` names the attack.
-        """
+        """Raise an error, about the attack `what`, if epsilon covers one example, not a client."""
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -170,10 +167,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's result, with the protection's epsilon.
-
-        `more` are additional fields.
-        """
+        """Return an attack's result with the protection's epsilon and the fields `more`."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,

@@ -36,10 +36,7 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename the finished file `partial` to `path`.
-
-    After a power cut `path` is complete or missing.
-    """
+    """Rename `partial` to `path`, which is complete or missing even after a power cut."""
     sync_to_disk(partial)
     partial.replace(path)
     sync_to_disk(path.parent)
@@ -93,10 +90,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`.
-
-    The lock of a dead process is released.
-    """
+    """Lock `path` against other processes that call `alone`. Released if this process dies."""
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -49,10 +49,7 @@ class _Kernel:
 
     @cached_property
     def jitted(self) -> Any:
-        """The compiled loop.
-
-        The loops that it calls are compiled too, because numba requires it.
-        """
+        """The compiled loop. Loops that it calls are compiled too, because numba needs that."""
         from numba import njit
 
         loop = with_jitted_names(self._loop)

@@ -83,10 +83,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers in native code.
-
-    Clients with unusual data are trained by torch.
-    """
+    """Trains known layers in native code, and clients with unusual data by torch."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -135,10 +132,7 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer for `model`.
-
-        Raises `NotServedError` with the reason if it is not supported.
-        """
+        """Return a trainer for `model`, or raise `NotServedError` with the reason."""
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
@@ -256,10 +250,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare for a client's training. Subclasses override it.
-
-        Called again if training is repeated.
-        """
+        """Prepare for a client's training, also if it is repeated. Subclasses override this."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

@@ -54,10 +54,7 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance between the starts of consecutive rows in memory.
-
-    It is never 2 or 4 kB, at which rows would compete for the same cache lines.
-    """
+    """Return the distance between rows in memory. Rows 2 or 4 kB apart would evict each other."""
     return length + LINE
 
 
@@ -134,10 +131,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of a weight's deferred steps, D' X, to `out`.
-
-    If the sum is not finite, it sets the field HELD to -1.
-    """
+    """Write the sum of deferred steps, D' X, to `out`, or set HELD to -1 if it is not finite."""
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

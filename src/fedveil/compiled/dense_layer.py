@@ -92,10 +92,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b.
-
-    That of x comes first, since W may be updated in place.
-    """
+    """Compute the gradients of x, W and b. x comes first: W may be updated in place."""
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:

@@ -51,10 +51,7 @@ class Native:
         self._made: dict[str, Any] = {}
 
     def address(self, kind: npt.DTypeLike) -> int:
-        """Return the address of the code for floats of type `kind`.
-
-        Compiles it at the first call.
-        """
+        """Return the address of the code for floats of type `kind`, compiled at the first call."""
         floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {

@@ -28,9 +28,9 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write two lists to `w`: the offsets of a group's values, and of their weights.
+    """Write the offsets of a group's values and of their weights to `w`.
 
-    Returns the positions at which the lists begin.
+    Returns where they begin.
     """
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]

@@ -43,11 +43,7 @@ def up(count: int) -> int:
 
 
 def filled(length: int) -> int:
-    """Return the padded length of a row.
-
-    Lengths that are multiples of 4 kB are avoided, because such rows evict each other from the
-    cache.
-    """
+    """Return the padded length of a row: no multiple of 4 kB, where rows evict each other."""
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
@@ -129,10 +125,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the memory layout of the output.
-
-        It is that of the input if the layer works in place.
-        """
+        """Return the output's memory layout, which is the input's if the layer works in place."""
         return self.x
 
     @property
@@ -154,17 +147,14 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the table columns that only this kind of operation has.
+        """Return the table columns of this kind only.
 
-        `changed` is True if a later operation overwrites the output.
+        `changed`: the output is overwritten later.
         """
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for deferred steps, if the layer supports them.
-
-        Returns the columns for them.
-        """
+        """Reserve memory for deferred steps, if supported, and return the columns for them."""
         return {}
 
 
@@ -173,10 +163,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the layout of a matrix whose rows are padded to `row`.
-
-    `across` stores it transposed.
-    """
+    """Return the layout of a matrix with rows padded to `row`, transposed if `across`."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

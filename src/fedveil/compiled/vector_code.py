@@ -80,10 +80,7 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector whose entry i is the sum over the lanes of `vectors[i]`.
-
-        There are 2^n vectors.
-        """
+        """Return a vector whose entry i sums the lanes of `vectors[i]`. There are 2^n vectors."""
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
@@ -112,12 +109,9 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Generate a loop that runs `body` `count` times.
+        """Generate a loop of `count` turns.
 
-        Returns the values after the last iteration.
-
-        `start` are the values before the first iteration. `body` maps an iteration's values to the
-        next.
+        `body` maps a turn's values (first `start`) to the next.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
@@ -149,10 +143,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch with a case for each number from 1 to `most`.
-
-        `value` selects one at run time.
-        """
+        """Generate a switch on `value` with a case for each number from 1 to `most`."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

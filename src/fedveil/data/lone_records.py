@@ -52,10 +52,7 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Take the form from a data set's test examples.
-
-        Returns None if they are not plain arrays.
-        """
+        """Return the form of a data set's test examples, or None if they are not plain arrays."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -64,10 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several (x, y) pairs.
-
-    If y is None, the targets are the next tokens of x.
-    """
+    """Read the records of (x, y) pairs. If y is None, the targets are the next tokens of x."""
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])
@@ -92,10 +86,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Read all items of a map-style Dataset. Returns the list of x and the list of y.
-
-    If reading an item raises an error, its x and y are None.
-    """
+    """Return all x and all y of a map-style Dataset. Both are None for an item that fails."""
     x, y = list[Any](), list[Any]()
     for index in range(len(dataset)):
         try:
@@ -129,9 +120,9 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Convert examples to the form's type. Returns them with a mask of the valid ones.
+    """Convert examples to the form's type, except small integers.
 
-    Small integer types are kept.
+    Also returns the valid ones' mask.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -151,10 +142,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the allowed shapes of a target, and True if any other shape is allowed too.
-
-    The first shape is the one that is stored.
-    """
+    """Return a target's allowed shapes, the stored one first, and True if any other is allowed."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):

@@ -63,10 +63,7 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model can continue a text.
-
-    Its `assists` has the follower's steps for GENERATE.
-    """
+    """A task whose model continues texts. `assists[GENERATE]` is the follower's side."""
 
     tokenizer: Tokenizer
 
@@ -93,10 +90,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request.
-
-        With a `seed` its choices are reproducible, otherwise they are random.
-        """
+        """Create a request, with reproducible choices if there is a `seed`, else random ones."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 

@@ -130,10 +130,7 @@ class Backbone(nn.Module):
         nn.init.constant_(self.entry.weight, _word_std(shape))
 
     def new_memory(self) -> list[Memory]:
-        """Return an empty cache for each layer.
-
-        With it `forward` processes a sequence in pieces.
-        """
+        """Return an empty cache for each layer, for a sequence that comes in pieces."""
         return [Memory() for _ in range(len(self.layers) + 1)]
 
     def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:

@@ -129,10 +129,7 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head.
-
-        Raises `ModelInvalid` if the model is not head(layers(x)).
-        """
+        """Return the layers before the head. Raises `ModelInvalid` if the model does more."""
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -216,10 +213,7 @@ def _looks_up(model: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """Return the layers before the head, and the head.
-
-    Raises `ModelInvalid` if there is no head.
-    """
+    """Return the layers before the head, and the head, or raise `ModelInvalid` without one."""
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):

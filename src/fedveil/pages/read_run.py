@@ -108,10 +108,7 @@ class ReadRun:
         return last
 
     def figures(self, key: str) -> tuple[list[int], list[float]]:
-        """Return the values of the metric `key` over the rounds.
-
-        The first result has the rounds whose record has the metric, the second the values.
-        """
+        """Return the rounds that have the metric `key`, and its values in these rounds."""
         having = [record for record in self.records if key in record]
         return [record["round"] for record in having], [record[key] for record in having]
 

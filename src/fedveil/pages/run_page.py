@@ -74,10 +74,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
-    """Yield a section that compares a language model before and after the run.
-
-    It also states the privacy guarantee of the run.
-    """
+    """Yield a section that compares a language model before and after the run."""
     if not run.compared:
         return
     figure = figure_of(last, "run_every_round")
@@ -197,10 +194,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each thing that the guarantee does not cover.
-
-    These are releases without a finite epsilon, and parties that must be trusted.
-    """
+    """Yield a sentence for each release without a finite epsilon, and each trusted party."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":

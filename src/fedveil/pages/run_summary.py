@@ -226,10 +226,7 @@ def _trial(job: str) -> str:
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return the command that deploys the job, or "" if it is deployed or cannot be.
-
-    Keys that only the simulator supports are switched off.
-    """
+    """Return the command that deploys a simulated job, or "" if it cannot be deployed."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):

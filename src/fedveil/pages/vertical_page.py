@@ -33,10 +33,7 @@ def is_vertical(run: ReadRun) -> bool:
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return the parties' records in a vertical run's folder, by the party's name.
-
-    If the parties ran on different machines, only the local party is in it.
-    """
+    """Return the records of the parties in a vertical run's folder: all, or the local one."""
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
@@ -122,11 +119,7 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the values of the metric `key` over the steps.
-
-    The first result has the steps that have the metric, counted over all epochs; the second the
-    values.
-    """
+    """Return the steps (over all epochs) that have the metric `key`, and its values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

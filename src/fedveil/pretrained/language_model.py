@@ -157,10 +157,7 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load the folder's weights.
-
-    If `whole` is False, the weights of the last layer may be missing.
-    """
+    """Load the folder's weights. The last layer may be missing if `whole` is False."""
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,

@@ -293,10 +293,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`.
-
-    Parents that are not blocks of keys are removed too.
-    """
+    """Copy `data` without the value at `path`, or without a parent that is not a block of keys."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}

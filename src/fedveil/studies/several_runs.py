@@ -42,10 +42,7 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Context manager.
-
-    If the block ends early, the error names the `command` to resume the study.
-    """
+    """Return a context in which an early end names the `command` to resume the study."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:

@@ -67,10 +67,7 @@ class Game:
         return cls(present, absent, *chosen)
 
     def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Run rounds of the job.
-
-        Returns the scores of clients that take part, and of those that do not.
-        """
+        """Run rounds of the job. Returns the scores of present clients and of absent ones."""
         target, protection = self.present, self.present.protection
         job = target.job
         state, weights = protection.initial_state(), target.weights

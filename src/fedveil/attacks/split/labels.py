@@ -171,10 +171,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess classes by clustering the examples.
-
-        The labels at indices `known` name the clusters.
-        """
+        """Guess classes by clustering the examples. Labels at `known` name the clusters."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -233,10 +230,7 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC of detecting the rare class by the rows' first singular vector.
-
-    The sign of the vector is chosen so that the AUC is at least 1/2.
-    """
+    """Return the AUC (at least 1/2) of the rare class, scored by the first singular vector."""
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])

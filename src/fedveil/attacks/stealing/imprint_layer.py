@@ -115,10 +115,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the layer's weights and biases.
-
-        `whisper` is the size of its activations, which is small.
-        """
+        """Return the layer's weights and biases, for activations of size `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]

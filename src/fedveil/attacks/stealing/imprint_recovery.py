@@ -127,10 +127,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells, one per statistic, that certainly contain the example.
-
-    It was found in `cell`.
-    """
+    """Return the cells that certainly contain the example. It was found in the cell `cell`."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

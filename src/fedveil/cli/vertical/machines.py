@@ -214,10 +214,7 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return the address and credentials for `party` to connect to the others.
-
-    The sentence of an error names `option`.
-    """
+    """Return how `party` connects to the others. Error sentences name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -164,10 +164,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return a party's account.
-
-    Raises RunFolderError if its epsilon does not follow from `charges`.
-    """
+    """Return a party's account. Raises RunFolderError if it does not follow from `charges`."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

@@ -25,10 +25,7 @@ MOST_POINTS = 1 << 25
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
-    """Return the epsilon recomputed from an account, and its possible rounding error.
-
-    Raises ValueError if the account is invalid.
-    """
+    """Return an account's epsilon and its possible rounding error, or raise ValueError."""
     releases, delta = account["releases"], account["delta"]
     epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
     lost = math.fsum(d * n for _, d, n in epsilons)

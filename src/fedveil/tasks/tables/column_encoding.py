@@ -47,10 +47,7 @@ class Scale(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str) -> Scale:
-        """Compute a column's mean and deviation.
-
-        Raises DataInvalid if all its numbers are equal.
-        """
+        """Compute a column's scale. Raises DataInvalid if all its numbers are equal."""
         return cls._of(table, column, _present(table, column))
 
     @classmethod
@@ -128,10 +125,7 @@ class Words(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give the most frequent training words an index each. Ties are broken alphabetically.
-
-        `places` is the number of indices, including the last one for all other words.
-        """
+        """Give the `places` - 1 most frequent words an index each. Ties go by the alphabet."""
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -156,10 +150,7 @@ class Classes(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows.
-
-        Integers come first, by value, then texts.
-        """
+        """Return the `count` classes of the training rows: integers by value, then texts."""
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:

@@ -61,10 +61,7 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Report ids that occur twice.
-
-        `places` are the line numbers of all rows, piece by piece.
-        """
+        """Report ids that occur twice. `places` are the rows' line numbers, by piece."""
         if self._name is None or not self._ids:
             return
         ids = self.array()

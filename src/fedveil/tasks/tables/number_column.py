@@ -51,10 +51,7 @@ class Cells:
 
 
 class NumberColumn:
-    """Reads one column into `spool`, piece by piece.
-
-    `forms` are the forms that are still possible.
-    """
+    """Reads one column into `spool`, piece by piece. `forms` are the ones still possible."""
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,

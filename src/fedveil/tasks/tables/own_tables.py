@@ -65,10 +65,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the parties whose parts can be built here.
-
-        These are the owners whose table is on this machine, and a leader without features.
-        """
+        """Return the owners whose table is on this machine, and a leader without features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -141,10 +138,7 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding.
-
-        If the encoding is saved, the table is not read.
-        """
+        """Return the sizes of an owner's encoding. Reads the table only if none is saved."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 
@@ -315,10 +309,7 @@ class _Held:
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
     def _learnt(self, train: Table, refusals: Refusals) -> Encoding:
-        """Compute the encoding from the training rows.
-
-        Raises DataInvalid with all columns' problems.
-        """
+        """Compute the encoding. Raises DataInvalid with the problems of all columns."""
         places, bins = self._table.categories, self._settings.bins
         columns: dict[str, Numbers | Words] = {}
         for name in self._chosen.names if len(train) else ():
