@@ -45,8 +45,6 @@ EXTRA_OF = {
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command."""
-
     DONE = 0
     FAILED = 1
     WRONG = 2  #: the command line or the job is wrong, and nothing was started

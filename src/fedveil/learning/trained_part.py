@@ -170,7 +170,6 @@ class _FixedLayers:
     device: str
 
     def of(self, x: Array) -> Array:
-        """Return the features of the examples `x`."""
         with beyond_is_nan(self.layers):
             features: Array = self.layers(torch.tensor(x, device=self.device)).cpu().numpy()
         return features

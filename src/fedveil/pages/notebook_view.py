@@ -68,8 +68,6 @@ class LiveView:
 
 
 class _Output:
-    """Displays HTML in the output of the current notebook cell."""
-
     def __init__(self) -> None:
         self._handle: Any = None
 

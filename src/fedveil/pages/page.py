@@ -74,8 +74,6 @@ Part: TypeAlias = str | Plot | Table | Code | Picture | Points | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its content."""
-
     title: str
     parts: Sequence[Part]
 

@@ -213,7 +213,6 @@ def _open(last: Record) -> Iterator[str]:
 
 
 def _costs(run: ReadRun) -> Table:
-    """Return a table of the run's uploaded bytes and durations."""
     rows = [
         ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
         *(

@@ -67,7 +67,6 @@ def vertical_page(run: ReadRun) -> Page:
 
 
 def _settings(run: ReadRun) -> Table:
-    """Return a table of the settings for training and protection."""
     job = run.job
     blocks = {key: job[key] for key in ("optimizer", "privacy", "compression")}
     rows = {

@@ -70,7 +70,6 @@ class ModelFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model's configuration as a dict."""
         if self.own_config is not None:
             return dict(self.own_config)
         with self.explained():
@@ -97,7 +96,6 @@ class ModelFolder:
         return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
     def read_tokenizer(self) -> str:
-        """Return the text of the folder's tokenizer.json."""
         with self.explained():
             return read_text(self.path / TOKENIZER, _MOST_TOKENIZER_BYTES)
 

@@ -41,7 +41,6 @@ def _text(part: str | Fact) -> str:
 
 
 def markdown(shown: Page) -> str:
-    """Format a page as Markdown. The plots are files beside it."""
     parts = [f"# {shown.title}\n", *(f"{_text(part)}\n" for part in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]

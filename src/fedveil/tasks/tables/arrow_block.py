@@ -84,8 +84,6 @@ class ArrowBlock(Piece):
 
 
 class _Parse:
-    """Parses a block of text."""
-
     def __init__(self, found: CsvFormat, columns: Sequence[str], block: bytes) -> None:
         self.format, self._columns, self._block = found, columns, block
 
