@@ -15,6 +15,9 @@ from hypothesis import settings
 
 # The tests' own processes share the cores: threads of torch's would be in each other's way.
 os.environ["OMP_NUM_THREADS"] = "1"
+# They share compiled modules too, even where the machine keeps Python from writing them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from warm_workers import warm_workers as warm_workers
 
