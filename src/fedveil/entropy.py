@@ -257,7 +257,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return p, from [0, 1), as binary 64-bit words: those after the first, and then the first."""
+    """Return the 64-bit binary digits of p in [0, 1): those after the first, and the first."""
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

@@ -171,7 +171,7 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function from the protection's cost parameter to the cost of `rounds` reports.
+    """Return a function: what `rounds` reports cost if the cost parameter changes by a factor.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """

@@ -49,7 +49,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert a file system's error about `path` into `DataUnavailable`. `done` is a verb."""
+    """Convert an OSError about `path` into `DataUnavailable`. `done` is the failed action."""
     try:
         yield
     except OSError as error:

@@ -118,10 +118,7 @@ class TrainedPart:
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the trained part's inputs in the compact form of `held`.
-
-        The second result is the mask of usable examples, as in `seen_apart`.
-        """
+        """Return the inputs in the compact form of `held`, and the mask that `seen_apart` gives."""
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:

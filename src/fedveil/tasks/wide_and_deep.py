@@ -59,12 +59,12 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build the split model: two parts for each owner, and the top.
+    """Build the split model: a wide and a deep part for each owner of features, and the top.
 
-    The top's output is one number, or one logit per class. An owner whose features are None has
-    parts without modules here. The top has none if the leader is not in `here`. A wide part sends
-    `settings.scores` numbers per example, a deep part `settings.width`. `words` is the size of a
-    word's vector, or None if owners have no words.
+    The top's output is one number, or one logit per class. A wide part sends `settings.scores`
+    numbers per example, a deep part `settings.width`. `words` is the size of a word's vector, or
+    None without words. Parts of parties on other machines have no modules: those of an owner whose
+    features are None, and the top if the leader is not in `here`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()

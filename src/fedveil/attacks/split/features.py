@@ -121,7 +121,7 @@ class Aim:
     def cases(self) -> Mapping[str, Evidence]:
         """Return the evidence of one report per example, and of several.
 
-        The keys are added to the metrics' names: "" and, for example, ", 10 reports".
+        The keys end the metrics' names: "" for one report, and, for example, ", 10 reports".
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
