@@ -224,7 +224,7 @@ def _refuse_other(
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """Open a run's folder. Returns a function that returns it, like `_new_folder`."""
+    """Open a run's folder, which `stack` closes. Returns a function that returns the folder."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)

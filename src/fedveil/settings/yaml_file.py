@@ -2,7 +2,7 @@
 
 Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
 PyYAML's safe loader. It refuses duplicate keys. It reads `1e-3` as a number, as YAML 1.2 does. It
-also refuses a file with too many values, where aliases count as often as they repeat a value.
+also refuses a file with too many values. A value that aliases repeat counts each time.
 """
 
 from __future__ import annotations

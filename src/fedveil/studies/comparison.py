@@ -235,7 +235,7 @@ class Comparison:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return the sentence `problem`. It names the protections concerned, unless it is all."""
+        """Return a sentence about `problem` that names the protections, unless all have it."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"
