@@ -146,7 +146,7 @@ def _zeros(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Return the gradient's factors, or None if its rank is too large for a small batch."""
+    """Return the gradient's factors, or None if it lacks the rank of a small batch."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:

@@ -31,7 +31,7 @@ from fedveil.vertical.label_reading import (
     true_of,
 )
 
-#: Number of examples whose labels the attacker knows: the first ones.
+#: Number of examples whose labels the attacker knows, spread evenly over the classes if possible.
 KNOWN = 10
 #: Steps analysed together. Over more of them the leader's part changes too much.
 _WINDOW = 20
@@ -42,8 +42,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
     The first step is simulated with several batches, in which the attacker knows one label of every
     class, for at most 10 classes. Over many steps there are two attackers. One knows the labels of
-    the first 10 examples. The other knows none: it clusters the examples, and the clusters are
-    matched to classes so that most are right.
+    10 early examples. The other knows none: it clusters the examples, and the clusters are matched
+    to classes so that most are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
