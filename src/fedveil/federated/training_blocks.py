@@ -128,12 +128,12 @@ class TrainingSettings(Block):
 
     @property
     def sent_vectors(self) -> int:
-        """How many vectors of the weights' length the server sends, concatenated into one."""
+        """The number of vectors of the weights' length in the vector that the server sends."""
         return 2 if self.algorithm in ("scaffold", "fedcm") else 1
 
     @property
     def reported_vectors(self) -> int:
-        """How many vectors of the weights' length an update has."""
+        """The number of vectors of the weights' length in an update."""
         return 2 if self.algorithm == "scaffold" else 1
 
     def report_length(self, sent: int) -> int:
