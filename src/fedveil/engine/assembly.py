@@ -98,10 +98,11 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
     """Return the trainer that `training.engine` selects for `round`.
 
-    `auto` selects the fastest that fits. `shape` is the shape of one example. Frozen layers are not
-    trained: the trainer gets their outputs as its inputs. Under `privacy.unit: example`, the
-    trainer clips each example's gradient to the protection's norm. A task with its own loss, and
-    examples of several arrays or of different shapes, need the task's own training loop.
+    `auto` selects the fastest trainer that can train the model. `shape` is the shape of one
+    example. Frozen layers are not trained: the trainer gets their outputs as its inputs. Under
+    `privacy.unit: example`, the trainer clips each example's gradient to the protection's norm. A
+    task with its own loss, and examples of several arrays or of different shapes, need the task's
+    own training loop.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -211,7 +212,7 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
     """Return the first vector that the server sends: the model's initial weights.
 
-    Under SCAFFOLD and FedCM, zeros of the same number follow: the initial variate or direction.
+    Under SCAFFOLD and FedCM, as many zeros are appended: the initial control variate or direction.
     """
     weights = layout.vector()
     return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])

@@ -72,7 +72,7 @@ class Canvass:
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
         """Yield the bound from guessing coins by the difference between two rounds' sums.
 
-        Yields nothing unless every round releases its sum in its own domain.
+        Yields nothing unless each round releases its sum in another vector space (`Domain.moves`).
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):

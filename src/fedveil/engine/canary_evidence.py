@@ -194,7 +194,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round. `turn` is the factor, 1 or -1, of all directions in this round.
+        """End the round. In this round, all canaries' updates were multiplied by `turn`, 1 or -1.
 
         Noise that all reports share would change every canary's score. It is estimated from the
         other canaries' reports, which contain only noise in this canary's direction, and

@@ -51,9 +51,8 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record a round's aggregate.
-
-        `turn` is the factor, 1 or -1, of all directions in this round.
+        """Record a round's aggregate. In this round, all updates were multiplied by `turn`, 1 or
+        -1.
         """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
@@ -96,9 +95,9 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the largest change that one client can cause.
+        """Add a difference of two sums to `noise`, in units of the largest change by one client.
 
-        Replacing a client can change the difference by `step` times as much as it can change a sum.
+        `step` is that change, as a multiple of the largest change of a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

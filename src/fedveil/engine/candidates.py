@@ -67,7 +67,8 @@ class Candidate:
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the expected length of a round's noise, divided by the longest mean update.
+        """Return the expected length of the noise in a round's mean, over the mean's largest
+        length.
 
         The mean is over n clients, or n sampled examples under `privacy.unit: example`. `examples`
         is the number of examples of all clients together. Real updates are shorter than the clip,

@@ -148,7 +148,7 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise an error unless `outputs` has the shape for `targets` and for all classes."""
+    """Raise an error unless the shape of `outputs` fits `targets` and the number of classes."""
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):

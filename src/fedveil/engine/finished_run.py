@@ -34,7 +34,7 @@ class Run:
     """A finished run: its metrics (one record per round), trained model, folder and ledger.
 
     `stopped` is the reason for an early end, `audit` the result of its canaries, and `others` has
-    the costs by other accounts than the ledger's.
+    the costs under other assumptions than the ledger's.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil

@@ -40,7 +40,7 @@ def job_digest(job: Job) -> bytes:
 def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) -> Protection:
     """Return the job's protection for updates of `dimension` entries.
 
-    Without `deployed`, it is the simulator's, with keys from the job's seed.
+    Without `deployed`, its keys are derived from the job's seed, for a simulation.
     """
     outside = Deployed() if deployed is None else deployed
     context = JobContext(
@@ -70,7 +70,9 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whom an epsilon covers: `client`, or "one example of `client`" under that unit."""
+    """Return whom an epsilon covers, as `privacy.unit` says: `client`, or "one example of
+    `client`".
+    """
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 

@@ -63,8 +63,8 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
 
     The value has four significant digits. The cost is the ledger's forecast at the job's delta, for
     a client in every round. Nothing else in the job changes, except that clients are weighted
-    equally if the noise requires it. An adaptive run also gets `target` as its total, because later
-    rounds may cost more than the first, so the forecast is no bound.
+    equally if the noise requires it. In an adaptive run, `target` is also set as the limit on the
+    total cost, because later rounds may cost more than forecast.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -187,7 +187,7 @@ def _crossing(low: float, high: float, below: float, above: float) -> float:
 
     `below` and `above` are the epsilons at both ends, divided by the target. The estimate assumes
     that epsilon is a power of the parameter, which is nearly true. It keeps a small distance from
-    both ends, so that both ends move.
+    both ends, so that the interval shrinks from both sides.
     """
     if not 0 < below <= 1 < above < math.inf:
         return math.sqrt(low * high)

@@ -116,7 +116,7 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with that protection's block of this job.
+        """Return this job under another protection, with the parameters that it has for that one.
 
         The clients' weighting is set to the new protection's default.
         """

@@ -61,7 +61,7 @@ def reply_was_lost(reply: Message) -> bool:
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:
-    """Return the report in a reply that is no error reply.
+    """Return the report in a successful reply.
 
     Returns `Refused` if the reply does not consist of one message.
     """

@@ -84,7 +84,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Return the certificate `leaf` and all its possible issuers among `others`, each with its own.
+    """Return `leaf` and all certificates above it in `others`, each with its possible issuers.
 
     Raises CertificateError if there are too many to check.
     """

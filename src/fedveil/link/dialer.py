@@ -96,9 +96,9 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Process a failed attempt, whose certain reason is `wrong`, if any.
+        """Process a failed attempt. `wrong` is a reason that may be final, or None.
 
-        The link fails for good once the same reason has been given several times in a row.
+        The link fails for good once the same reason has occurred several times in a row.
         """
         if self._stopped.is_set() or self._link.is_over:
             return

@@ -121,6 +121,6 @@ class CentralNoise:
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
         """Add noise in place to `total`, a sum of clipped vectors in whole steps.
 
-        The sum must not be read before.
+        Nobody may read the sum before.
         """
         self._noise.add_to(total, entropy)

@@ -277,7 +277,7 @@ class DistributedSum(NoiseShares):
 def ring_bits(reach: int) -> int:
     """Return the bits of the smallest ring that holds sums from -reach to reach.
 
-    The ring is larger than that by a quarter of `reach` on either side.
+    The ring leaves a quarter of `reach` free at each end.
     """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 

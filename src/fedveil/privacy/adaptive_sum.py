@@ -48,12 +48,12 @@ class AdaptiveSum:
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add the charges `kind`, `times` times."""
+        """Add the charges of `times` reports, each of them `kind`."""
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """Return the distinct charges with their numbers."""
+        """Return each kind of charges, with the number of reports that had it."""
         self.settle()
         return Counter(self._kinds)
 

@@ -127,7 +127,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together: one Gaussian release with means √`square` sigma apart."""
+    """All Gaussian releases as one, whose two means are √`square` standard deviations apart."""
 
     square: float
     count: int = 1
@@ -240,11 +240,10 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon with at most this delta, and a share of `delta`.
+    """Return the least epsilon with at most this delta, and which share of `delta` was reserved.
 
     `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
-    bound on the epsilon. The share of `delta` is reserved for probability that is missing from
-    `total`.
+    bound on the epsilon. The reserve is for probability that is missing from `total`.
     """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
@@ -281,8 +280,8 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
     """Return the least epsilon in [0, bound] with `log_delta(epsilon)` <= `wanted`.
 
-    `log_delta` falls. If no epsilon satisfies the condition, return `bound`, which the caller knows
-    to be valid.
+    `log_delta` is a falling function. If no epsilon satisfies the condition, return `bound`, which
+    the caller knows to be valid.
     """
     # The search is regula falsi, because the curve is nearly straight. The returned end satisfies
     # the condition.

@@ -47,7 +47,7 @@ def curve_bound(
     """Return the largest epsilon at `delta` of a refuted member of `family`, or 0.
 
     `right` of `guesses` independent guesses were right. Half of the guesses were about each input.
-    `family(1)` are the claimed charges.
+    `family(factor)` are the charges of one member, and `family(1)` the claimed charges.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

@@ -87,7 +87,7 @@ def _difference(x: float, y: float, eps: float) -> float:
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
     """Return True if delta(x) of `analytic_sigma` is at most `delta`.
 
-    The test has no cancellation.
+    The comparison is accurate even where the two terms of delta(x) nearly cancel.
     """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta

@@ -54,9 +54,9 @@ def moved(clip: float, step: float, dimension: int) -> float:
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return the clip for contributions with which each moves the update by at most `clip`.
+    """Return a clip for contributions such that each of them moves the update by at most `clip`.
 
-    The result is a little below `clip`, for the rounding of `as_update` and the errors of sums.
+    It is a little below `clip`, because `as_update` rounds and sums in floating point have errors.
     """
     # Rounding moves the update by up to sqrt(dimension) steps. For errors of sums, 2^-13 of the
     # clip is reserved. Adding up n terms in float64, in any order, is wrong by at most n * 2^-53

@@ -176,9 +176,7 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return pairs of charges and a number of rounds, for a client that took part in all
-        rounds.
-        """
+        """Return pairs of charges and their number of rounds, for a client in every round."""
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
             paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
@@ -263,7 +261,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return the distinct sets of kinds that rounds charged, each with its number of rounds."""
+        """Return each set of kinds that some round charged, with the number of those rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -376,7 +374,7 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the cases of what a bit, parameter or client is charged, each as a list of charges."""
+    """Return the charges that concern one bit, parameter or client, for each possible case."""
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or

@@ -45,11 +45,10 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map the phase names of a fault plan to phases of the protection `position`.
+    """Map every phase name that a fault plan may use to a phase of the protection `position`.
 
-    So one fault plan fits every protection. If a phase of another protection is not after its
-    training, it maps to the phase in which clients train under `position`. Later phases map to
-    None.
+    A fault plan may name phases of any protection. A phase up to and including the training of its
+    own protection maps to the training phase of `position`. A later phase maps to None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

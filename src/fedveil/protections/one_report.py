@@ -16,8 +16,8 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report. Makes the common checks.
 
-    Several of these may share a round, each for other clients. `merge` combines them at the end,
-    and the result does not depend on which half had which clients. Pickling saves only what `merge`
+    Several halves may share a round, each with other clients. `merge` combines them at the end, and
+    the result does not depend on which half had which clients. Pickling saves only what `merge`
     needs.
     """
 

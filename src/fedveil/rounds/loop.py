@@ -44,7 +44,7 @@ class ServerHalf(Protocol):
     def receive(self, client: ClientId, message: Message) -> None:
         """Check a client's answer, and add it.
 
-        Raises `ReportRejected`, and changes nothing, if invalid.
+        Raises `ReportRejected`, and changes nothing, if the answer is invalid.
         """
 
     def advance(self) -> Mapping[ClientId, Message] | None:

@@ -125,7 +125,7 @@ class Server:
     def _close(self) -> None:
         """Close the phase, and choose the clients that continue.
 
-        Raises `RoundVoid` if too few did.
+        Raises `RoundVoid` if too few clients answered.
         """
         closed, answered = self._state.name, sorted(self._answered)
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended

@@ -33,7 +33,7 @@ class Tagger:
     def tags(
         self, ends: Iterable[tuple[int, int]], kinds: Iterable[Kind], shares: bytes
     ) -> list[bytes]:
-        """Return the tag of each share in `shares`, which are concatenated.
+        """Return the tag of each share. `shares` is a concatenation.
 
         `ends` has the (dealer, holder) of each share, and `kinds` its kind.
         """

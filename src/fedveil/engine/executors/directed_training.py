@@ -20,9 +20,9 @@ class DirectedTraining(LocalTraining):
     """Trains each client with the steps w += -alpha * lr * gradient + (1 - alpha) / K * d.
 
     d is the last round's aggregate. The server sends it together with the weights. K is the
-    client's number of steps, and alpha is `training.own_direction`. The paper's step is equal if
-    all clients have equal K and the rate is constant; its direction is -d / (K * lr). Clients keep
-    no state.
+    client's number of steps, and alpha is `training.own_direction`. If K is equal for all clients
+    and the rate is constant, these are the paper's steps, whose direction is -d / (K * lr). Clients
+    keep no state.
     """
 
     def __init__(self, job: Job, trainer: Trainer, data: Examples, entropy: Entropy) -> None:

@@ -70,8 +70,8 @@ class ProtectMod:
     the server learns why. A client without pins accepts every protection of a `ProtectedStrategy`,
     and logs this.
 
-    It must be the first of the app's mods, because a mod before it would receive reports instead of
-    arrays. Any other order is refused.
+    This must be the first of the app's mods, because a mod before it would receive reports instead
+    of arrays. Any other order is refused.
 
     A round may need several messages. Between them, this client's state is stored encrypted in the
     node's context. It is erased at the end of the round.

@@ -187,7 +187,7 @@ class Training:
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
     """Return the client's examples.
 
-    If lengths differ in the job, they are stored with their lengths.
+    They are stored with their lengths if the job's lengths differ.
     """
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:

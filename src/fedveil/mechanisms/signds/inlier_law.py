@@ -155,7 +155,7 @@ class ThresholdSearch:
     def best(self, dim_out: int) -> int:
         """Return the threshold in 1..h with the largest E[v].
 
-        If several are equally good, the smallest. h = `dim_out` is the number of selected
+        If several are equally good, returns the smallest. h = `dim_out` is the number of selected
         dimensions, and v how many of them are in the top-k set.
         """
         # The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w

@@ -234,9 +234,9 @@ def _count_rows(
 ) -> None:
     """Count each row's entries whose `sign * value` is above `least`, and those equal to `least`.
 
-    Also adds up the magnitudes of the entries above, into `lanes`, one for each place in a row. So
-    the compiled and the NumPy version add in the same order. A sum above the largest float is
-    infinite.
+    Also adds up the magnitudes of the entries above `least`, with a partial sum in `lanes` for each
+    position in a row. So the compiled and the NumPy version add in the same order. A sum above the
+    largest float is infinite.
     """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]
