@@ -51,9 +51,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record a round's aggregate. In this round, all updates were multiplied by `turn`, 1 or
-        -1.
-        """
+        """Record a round's aggregate. All updates were multiplied by `turn`, which is 1 or -1."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]

@@ -67,7 +67,7 @@ class Candidate:
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the expected length of the noise in a round's mean, over the mean's largest
+        """Return the noise's expected length in a round's mean, divided by the mean's largest
         length.
 
         The mean is over n clients, or n sampled examples under `privacy.unit: example`. `examples`

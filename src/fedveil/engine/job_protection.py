@@ -70,9 +70,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whom an epsilon covers, as `privacy.unit` says: `client`, or "one example of
-    `client`".
-    """
+    """Return whom an epsilon covers: `client`, or "one example of `client`" if that is the unit."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 

@@ -85,11 +85,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client says that it trusts the server.
+    """Return True if the client's pins say that it trusts the server.
 
-    A pin says so if its own guarantee relies on the server. Then the epsilon limits of the pins in
-    `limited` do not apply against the server. If one of these limits is the client's own, only the
-    client's own pins can say so.
+    A pin says so if the guarantee that it demands relies on the server. Then the epsilon limits of
+    the pins in `limited` do not apply against the server. But if one of these limits is the
+    client's own, only the client's own pins count.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -125,7 +125,7 @@ def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that the server asks for and that the client's sources allow."""
+    """Return the metrics that the server asks for and that the client's pins allow."""
     return offer.options.revealed & revealed_by(pins)
 
 

@@ -30,7 +30,7 @@ def telling_form(shape: ModelShape) -> Message:
 
 
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
-    """Decode a target's shape, and whether targets and whether examples are integers."""
+    """Decode a target's shape, whether targets are integers, and whether examples are integers."""
     if _TARGETS not in common:
         return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())

@@ -231,10 +231,11 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return a mask of the words whose lower bits equal the upper bits of their column's threshold.
+    """Return True for each word that needs more bits, because it equals its column's threshold so
+    far.
 
-    The top `bits` bits of a word choose its column in `entries`, the table of one row. Such a draw
-    needs more bits.
+    The top `bits` bits of a word choose the column in `entries`, the table of one row. The other
+    bits are compared with the upper bits of the column's threshold.
     """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper

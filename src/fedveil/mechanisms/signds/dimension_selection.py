@@ -145,7 +145,10 @@ class SignDS:
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """Return ln Pr[indices, sign | update], and the mean magnitude of the sign's top-k set."""
+        """Return ln Pr[indices, sign | update], and a mean magnitude.
+
+        It is the mean over the `topk` entries that are largest in the direction `sign`.
+        """
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)
