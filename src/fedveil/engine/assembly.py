@@ -1,7 +1,4 @@
-"""Builds the parts of a run from its job.
-
-All processes of a run call these functions and get equal parts.
-"""
+"""Builds the parts of a run from its job. Every process of a run builds equal parts."""
 
 from __future__ import annotations
 
@@ -255,10 +252,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the clients' training.
-
-    If clients keep state, `states` is called to open their saved states.
-    """
+    """Return the clients' training. `states` opens their saved states, if they keep any."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)

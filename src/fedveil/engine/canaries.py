@@ -67,10 +67,7 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """Return 1 in odd rounds and -1 in even rounds.
-
-        Every canary's update is multiplied by it.
-        """
+        """Return the factor of every canary's update: 1 in odd rounds, -1 in even rounds."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:

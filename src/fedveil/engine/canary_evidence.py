@@ -83,10 +83,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round.
-
-        Saves its reports if they are to be compared with those of a later round.
-        """
+        """End the round. Saves its reports if a later round's are compared with them."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}

@@ -60,10 +60,7 @@ class Candidate:
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection.
-
-        `start` is the command's beginning.
-        """
+        """Return the command that runs the job under this protection. It begins with `start`."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:

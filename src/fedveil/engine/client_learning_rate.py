@@ -50,10 +50,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer that changes its learning rate between rounds.
-
-    `make(round)` makes a round's trainer.
-    """
+    """A trainer whose learning rate depends on the round. `make(round)` makes a round's trainer."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

@@ -28,10 +28,7 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients filled in.
-
-        Raises if the job cannot run on `dataset`.
-        """
+        """Return the job with the number of clients set. Raises if it cannot run on `dataset`."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:

@@ -29,10 +29,7 @@ _NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
-    """A model with its test examples.
-
-    `layout` describes the weights of the part that is trained.
-    """
+    """A model with its test examples. `layout` describes the weights of the trained part."""
 
     def __init__(
         self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None
@@ -78,10 +75,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a metric's value as a float or a list of floats.
-
-    Raises `TaskInvalid` for anything else.
-    """
+    """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "

@@ -81,10 +81,7 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 
 
 def text_form(job: Job) -> TextForm | None:
-    """Return the form in which the job's texts become examples.
-
-    None if its model has no tokeniser.
-    """
+    """Return how the job's texts become examples, or None if its model has no tokeniser."""
     if not job.has_language_model:
         return None
     return TextForm(_folder(job), job.task, job.language.length)

@@ -69,10 +69,7 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Return the mean of numbers, or of lists entry by entry.
-
-    Dicts are equal and returned as they are.
-    """
+    """Return the mean of numbers, or of lists entry by entry. Of equal dicts, return the first."""
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)

@@ -62,10 +62,7 @@ class Parts:
 def assemble(
     job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
 ) -> Parts:
-    """Return the parts of the job's run. Raises an error if the job cannot run.
-
-    `dataset` replaces the job's dataset.
-    """
+    """Return the parts of the job's run, on `dataset` if given. Raises if the job cannot run."""
     task = make_task(job)
     dataset = load_data(job) if dataset is None else dataset
     job = engine.settle(job, dataset)

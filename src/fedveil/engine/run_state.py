@@ -38,10 +38,7 @@ class RunState:
         return aggregate.reports
 
     def restore(self, folder: RunFolder) -> Metrics:
-        """Load the folder's checkpoint, if there is one.
-
-        Returns the metrics up to that checkpoint.
-        """
+        """Load the folder's checkpoint, if any. Returns the metrics up to that checkpoint."""
         parts, path = self._parts, folder.path
         saved = Checkpoint.read(folder, parts.job.checkpoint.every)
         if saved is None:
@@ -71,10 +68,7 @@ class RunState:
         return metrics
 
     def save(self, folder: RunFolder, recorder: Recorder) -> None:
-        """Save the state as the folder's checkpoint.
-
-        It covers everything that `recorder` has written.
-        """
+        """Save the state as the folder's checkpoint, with all that `recorder` has written."""
         Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,

@@ -80,10 +80,7 @@ class ServerOptimizer:
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Load the moments from a checkpoint.
-
-        Raises `MessageInvalid` if they do not fit this optimiser.
-        """
+        """Load moments from a checkpoint. Raises `MessageInvalid` if they do not fit."""
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape

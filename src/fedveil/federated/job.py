@@ -47,10 +47,7 @@ class Job(JobFields):
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job like `load`.
-
-        Also returns notes about the translation of a MindSpore Federated file.
-        """
+        """Load a job. Also returns notes on the translation of a MindSpore Federated file."""
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -84,10 +81,7 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, validated again.
-
-        Used once the data has been counted.
-        """
+        """Return this job with `number` clients, validated again. Used after counting the data."""
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)

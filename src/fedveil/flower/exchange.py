@@ -61,10 +61,7 @@ def reply_was_lost(reply: Message) -> bool:
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:
-    """Return the report in a successful reply.
-
-    Returns `Refused` if the reply does not consist of one message.
-    """
+    """Return the report in a successful reply, or `Refused` if it is not exactly one message."""
     try:
         return Report(client, encoded_message(reply.content))
     except MessageInvalid as error:

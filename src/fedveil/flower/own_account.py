@@ -51,10 +51,7 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
 
 
 def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
-    """Return the limits that the protection's own settings put on a whole run.
-
-    A limit is a pair of epsilon and delta.
-    """
+    """Return pairs of epsilon and delta: the limits that the settings put on a whole run."""
     key = kind.cost_key(settings)
     total = getattr(settings, key.total) if key is not None and key.total else None
     return [] if total is None else [(total * _ROUNDING, 0.0)]

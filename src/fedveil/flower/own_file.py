@@ -56,7 +56,7 @@ class OwnFile:
     def write(self, data: bytes) -> None:
         """Replace the content.
 
-        Raises `DeploymentError` if the old content does not match the seal.
+        Raises `DeploymentError` if the seal does not fit the old content.
         """
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
@@ -70,10 +70,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of the sealed files in `folder`, including deleted ones.
-
-    `seals` is the folder with the seal.
-    """
+    """Return the names of `folder`'s sealed files, also deleted ones. The seal is in `seals`."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]

@@ -65,10 +65,7 @@ def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], 
 
 
 def encoded_message(records: RecordDict) -> bytes:
-    """Return the encoded message in `records`.
-
-    Raises `MessageInvalid` if they contain anything else.
-    """
+    """Return the encoded message in `records`. Raises `MessageInvalid` for any other content."""
     return _encoded(records, MESSAGE)[0]
 
 

@@ -34,10 +34,7 @@ _NONCE = bytes(12)
 
 
 class StateFolder:
-    """A client's own folder.
-
-    It is created if it is missing, and refused if other users can read it.
-    """
+    """A client's own folder. Created if missing, and refused if other users can read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

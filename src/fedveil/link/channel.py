@@ -27,10 +27,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to send `message` to `peer`.
-
-    The message's arrays must not be changed afterwards.
-    """
+    """A request to send `message` to `peer`. Its arrays must not be changed afterwards."""
 
     peer: str
     message: Message
@@ -55,10 +52,7 @@ def received(peer: str) -> Exchange[Message]:
 
 
 class Channel(Protocol):
-    """One party's end of a connection.
-
-    Messages arrive in order and complete, or an error is raised.
-    """
+    """One party's end of a connection. It delivers messages complete and in order, or raises."""
 
     peer: str
 

@@ -221,10 +221,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame that arrived on a stream.
-
-        Waits while too many received bytes are unread.
-        """
+        """Process a frame from a stream. Waits while too many received bytes are unread."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)

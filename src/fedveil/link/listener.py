@@ -1,7 +1,4 @@
-"""The leader's end of all links.
-
-It listens, authenticates followers, and passes streams to links.
-"""
+"""The leader's end of all links: listens, authenticates followers, passes streams to links."""
 
 from __future__ import annotations
 

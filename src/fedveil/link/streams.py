@@ -100,10 +100,7 @@ class Greeting:
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: str, peer: str, party: str) -> Greeting:
-        """Decode the greeting that `party` received from `peer`.
-
-        Raises PeerRefused for a different protocol.
-        """
+        """Decode `peer`'s greeting to `party`. Raises PeerRefused for another protocol."""
         try:
             message = decode(data)
             spoken = take(message, "protocol", int)

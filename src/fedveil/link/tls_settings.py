@@ -112,10 +112,7 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Read a file that only its owner may read.
-
-    In errors, `file` stands for the file and `what` for its content.
-    """
+    """Read a file that only its owner may read. Errors call it `file` and its content `what`."""
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777
     except OSError as error:

@@ -259,10 +259,7 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector rounded and with a share of noise, in whole steps.
-
-        `signs` is not used.
-        """
+        """Return the vector, rounded, plus a share of noise, in steps. `signs` is not used."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers

@@ -94,10 +94,7 @@ def _walsh_hadamard(vector: Floats) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute the first three levels of the transform, in groups of eight entries.
-
-    Returns the next level.
-    """
+    """Compute three levels of the transform, in groups of eight. Returns the next level."""
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):

@@ -153,10 +153,7 @@ def _class_numbers(labels: Array, classes: int) -> Classes:
 
 
 def _hot_places(rows: Array) -> Classes:
-    """Return the column of the 1 in each one-hot row.
-
-    Raises InvalidValue if a row is not one-hot.
-    """
+    """Return the column of each row's 1. Raises InvalidValue if a row is not one-hot."""
     wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
     if wrong.any():
         raise InvalidValue(f"row {int(wrong.argmax())} of labels is not one-hot: a 1 and zeros")

@@ -71,10 +71,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta`.
-
-        It is stated at delta = 0 if no larger there.
-        """
+        """Return the epsilon of all charges at `delta`, or at delta = 0 if no larger there."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 

@@ -126,10 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return the score of a whole row: its log-likelihood ratio, from counts.
-
-    Returns None if rows hardly repeat.
-    """
+    """Return a score: the row's log-likelihood ratio, from counts. None if rows hardly repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

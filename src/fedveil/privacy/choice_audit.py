@@ -80,10 +80,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on the probability of the truth.
-
-        It is wrong with probability `error`.
-        """
+        """Return a lower bound on the truth's probability. It fails with probability `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:

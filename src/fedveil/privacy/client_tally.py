@@ -1,4 +1,4 @@
-"""What each client was charged: the memory of a ledger, with a few bytes for each client.
+"""The memory of a ledger: each client's charges, in a few bytes for each client.
 
 A `kind` is the combination of charges of one report. Many reports have the same kind. If kinds are
 fixed in advance, the tally counts each client's reports of each kind, so that they can be composed
@@ -47,10 +47,7 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the epsilon at `delta` of the client with the largest epsilon.
-
-        `kinds[i]` are the charges of kind i.
-        """
+        """Return the largest epsilon of any client at `delta`. `kinds[i]` are kind i's charges."""
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -160,10 +157,7 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return the client numbers of an untrusted state.
-
-    Raises `MessageInvalid` unless they ascend.
-    """
+    """Return an untrusted state's client numbers. Raises `MessageInvalid` unless they ascend."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients

@@ -96,10 +96,7 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of randomised response with this epsilon.
-
-    Their joint loss is exactly binomial.
-    """
+    """`count` releases of randomised response with this epsilon. Their joint loss is binomial."""
 
     epsilon: float
     count: int

@@ -44,7 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """What a report spends: a loss, and its number of releases.
+    """The cost of a report: a loss, and its number of releases.
 
     `protections.base.Spending` is one.
     """
@@ -126,10 +126,7 @@ class Ledger:
         self._first_open = max(self._first_open, round)
 
     def note_in_clear(self, what: Iterable[str]) -> None:
-        """Record the names of values that are sent unprotected.
-
-        The ledger's epsilons do not cover them.
-        """
+        """Record the names of values sent unprotected. The epsilons do not cover them."""
         self._in_clear.update(what)
 
     @property
@@ -291,10 +288,7 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """Restore a ledger from what `to_state` returned.
-
-        Raises `InvalidValue` for an impossible one.
-        """
+        """Restore a ledger that `to_state` encoded. Raises `InvalidValue` for an impossible one."""
         try:
             ledger = cls(adaptive=take(state, "adaptive", bool))
             ledger._first_open = integer("first_open", take(state, "first_open", int), 0, MAX_ROUND)
@@ -332,10 +326,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return the spendings as (loss, count) pairs.
-
-    Equal losses are merged. `bare` drops releases.
-    """
+    """Return (loss, count) pairs, with equal losses merged. `bare` drops releases."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)

@@ -27,10 +27,7 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode kinds as arrays.
-
-    Each distinct loss is stored once, after the loss that is its `part`.
-    """
+    """Encode kinds as arrays. Each distinct loss is stored once, after its `part`."""
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:

@@ -172,10 +172,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return the ends of an interval for the sum of `parts`.
-
-    TAIL bounds the mass beyond each end.
-    """
+    """Return an interval for the sum of `parts`, with at most TAIL of the mass beyond each end."""
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))
@@ -192,10 +189,7 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest value of `bound(order)` over `orders`.
-
-    Each of its values is a valid bound.
-    """
+    """Return the lowest value of `bound(order)` over `orders`, each of which is a valid bound."""
     # The search starts at the order that is best for a Gaussian, and continues in either direction
     # until the value rises. A moment's logarithm is convex, so no lower value follows.
     first = _FACTORS.index(1.0)

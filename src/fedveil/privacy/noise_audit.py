@@ -39,10 +39,7 @@ class MeasuredNoise:
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """Add a release.
-
-        `squares` is the sum of its squared differences from its noiseless value.
-        """
+        """Add a release. `squares` is the sum of its squared distances from the noiseless value."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)

@@ -34,10 +34,7 @@ class Outcome(Protocol):
 
 
 class Audited(ABC):
-    """The methods of a protection that an audit calls.
-
-    By default, updates are released unperturbed.
-    """
+    """A protection's methods that an audit calls. By default, updates are released unperturbed."""
 
     #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False

@@ -108,7 +108,7 @@ def origin_of(sent: Update, dimension: int) -> bytes:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What the server half knows about a round.
+    """The knowledge of the server half about a round.
 
     `model` are the global weights, read-only. `whole` is the vector that the server sends for
     training, or None if that is `model`. `origin` is a digest of that vector, or empty if that is
@@ -149,7 +149,7 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What the client half knows about a round.
+    """The knowledge of the client half about a round.
 
     `model` are the global weights, and `examples` is the number of the client's own examples.
     `origin` is the digest as in `RoundContext`, computed from what this client received.

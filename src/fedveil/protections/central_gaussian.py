@@ -192,10 +192,7 @@ class CentralGaussian(Clipped):
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """Return the clipped update of an untrusted report, in whole steps.
-
-        Every field is checked.
-        """
+        """Check every field of a report, and return its clipped update, in whole steps."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")

@@ -1,4 +1,4 @@
-"""What is known about a protection from its class alone: names, rules, advice and properties.
+"""A protection's properties that depend only on its class: names, rules, advice and others.
 
 Commands, job rules, MindSpore's names, Flower apps and pages use it without making a protection.
 """

@@ -141,10 +141,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bits of a float32 `value` >= 0 as an integer.
-
-    Larger values have larger patterns.
-    """
+    """Return the bits of a float32 >= 0 as an integer, which grows with the float."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 

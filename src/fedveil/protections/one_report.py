@@ -66,10 +66,7 @@ class OneReportClient(ABC):
         return True
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the report.
-
-        Raises `ClientWithheld` if `message` is not the opening of this round.
-        """
+        """Return the report. Raises `ClientWithheld` if `message` does not open this round."""
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:

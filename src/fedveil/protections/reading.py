@@ -1,4 +1,4 @@
-"""What an attacker can learn from one client's report.
+"""The information that an attacker can get from one client's report.
 
 Attacks on reports use readings only, so they work against every protection, including a user's own.
 """
@@ -15,7 +15,7 @@ from fedveil.base.array_types import Float32s, Float64s, Int8s
 
 @dataclass(frozen=True)
 class Reading:
-    """What an attacker learns from one report.
+    """The information that an attacker gets from one report.
 
     - `estimate` is the best estimate of the update from this report alone.
     - `weight` is the reliability of each entry of `estimate`: proportional to the inverse variance

@@ -33,10 +33,7 @@ class Sum(Protocol):
     def merge(self, other: Any) -> None: ...
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum.
-
-        Call it once, after the last report: it may overwrite the sum's memory.
-        """
+        """Return the sum. Call this once, at the end: it may overwrite the sum's memory."""
 
 
 @dataclass(frozen=True)

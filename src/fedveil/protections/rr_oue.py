@@ -229,7 +229,7 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """What the server halves for both values of `fidelity` have in common."""
+    """The common part of the server halves for both values of `fidelity`."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"

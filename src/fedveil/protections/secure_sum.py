@@ -132,10 +132,7 @@ class SecureSum(Protection):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why a Flower app cannot use these settings, or None.
-
-        Apps have no roster of keys.
-        """
+        """Return why a Flower app cannot use these settings, or None. Apps have no key roster."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which a protected "

@@ -27,10 +27,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the accounts saved in a run's folder.
-
-    Call it within `intact`, which explains errors.
-    """
+    """Return a run folder's accounts. Call it within `intact`, which explains errors."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

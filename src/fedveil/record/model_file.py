@@ -44,10 +44,7 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
 
 
 def read_model(path: Path, model: nn.Module) -> None:
-    """Load a file that `write_model` wrote into `model`.
-
-    Raises `ModelInvalid` if it does not fit.
-    """
+    """Load a file of `write_model` into `model`. Raises `ModelInvalid` if it does not fit."""
     try:
         check_regular(path, MOST_STREAMED_BYTES)
         tensors = safetensors.torch.load_file(path)

@@ -105,10 +105,7 @@ class Recorder:
             os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
-        """Append a line with the time and `text`.
-
-        Control characters and line breaks are replaced.
-        """
+        """Append a line with the time and `text`. Replaces control characters and line breaks."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
             self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
@@ -134,10 +131,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics.
-
-        Raises an error unless they have this digest.
-        """
+        """Read the first `size` bytes of the metrics. Raises unless they have this digest."""
         path = folder.path / METRICS
         if size == 0:
             return cls()

@@ -148,10 +148,7 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return the file `name` of the folder `path`.
-
-    `RunFolderError` says that `path` is not `what`.
-    """
+    """Return file `name` of folder `path`. `RunFolderError` says that `path` is not `what`."""
     if (path / name).is_file():
         return path / name
     if not path.exists():

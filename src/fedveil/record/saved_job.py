@@ -88,10 +88,7 @@ def look_beside(job: Path) -> None:
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Append a run's saved import paths to the module search path.
-
-    Returns False if there are none.
-    """
+    """Append a run's saved import paths to the module search path. False if there are none."""
     imports = path / IMPORTS
     if not imports.exists():
         return False

@@ -66,10 +66,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Send `messages`, and yield the answers.
-
-        Each is valid until the next answer is requested.
-        """
+        """Send `messages`, and yield the answers. Each is valid until the next is requested."""
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
@@ -234,10 +231,7 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Give a client's encoded message to the server half.
-
-        Returns the reason if it is refused.
-        """
+        """Give a client's message to the server half. Returns why it is refused, or None."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:

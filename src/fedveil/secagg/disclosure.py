@@ -48,10 +48,7 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the holder's place in the neighbourhood of each of its dealers.
-
-        Places start at 0.
-        """
+        """Return the holder's place, from 0, in the neighbourhood of each of its dealers."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 

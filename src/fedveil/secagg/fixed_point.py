@@ -32,10 +32,7 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector clipped, scaled and randomly rounded.
-
-        The result is in `out`, if given.
-        """
+        """Return the vector clipped, scaled and randomly rounded, written to `out` if given."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):

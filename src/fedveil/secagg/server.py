@@ -123,10 +123,7 @@ class Server:
         return None
 
     def _close(self) -> None:
-        """Close the phase, and choose the clients that continue.
-
-        Raises `RoundVoid` if too few clients answered.
-        """
+        """Close the phase, and choose who continues. Raises `RoundVoid` if too few answered."""
         closed, answered = self._state.name, sorted(self._answered)
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]

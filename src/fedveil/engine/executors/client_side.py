@@ -233,10 +233,7 @@ class ClientSide:
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `model`.
-
-        Discards the `ClientRound`s of the last round.
-        """
+        """Start a round with the weights `model`. Discards the last round's `ClientRound`s."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -310,10 +307,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new client half that continues from `state`.
-
-        Before the first phase, `state` is empty.
-        """
+        """Return a client half that continues from `state`, or a new one if `state` is empty."""
         half = self._new_half(client)
         if state:
             half.take_up(state)

@@ -208,9 +208,9 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without reports.
+        """Yield answers without reports.
 
-        Each worker adds up its reports, and `server` gets the sums.
+        Each worker adds up its own, and sends `server` the sums.
         """
         yield from self._answers("fold", messages)
         for worker in self._workers:

@@ -58,10 +58,7 @@ class Folding:
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Add the answer's report to the worker's server half.
-
-        Returns the answer without the report.
-        """
+        """Add the answer's report to the worker's server half. Returns the answer without it."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:

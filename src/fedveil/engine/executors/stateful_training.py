@@ -57,10 +57,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """Keeps the layers in the mask `own` at the client.
-
-    They start with their values in `initial`.
-    """
+    """Keeps the layers in the mask `own` at the client. Their first values are in `initial`."""
 
     own: Bools
     initial: Float32s

@@ -55,18 +55,15 @@ class Threads(Executor):
             thread.folding.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they arrive.
-
-        Each client stays with one thread for the whole round.
-        """
+        """Yield the answers as they arrive. A client stays with one thread for a whole round."""
         return self._answers(messages, lambda thread, answer: encoded(answer))
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without reports.
+        """Yield answers without reports.
 
-        Each thread adds up its reports, and `server` gets the sums.
+        Each thread adds up its own, and gives `server` the sums.
         """
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:

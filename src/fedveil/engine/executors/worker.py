@@ -89,10 +89,7 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Copy reports into the shared memory `slot`.
-
-    Returns the answers with an `InSlot` for each report.
-    """
+    """Copy reports into the shared memory `slot`. Answers are returned with `InSlot`s instead."""
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):

@@ -116,7 +116,7 @@ class ArrayLayout:
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
         """Return the record's arrays plus the update.
 
-        Arrays that stay with clients are unchanged.
+        It leaves the clients' own arrays unchanged.
         """
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())

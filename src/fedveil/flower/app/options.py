@@ -32,10 +32,7 @@ PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 
 
 class Options(Settings):
-    """The settings that every protection has.
-
-    A setting with several names is a text with commas.
-    """
+    """The settings that every protection has. Several names in a setting are joined with commas."""
 
     protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(
@@ -162,10 +159,7 @@ def _options_of(parameters: type[Settings]) -> type[Options]:
 
 
 def _text(value: Any) -> Any:
-    """Join a sequence of names with commas, as in a configuration.
-
-    Return other values unchanged.
-    """
+    """Join a sequence of names with commas. Return other values unchanged."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return ", ".join(map(str, value))
     return value

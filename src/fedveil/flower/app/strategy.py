@@ -130,10 +130,7 @@ class ProtectedStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
         *args: Any, **kwargs: Any,
     ) -> Result:  # fmt: skip
-        """Run `num_rounds` rounds, as every Flower strategy does.
-
-        `timeout` is the limit of each exchange in seconds.
-        """
+        """Run `num_rounds` rounds. Each exchange may last `timeout` seconds."""
         self._timeout_s = positive("timeout", timeout)
         begun, self._begun = self._begun, True
         try:
@@ -165,10 +162,7 @@ class ProtectedStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the inner strategy's result for the averaged reply.
-
-        Returns None for a void round.
-        """
+        """Return the inner strategy's result for the averaged reply, or None for a void round."""
         if self._averaged is None:
             return None, None
         averaged, self._averaged = self._averaged, None

@@ -31,10 +31,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write an app's files, and return their paths.
-
-    A file with other content is not overwritten.
-    """
+    """Write an app's files, and return their paths. Never overwrites a file that differs."""
     taken = [
         path
         for path, text in files.items()

@@ -185,10 +185,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the client's examples.
-
-    They are stored with their lengths if the job's lengths differ.
-    """
+    """Return the client's examples, stored with their lengths if lengths differ in the job."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

@@ -1,7 +1,4 @@
-"""The engine of a deployed job.
-
-It runs the rounds over Flower's grid, in a run folder of its own.
-"""
+"""The engine of a deployed job. It runs the rounds over Flower's grid, in its own run folder."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ _LET_GO_S = 60.0
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: `named`, or a name made from the job.
-
-    A restarted server resumes there.
-    """
+    """Return the run's folder: `named`, or one named after the job, so that a restart finds it."""
     if named:
         return Path(str(named))
     return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")
@@ -71,10 +65,7 @@ def open_folder(path: Path, job: Job) -> RunFolder:
 
 
 class FlowerEngine(Engine):
-    """The engine whose clients are Flower's SuperNodes.
-
-    The server itself has only the test examples.
-    """
+    """The engine whose clients are Flower's SuperNodes. The server has only test examples."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True

@@ -63,7 +63,7 @@ class GridExecutor(Executor):
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:
-        """Start a round once enough of its clients are connected.
+        """Start a round once enough clients are connected.
 
         Raises `RunStopped` after a time limit.
         """

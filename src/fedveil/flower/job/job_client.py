@@ -75,10 +75,7 @@ class Owner(Protocol):
         """Return the least time from a request to its answer, in seconds, or None."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
-        """Charge the report that the message `asked` requests.
-
-        Raises an error if it may not be sent.
-        """
+        """Charge the report that the message `asked` requests. Raises if it may not be sent."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +163,7 @@ class _Misaddressed(Exception):
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle` so that its errors are sent as a fixed word.
-
-    Flower would send the error's text.
-    """
+    """Wrap `handle` to send a fixed word for an error. Flower would send the error's text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:

@@ -85,10 +85,7 @@ class _OwnStates(ClientStates):
 
 
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
-    """Return the client's saved states in this run, without those that no later round reads.
-
-    The latter are deleted.
-    """
+    """Return the client's saved states in this run. Deletes those that no later round reads."""
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):
         raise MessageInvalid("field run is no run's name")

@@ -88,7 +88,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` 0. Returns the indices of rejected draws."""
+        """Add draws to `values`, if `place_bits` is 0. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -108,10 +108,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` above 0.
-
-        Returns the indices of rejected draws.
-        """
+        """Add draws to `values`, if `place_bits` > 0. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -125,10 +122,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Write draws to `out`, and the random words used to `words`.
-
-        Returns the rejected indices.
-        """
+        """Write draws to `out` and their random words to `words`. Returns the rejected indices."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):

@@ -118,10 +118,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the sizes and the distribution for updates of `dim` dimensions.
-
-        The result is cached.
-        """
+        """Return the sizes and the distribution for updates of `dim` dimensions. Cached."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)

@@ -10,7 +10,7 @@ from fedveil.mechanisms.signds.dimension_selection import SelectionPlan
 
 
 class SignTold(NamedTuple):
-    """What one SignDS report reveals about the sign of one weight's change.
+    """The information in one SignDS report about the sign of one weight's change.
 
     `selected` is the probability that the change has the report's sign, if the report selects the
     weight, and `passed` if it does not. Both are for an attacker who knows nothing about the other

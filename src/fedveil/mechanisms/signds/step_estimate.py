@@ -107,10 +107,7 @@ class MagnitudeEstimator:
 
     @staticmethod
     def enough(reporters: int, participants: int) -> bool:
-        """Return True if at least 5% of the `participants` sent a bit.
-
-        `reporters` is their number.
-        """
+        """Return True if the `reporters` that sent a bit are at least 5% of `participants`."""
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:

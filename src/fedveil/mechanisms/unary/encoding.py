@@ -232,10 +232,7 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw codes and write the sums of their states to `sums`.
-
-        Used if tables would be too large.
-        """
+        """Draw codes and write their states' sums to `sums`. Used if tables would be too large."""
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
