@@ -1,1 +1,4 @@
-"""Attacks on data that leaves a client, aimed at a job, a run, or a system of one's own."""
+"""Attacks on the data that leaves a client.
+
+The target is a job, a finished run, or any own system.
+"""

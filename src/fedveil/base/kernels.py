@@ -36,7 +36,7 @@ def compiled(
 
 
 class _Kernel:
-    """A loop that is compiled when it is first called, since numba is slow to import."""
+    """A loop that is compiled at its first call, since numba is slow to import."""
 
     def __init__(self, loop: Any, fallback: Callable[..., object] | None, free: set[str]) -> None:
         self._loop = loop
@@ -48,20 +48,23 @@ class _Kernel:
 
     @cached_property
     def jitted(self) -> Any:
-        """The compiled loop. Loops that it calls are compiled too, as numba requires."""
+        """The compiled loop.
+
+        The loops that it calls are compiled too, because numba requires it.
+        """
         from numba import njit
 
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
-        except RuntimeError:  # no place to cache compiled code: compile it in every process
+        except RuntimeError:  # compiled code cannot be cached here, so every process compiles it
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if there is code of a `compiled` loop on disk."""
+    """Return True if the compiled code of this loop is on disk."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -69,11 +72,11 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Return the loop after replacing the loops in its module by compiled ones.
+    """Copy a loop so that it calls compiled versions of its module's other loops.
 
-    numba caches the loop under a new name, which depends on all files in its folder. numba itself
-    only checks if the loop's own file has changed, not the loops that it calls or the numbers that
-    it reads.
+    numba caches the copy under a new name, which depends on all files in its folder. numba itself
+    only checks if the loop's own file has changed, not the loops that it calls or the constants
+    that it reads.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

@@ -22,7 +22,7 @@ _MOST_ROWS = 100
 
 
 def _keys(wanted: bool) -> None:
-    """Explain the keys of a question file, and exit."""
+    """Print the explanation of a question file's keys, and exit."""
     if wanted:
         from fedveil.settings.reference import keys
         from fedveil.statistics.question_reference import reference
@@ -81,7 +81,7 @@ def ask(
 
 
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
-    """Write a question as a Flower app, print its files, and return them."""
+    """Write a question as a Flower app. Prints and returns the app's files."""
     from fedveil.statistics.flower_app import deployable, write_app
     from fedveil.statistics.question import QuestionFile
 

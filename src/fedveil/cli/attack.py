@@ -63,7 +63,7 @@ Out = Annotated[
 class Attack:
     """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
 
-    `trains` is True if it attacks the final model of a run, under the protection that the run had.
+    `trains` is True if it attacks a trained model, and so needs a finished run or trains one.
     """
 
     name: str
@@ -228,7 +228,7 @@ for _attack in VERTICAL:
 
 
 def _refuse_out(out: Path | None, run: Path) -> None:
-    """Raise JobError if `--out` is given for a run: its findings belong in its own folder."""
+    """Raise JobError if `--out` is given for a run, because findings go to the run's own folder."""
     if out is not None:
         raise JobError([f"--out is for a job file: the findings of a run are written to {run}"])
 
@@ -236,7 +236,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
 def _refuse_other(
     run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
 ) -> None:
-    """Raise JobError if the run's job is of the `other` kind, for which the command is `attack`."""
+    """Raise JobError if the run's job is of the class `other`. The sentence names its command."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -246,7 +246,7 @@ def _refuse_other(
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """Return a function that returns the run's own folder."""
+    """Open a run's folder. Returns a function that returns it, like `_new_folder`."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
@@ -255,7 +255,10 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that creates the output folder. `out` is created at once, and empty."""
+    """Return a function that returns the output folder, which it creates at its first call.
+
+    If `out` is given, the folder is created immediately, and must be new.
+    """
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:
@@ -279,8 +282,8 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    Rewrites the page of the folder with the findings, and prints a conclusion of each attack last.
-    Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
+    Rewrites the page of the folder with the findings, and finally prints a conclusion of each
+    attack. Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
     """
     from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page
@@ -309,7 +312,7 @@ def _mount(
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:
-    """Write a picture under an unused name, and return that name."""
+    """Save a picture under an unused name, and return that name."""
     path, number = Path("attacks", name), 1
     free = path
     while (folder.path / free).exists():

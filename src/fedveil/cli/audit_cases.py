@@ -1,4 +1,4 @@
-"""The audit cases of every mechanism that a protection or a split model relies on."""
+"""Collects the audit cases of all mechanisms that protections and split models use."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _told(line: Line) -> dict[str, object]:
 
 
 def _run(folder: ComparisonFolder) -> list[Result]:
-    """Run every cell, with a live line of its own on a terminal."""
+    """Run every cell (one run of the comparison). On a terminal, each shows a live line."""
     from fedveil.run_display import RunDisplay
 
     cells, results, shown = folder.cells(say), [], console()
@@ -195,7 +195,7 @@ def _parts(option: str, text: str) -> list[str]:
 
 
 def _named(job: Job, text: str | None) -> list[str]:
-    """Return the protections to compare. By default, the job must be able to have each of them."""
+    """Return the protections to compare. By default, these are all that the job allows."""
     from fedveil.studies.comparison import Asked, Comparison
     from fedveil.studies.comparison_choice import side_by_side
 
@@ -212,10 +212,10 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons at which protections are compared, none if they keep their settings.
+    """Return the epsilons at which protections are compared, or [] to keep the job's settings.
 
-    `fixed` are the keys that the user sets. If they include the cost parameter of a protection, the
-    epsilons are left unequal, unless `text` names some.
+    `fixed` are the keys that the user sets. If they include a protection's cost parameter, the
+    result is [], unless `text` lists epsilons.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

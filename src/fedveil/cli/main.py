@@ -1,4 +1,4 @@
-"""The commands: they parse, call and show."""
+"""All commands of `fedveil`: they parse arguments, call the other rooms and print results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ app.command("reproduce")(answering(reproduce_cli.reproduce))
 
 
 def main() -> None:
-    """Run a command. An error that a user can cause is one sentence on stderr."""
+    """Run a command. A user's error is printed to stderr as one sentence."""
     # A user's `package.module:function` is found in the current folder.
     sys.path.append(os.getcwd())  # noqa: PTH109
     raise SystemExit(ended(app))
@@ -125,7 +125,7 @@ def run(
 
     with alone(json):
         with RunDisplay(console(), settings.rounds) as display, precompiling(settings):
-            if resume is None:  # the first name of fedveil's that imports torch
+            if resume is None:  # the first use of a name that imports torch
                 train = partial(fedveil.simulate, settings, out)
             else:
                 rounds = settings.rounds if overrides else None
@@ -308,7 +308,7 @@ def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False)
     """Check a job file and print it with all its keys."""
     settings = load(job, overrides, default=DEFAULT_JOB)
     _print_job(settings, json=json)
-    if ":" in settings.model:  # only a model of the user's own may need torch's slower loop
+    if ":" in settings.model:  # only a user's own model may need the slower loop of torch
         from fedveil.engine.trainer_choice import loop_reason
 
         with suppress(FedveilError):  # the model or its data may be on another machine

@@ -1,4 +1,4 @@
-"""`fedveil report`, `fedveil runs` and `fedveil watch`: show run folders."""
+"""`fedveil report`, `fedveil runs` and `fedveil watch`: show the content of run folders."""
 
 from __future__ import annotations
 

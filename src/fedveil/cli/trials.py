@@ -15,7 +15,9 @@ from fedveil.studies.trial_runs import Trial, best, trials
 
 
 def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
-    """Run the trials of a job at epsilon `target`, and print them with the best one's command.
+    """Run a short trial of each protection at epsilon `target`.
+
+    Prints all, and the best one's command.
 
     `start` is the beginning of that command. With `as_json`, prints JSON instead.
     """
@@ -35,7 +37,7 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
             f"help: more clients in a round, and a model with fewer trained weights"
         )
     for unit, trial in chosen.items():
-        assert trial.candidate is not None  # it has a promise
+        assert trial.candidate is not None  # the best trial has a guarantee, so it has a candidate
         whole = "one example" if unit == "example" else "a whole client"
         say(
             f"best for {whole}: {trial.candidate.name}, {word(trial.metric)} "
@@ -67,7 +69,7 @@ def _result(trial: Trial) -> str:
 
 
 def _noise(trial: Trial) -> str:
-    """Format the noise's least length over the mean update's, or "-" if it is unknown."""
+    """Format the ratio of the noise's length to the mean update's, or "-" if it is unknown."""
     if trial.noise is None:
         return "-"
     return f"{trial.noise:.2f}" if trial.noise < 10 else f"{trial.noise:,.0f}"

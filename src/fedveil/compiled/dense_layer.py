@@ -44,7 +44,10 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of products, the rows of each, and the row distances of x and of y."""
+    """Return the number of matrix products, the rows of each, and the distances between rows.
+
+    The distances are that of the inputs x and that of the outputs y.
+    """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
@@ -89,7 +92,10 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b, x first: that of W may be added to W itself."""
+    """Compute the gradients of x, W and b.
+
+    That of x comes first, since W may be updated in place.
+    """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:
@@ -119,7 +125,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer. Its weight is stored transposed if that has longer rows."""
+    """A dense layer. Its weight is stored transposed if the rows are then longer."""
 
     layer: nn.Linear
     layers = (nn.Linear, NonDynamicallyQuantizableLinear)

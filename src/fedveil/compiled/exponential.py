@@ -49,7 +49,7 @@ _two_to: Any = intrinsic(_write_two_to)
 
 
 def _power(x: Any) -> Any:
-    """Return e^x for x <= 0 or NaN."""
+    """Generate code for e^x, where x is at most 0 or NaN."""
     return math.exp(x)
 
 
@@ -79,7 +79,10 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale * (x - max x)) for `count` numbers, or NaN if one is. Returns the sum."""
+    """Write e^(scale * (x - max x)) for `count` numbers x. Returns their sum.
+
+    If any x is NaN, all results are NaN.
+    """
     highest = m[begin]
     if are_finite(m, begin, count):
         highest = _highest_number(m, begin, count)

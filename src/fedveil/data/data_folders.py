@@ -1,4 +1,4 @@
-"""The folders that may contain data files: the one in FEDVEIL_DATA, then the per-user cache."""
+"""Folders that may contain data files: the one in FEDVEIL_DATA, then the user's cache folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path, or None. It tries all `names` in one folder after another."""
+    """Return the first path that exists, or None.
+
+    Tries all `names` in the first folder, then the next.
+    """
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -49,7 +52,10 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn a file system's error about `path` into `DataUnavailable`. `done` names the action."""
+    """Convert a file system's error about `path` into `DataUnavailable`.
+
+    `done` names the action.
+    """
     try:
         yield
     except OSError as error:

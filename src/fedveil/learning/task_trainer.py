@@ -1,4 +1,4 @@
-"""Trains with the batches, loss, optimiser and steps of a user's own task."""
+"""Trains by a user's own task: its batches, loss, optimiser and steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class TaskTrainer(OneByOne):
                 hook.remove()
 
     def _correcting(self, correction: torch.Tensor | None) -> Iterator[RemovableHandle]:
-        """Add `correction` to the parameters' gradients, from now on. Yields handles to stop it."""
+        """Register hooks that add `correction` to the parameters' gradients.
+
+        Yields their handles.
+        """
         if correction is None:
             return
         terms = self._layout.views(correction.to(self._device))

@@ -1,4 +1,4 @@
-"""A table of the plots that have too few points for a line."""
+"""Shows plots that have too few points for a line as one table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def single_points(plots: Sequence[Plot]) -> Table:
 
 
 def shown(value: float, axis: Axis) -> str:
-    """Format a value of an axis for readers."""
+    """Format a value with the unit of its axis."""
     if not math.isfinite(value):
         return "undefined"
     match axis.unit:

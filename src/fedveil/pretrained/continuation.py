@@ -10,7 +10,10 @@ from fedveil.pretrained.token_rows import TokenRows
 
 @torch.no_grad()
 def continued(model: nn.Module, rows: TokenRows, prompt: str, tokens: int) -> str:
-    """Return at most `tokens` tokens that follow `prompt`, as text. Stops at the end of a text."""
+    """Generate at most `tokens` tokens after `prompt`, and return them as text.
+
+    Stops early if the model predicts the end of the text.
+    """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

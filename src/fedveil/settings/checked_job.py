@@ -1,4 +1,4 @@
-"""Base of every kind of job: reading, writing, and reporting all of its problems at once."""
+"""Base class of all jobs: reads and writes them, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedveil.settings.settings import Settings
 
 
 class CheckedJob(Settings):
-    """A job's typed settings.
+    """Typed settings of a job.
 
-    Raises JobError with all problems, of single values and of combinations.
+    Raises JobError with all problems of single values and of combinations.
     """
 
     def __init__(self, /, **data: Any) -> None:
@@ -45,12 +45,12 @@ class CheckedJob(Settings):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
-        """Load a job from a YAML file, or the default job, with `key=value` settings on top."""
+        """Load a job from a YAML file, or the default job, and apply `key=value` overrides."""
         return cls.read({} if path is None else yaml_file.read(path), overrides)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
-        """Build the job that a file's keys describe, with `key=value` settings on top."""
+        """Build a job from the parsed keys of a file, and apply `key=value` overrides."""
         return cls._checked(*yaml_file.apply(data, overrides, cls))
 
     @classmethod

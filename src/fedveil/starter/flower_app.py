@@ -1,4 +1,7 @@
-"""A Flower app: clients train as without protection, and the server only sees averages."""
+"""A Flower app with protected reports.
+
+Client code is unchanged, and the server sees only averages.
+"""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict

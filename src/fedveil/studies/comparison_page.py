@@ -1,4 +1,4 @@
-"""A comparison as one page: its tables and plots, and the command that repeats it."""
+"""A comparison as one page: tables, plots, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Return the page of all results, a line per setting, with the value `goal` to reach."""
+    """Return the page of all results, with one table line per setting.
+
+    `goal` is the value to reach.
+    """
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
     clients = "the clients that the data has" if number is None else f"{number:,} clients"

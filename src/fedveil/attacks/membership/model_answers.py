@@ -1,4 +1,4 @@
-"""A model's answers to examples, reduced to what membership attacks use."""
+"""A model's outputs for examples, reduced to the values that membership attacks use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments that several commands of `fedveil vertical` take."""
+"""Command-line arguments that several commands of `fedveil vertical` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedveil vertical check`: whether the logs and the model bundles in a folder are as written."""
+"""`fedveil vertical check`: finds edited or removed lines of logs and files of model bundles."""
 
 from __future__ import annotations
 

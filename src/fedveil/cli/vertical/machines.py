@@ -1,4 +1,4 @@
-"""`fedveil vertical leader | follower | certificates`: parties on machines of their own."""
+"""`fedveil vertical leader | follower | certificates`: one party per machine."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ def look(
     patience: float,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a command on a trained model, by default that of `purpose`."""
+    """Run the leader's side of a command, such as evaluation, on a trained model.
+
+    `purpose` tells the followers what the command is. `own` replaces its usual steps.
+    """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
 
@@ -158,7 +161,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job that the options name, or None to resume the run in `old` with its own job."""
+    """Return the job that the options describe, or None if the run in `old` has the job."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
@@ -209,7 +212,10 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return where and how `party` meets the others. Errors name `option`."""
+    """Return the address and credentials for `party` to connect to the others.
+
+    The sentence of an error names `option`.
+    """
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

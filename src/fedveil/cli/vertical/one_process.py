@@ -1,4 +1,4 @@
-"""`fedveil vertical run | evaluate | predict | show`: every party in this process.
+"""`fedveil vertical run | evaluate | predict | show`: all parties in this process.
 
 With --listen, evaluate and predict run only the leader; the followers are on other machines.
 """
