@@ -88,9 +88,9 @@ _SYNTHETIC = "The file of Purchase-100 is not here, so a synthetic set of its sh
 _ELSEWHERE = (
     "Clients send a one-hot code for each weight, with randomly flipped bits: by randomised "
     "response (RR) or by optimised unary encoding (OUE). A code has a bit for each of the "
-    "2 · cells + 1 rounded values. Epsilon is that of one bit. The accuracy-loss rate is the lost share of the "
-    "accuracy that is reached without protection. The index of these pages states all settings, "
-    "replacements, and what the source leaves open."
+    "2 · cells + 1 rounded values. Epsilon is that of one bit. The accuracy-loss rate is the lost "
+    "share of the accuracy that is reached without protection. The index of these pages states "
+    "all settings, replacements, and what the source leaves open."
 )
 _SHAPES = "The rows of `dnn-location30` are real; the source has no figure for them."
 #: Text that all pages of 002 share, for their index.

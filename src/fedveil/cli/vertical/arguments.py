@@ -9,7 +9,7 @@ import typer
 
 JobPath = Annotated[
     Path | None,
-    typer.Argument(help="A job file for split learning. Default: a built-in job on tables."),
+    typer.Argument(help="A job file for split learning. Default: a built-in job on images."),
 ]
 Overrides = Annotated[
     list[str] | None,
