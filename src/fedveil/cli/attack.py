@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     Folder: TypeAlias = Callable[[], RunFolder]
 
 app = typer.Typer(
-    help="Attack what clients send (their reports). A successful attack proves a leak; a failed "
-    "one proves nothing.",
+    help="Attack what clients send. A successful attack proves a leak; a failed one proves "
+    "nothing.",
     no_args_is_help=True,
 )
 
@@ -82,16 +82,16 @@ class Attack:
 
 #: Attacks on a federated job.
 FEDERATED = (
-    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
+    Attack("gradient", "gradient.inversion", "Reconstruct training images from what clients send."),
     Attack(
         "exact",
         "exact_inversion",
-        "Compute a client's examples exactly from its report on a dense network.",
+        "Compute a client's examples exactly from what it sends after one training step.",
     ),
     Attack(
         "steal",
         "stealing.stealing",
-        "Send clients a malicious model and read their examples from the reports.",
+        "Send clients a malicious model, and read their examples from what they send back.",
     ),
     Attack(
         "membership",
@@ -102,12 +102,12 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part, from their reports or from the sums of reports.",
+        "Find out which clients took part, from what they send or from its sums.",
     ),
     Attack(
         "classes",
         "class_shares",
-        "Find out from its report how many examples of each class a client has.",
+        "Find out how many examples of each class a client has, from what it sends.",
     ),
     Attack(
         "extraction",
@@ -117,12 +117,12 @@ FEDERATED = (
     Attack(
         "repetition",
         "repetition",
-        "Average many reports of a client on the same update to remove the noise.",
+        "Average what a client sends in many rounds, to remove the noise.",
     ),
     Attack(
         "distinguish",
         "distinguishing",
-        "Guess which of two updates was reported; this gives a lower bound on epsilon.",
+        "Guess which of two known updates a client sent; this gives a lower bound on epsilon.",
     ),
 )
 #: Attacks on a vertical job.

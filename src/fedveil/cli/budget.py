@@ -43,7 +43,7 @@ def budget(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Compute a run's privacy cost (epsilon) without running it."""
+    """Compute the privacy cost (epsilon) of a run before it starts."""
     from rich.table import Table
 
     settings = load(job, overrides, default=DEFAULT_JOB)

@@ -25,7 +25,7 @@ JobPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: change one key of the file, such as rounds=5; may be repeated."
+        "--set", help="KEY=VALUE: change one key of the file, such as seed=5; may be repeated."
     ),
 ]
 

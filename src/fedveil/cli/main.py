@@ -98,8 +98,8 @@ def run(
     on: Annotated[
         str | None,
         typer.Option(
-            help="Where to train the clients: `ray`, the address of a Ray cluster, or `here`. The "
-            "same as --set simulation.on=..."
+            help="Where to train the clients: here (this machine, the default), ray (the Ray "
+            "cluster of this machine), or the address of a Ray cluster."
         ),
     ] = None,
     json: AsJson = False,
@@ -295,7 +295,7 @@ def deploy(
 def identity(
     file: Annotated[Path, typer.Argument(help="The file to write the private key to.")],
 ) -> object:
-    """Create a key with which a client or a person signs, and print its public key."""
+    """Create a private key to sign a client's messages or a job, and print its public key."""
     from fedveil.flower.job.signing_key_file import make_identity
 
     public = make_identity(file)
