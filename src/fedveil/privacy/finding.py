@@ -137,7 +137,7 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return a phrase for each lower bound on the true epsilons that it would probably miss.
+        """Return, for each lower bound, a phrase on the true epsilons that it would miss.
 
         Bounds with an unknown `unseen` or an infinite claim are left out.
         """

@@ -276,7 +276,6 @@ class Ledger:
         return self._counted
 
     def to_state(self) -> Message:
-        """Return the ledger as a `Message`, for a checkpoint."""
         return {
             **kinds_to_state(self._kinds),
             **rounds_to_state(self._closed, self._open),

@@ -24,7 +24,6 @@ class BeforeAfter:
 
 
 def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
-    """Write the comparisons to a run's folder."""
     text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
     folder.write_atomically(BEFORE_AFTER, text.encode())
 

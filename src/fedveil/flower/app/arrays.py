@@ -79,7 +79,6 @@ class ArrayLayout:
             raise ModelInvalid("the arrays cannot be protected: there is nothing in them to send")
 
     def vector(self, arrays: Arrays) -> Update:
-        """Return the values of the arrays as one vector."""
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore"):  # infinite values are refused later, if used
             for place in self.places:

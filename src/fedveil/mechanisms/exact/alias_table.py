@@ -231,8 +231,7 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return True for each word that needs more bits, because it equals its column's threshold so
-    far.
+    """Return True for each word that ties with its column's threshold, so that it needs more bits.
 
     The top `bits` bits of a word choose the column in `entries`, the table of one row. The other
     bits are compared with the upper bits of the column's threshold.

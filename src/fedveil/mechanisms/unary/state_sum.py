@@ -107,7 +107,7 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the distribution of S for one state, as exact integer weights."""
+    """Return the distribution of `sum_tables`' sum S for one state, as exact integer weights."""
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
     law[largest] = 1
