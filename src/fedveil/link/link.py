@@ -57,7 +57,7 @@ class Link:
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
         self.peer = peer
         self.session = Secure().token(SESSION_BYTES)
-        #: Number of streams attached after the first, and seconds without one.
+        #: The number of streams after the first, and the seconds without a stream.
         self.reconnections = 0
         self.away_s = 0.0
         self._patience_s = patience_s

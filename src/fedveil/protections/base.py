@@ -231,8 +231,8 @@ class Protection(Description):
     #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
-    #: `privacy.unit: example`, the most by which training lets one example change the update.
+    #: Longer updates are shortened to this L2 norm. Infinity if none are. Under `privacy.unit:
+    #: example`, it is the most by which training lets one example change the update.
     norm_clip: float = math.inf
 
     def __init__(self, settings: Any, context: JobContext) -> None:

@@ -103,7 +103,7 @@ class ClientsData:
 
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:
-    if indices[-1] - indices[0] != len(indices) - 1:  # most clients, without a pass
+    if indices[-1] - indices[0] != len(indices) - 1:  # decides for most clients
         return False
     return len(indices) < 3 or bool((np.diff(indices) == 1).all())
 

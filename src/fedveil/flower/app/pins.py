@@ -98,7 +98,7 @@ def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
 def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
     if offer.options.weighs == "equal":
         return
-    # Once the client lists what may be revealed, the server's source cannot name another metric.
+    # If the client itself sets `reveal`, the run configuration cannot name another metric.
     listed = any(pin.is_own and "reveal" in pin.options.model_fields_set for pin in pins)
     named = {p.options.weight_key for p in pins if p.is_own or not listed} - {None}
     allowed = named or {WEIGHT_KEY, *revealed_by(pins)}

@@ -168,7 +168,7 @@ def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     thresholds[heavy] = capacity + spare - given
     partners[heavy[:-1]] = heavy[1:]
     full = np.flatnonzero(thresholds == capacity)
-    thresholds[full] = 0  # a threshold has no room for its capacity: the partner is the symbol
+    thresholds[full] = 0  # a threshold cannot hold a full column, so the symbol is its own partner
     partners[full] = full
     return thresholds, partners
 

@@ -216,10 +216,6 @@ class ThresholdSearch:
         """
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].
-        # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
-        # both ends in log space. All other thresholds give a smaller E[v].
-        # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
-        # both ends in log space. All other thresholds give a smaller E[v].
         if h >= len(self._log_v):
             self._tabulate(2 * h)
         least, most = max(0, h - (self._dim - self._topk)), min(h, self._topk)
