@@ -95,10 +95,8 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
     """Return the distribution `law` of a sum after v is added with this probability."""
-    zero, one = (
-        float(1 - probability),
-        float(probability),
-    )  # `1 - one` would round a small zero away
+    # `1 - one` would round a small zero away.
+    zero, one = float(1 - probability), float(probability)
     out = zero * law
     if v > 0:
         out[v:] += one * law[:-v]
