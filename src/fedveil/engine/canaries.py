@@ -82,10 +82,7 @@ class CanaryTraining(Training):
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update that the canary sends if its coin shows 1.
-
-        If the coin shows 0, the canary sends the negative.
-        """
+        """Return the update of a canary whose coin shows 1. For 0, it sends the negative."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)

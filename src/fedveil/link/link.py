@@ -153,10 +153,7 @@ class Link:
     # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return what a greeting says: this side's session, the peer's, and the messages received.
-
-        The peer's session is empty if it is unknown.
-        """
+        """Return this side's session, the peer's or b"", and the number of messages received."""
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
@@ -189,10 +186,7 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End the stream with number `stream`, unless a newer stream has replaced it already.
-
-        `why` is the reason, for later errors.
-        """
+        """End stream number `stream`, unless a newer one replaced it. Later errors say `why`."""
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0

@@ -44,10 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """The cost of a report: a loss, and its number of releases.
-
-    `protections.base.Spending` is one.
-    """
+    """The cost of a report, such as `Spending`: a loss, and its number of releases."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -231,10 +228,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round.
-
-        `groups` are the clients charged in it so far, by their kind.
-        """
+        """Charge `members` in a round whose charged clients are in `groups`, by their kind."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):

@@ -279,10 +279,7 @@ class Protection(Description):
         return 1
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return upper bounds on the epsilon and on the delta of any single report of a run.
-
-        They are sums over the report's losses.
-        """
+        """Return upper bounds on the epsilon and on the delta of any single report of a run."""
         spent = self.spending(self.initial_state())
         epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)

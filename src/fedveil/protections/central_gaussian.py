@@ -229,10 +229,7 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add the noise to the sum, and divide by the number of reports.
-
-        If cohorts are secret, divide by the expected number instead.
-        """
+        """Add the noise to the sum, and divide by the number of reports, or the expected one."""
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)

@@ -111,10 +111,7 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that every source with the setting `reveal` allows.
-
-    Returns none if no source has the setting.
-    """
+    """Return the metrics that all sources with the setting `reveal` allow, if there are any."""
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 

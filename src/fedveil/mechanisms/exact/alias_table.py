@@ -118,10 +118,7 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the integer weights that the table of a row holds. They sum to 2^64.
-
-        The last weight is the remainder's.
-        """
+        """Return the integer weights in a row's table, the remainder's last. They sum to 2^64."""
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):

@@ -368,10 +368,7 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode the untrusted bytes of a report of `dimension` parameters.
-
-        Raises `InvalidValue` if the bytes are not a packed report.
-        """
+        """Decode an untrusted report of `dimension` parameters. Raises `InvalidValue`."""
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
                 raise InvalidValue("the packed report has the wrong length")

@@ -63,10 +63,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of S (see `sum_tables`) for one state and any number of cells.
-
-    It is as accurate as `sum_laws`.
-    """
+    """Return the distribution of `sum_tables`' sum S for one state, as accurate as `sum_laws`."""
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
