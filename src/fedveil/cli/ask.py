@@ -1,4 +1,4 @@
-"""`fedveil ask`: statistics of the clients' rows, under a protection and an account."""
+"""`fedveil ask`: statistics of the clients' rows, with a protection and their privacy cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _keys(wanted: bool) -> None:
 
 
 def ask(
-    question: Annotated[Path, typer.Argument(help="A question file (docs/statistics.md).")],
+    question: Annotated[Path, typer.Argument(help="A YAML file of questions; --keys explains it.")],
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="The answer's folder. Default: a new folder under runs/.")
@@ -40,13 +40,16 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask the clients of a Flower federation: write its app to this folder and run it."
+            help="Ask clients on other machines: write a Flower app to this folder, and run it. "
+            "Default: simulated clients."
         ),
     ] = None,
     json: AsJson = False,
     keys: Annotated[
         bool,
-        typer.Option("--keys", is_eager=True, callback=_keys, help="Explain every key of a file."),
+        typer.Option(
+            "--keys", is_eager=True, callback=_keys, help="Explain every key of a question file."
+        ),
     ] = False,
 ) -> None:
     """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 JobPath = Annotated[
     Path | None,
-    typer.Argument(help="A job file, native or MindSpore's. Default: the built-in digits job."),
+    typer.Argument(
+        help="A job file of fedveil or of MindSpore Federated. Default: a built-in job on digits."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set",
-        help="KEY=VALUE: set a key of the job or question by its dotted path; may be repeated.",
+        "--set", help="KEY=VALUE: change one key of the file, such as seed=5; may be repeated."
     ),
 ]
 
@@ -32,7 +33,10 @@ Overrides = Annotated[
 _PROTECTED = ("protection: distributed_dp", "protection: dp_encrypt")
 
 KeyPart = Annotated[
-    str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
+    str | None,
+    typer.Argument(
+        metavar="[KEY]", help="A key or a block of keys, such as training. Default: all keys."
+    ),
 ]
 
 
@@ -96,7 +100,7 @@ def _unprotected(job: Job, path: Path | None) -> str:
 
 
 def _valid(job: Job, line: str) -> bool:
-    """Return True if the job is valid after `line` replaces its own setting."""
+    """Return True if the job is still valid with the setting in `line`, such as `rounds: 3`."""
     key, _, value = line.partition(": ")
     try:
         type(job).read(job.model_dump(exclude_unset=True), [f"{key}={value}"])
