@@ -15,7 +15,7 @@ BEFORE_AFTER = "before-after.jsonl"
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """The metric or the prompt `what`, with the initial and the trained model's result."""
+    """A result before and after training: of the metric `what`, or of the prompt `what`."""
 
     kind: str
     what: str

@@ -84,7 +84,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return how many of `answered` hold shares of the dealer for which these are fewest."""
+        """Return, for the dealer with the fewest holders in `answered`, the number of these."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)

@@ -368,7 +368,10 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode an untrusted report of `dimension` parameters. Raises `InvalidValue`."""
+        """Decode untrusted bytes.
+
+        Raises `InvalidValue` unless they report `dimension` parameters.
+        """
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
                 raise InvalidValue("the packed report has the wrong length")
