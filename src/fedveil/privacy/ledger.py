@@ -319,7 +319,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return (loss, count) pairs, with equal losses merged. `bare` drops releases."""
+    """Return (loss, count) pairs, with equal losses merged. `bare` removes the losses' releases."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
