@@ -84,10 +84,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream directly to `target`, without the buffer.
-
-        Returns the number of bytes written.
-        """
+        """Write keystream to `target` without the buffer. Returns the number of bytes written."""
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
@@ -131,8 +128,8 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Words above the largest multiple of `high` are rejected, which is exact and discards less
-        than every second word. (Lemire's multiplication would need 128-bit products.)
+        Words above the largest multiple of `high` are rejected. This is exact, and rejects less
+        than half of all words. (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high
@@ -174,7 +171,7 @@ class Entropy(ABC):
         return out
 
     def _below(self, digits: Sequence[int]) -> bool:
-        """Return True if the next words of a uniform real are below `digits`, the rest of p."""
+        """Return True if the next random words are below `digits`, the remaining words of p."""
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
             if word != digit:
@@ -252,7 +249,7 @@ class Seeded(Entropy):
         self._forks = _forks
 
     def stream(self, *path: int | str) -> Seeded:
-        """Return a new source, whose path is this one's path followed by `path`."""
+        """Return a new source, in which `path` is appended to this source's path."""
         return Seeded(self.seed, *self.path, *path)
 
     def __reduce__(self) -> Any:
@@ -260,7 +257,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return p in [0, 1) as 64-bit binary digits: those after the first, and the first."""
+    """Return the 64-bit binary digits of p in [0, 1): those after the first, and the first."""
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

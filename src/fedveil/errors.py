@@ -33,7 +33,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def with_notes(text: str, error: BaseException) -> str:
-    """Return a sentence followed by the notes of `error`, such as how to resume."""
+    """Return a sentence, followed by an error's notes, such as how to resume."""
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
@@ -83,7 +83,7 @@ class TaskInvalid(FedveilError, ValueError):
 
 
 class MessageInvalid(FedveilError, ValueError):
-    """Bytes that are not the canonical encoding of a message."""
+    """Received bytes are not a message in canonical encoding."""
 
 
 class MessageTooLong(FedveilError, ValueError):
@@ -149,7 +149,7 @@ class ClusterUnavailable(RunStopped):
 
 
 class MachineDiffers(RunStopped):
-    """A machine of a cluster would compute other update bytes than this one."""
+    """A machine of a cluster computes other update bytes than this machine for the same client."""
 
 
 class StatesUnreachable(RunStopped):
@@ -171,7 +171,7 @@ class FolderInUse(RunFolderError):
 
 
 class SplitInvalid(FedveilError, ValueError):
-    """A split model that its parties cannot train."""
+    """A split model cannot be trained by its parties."""
 
 
 class ExchangeError(FedveilError):
@@ -191,7 +191,7 @@ class PartFailed(ExchangeError, ModelInvalid):
 
 
 class PeerAborted(ExchangeError):
-    """The other side ended the step on purpose."""
+    """The other party ended the step on purpose."""
 
     def __init__(self, peer: str, reason: str) -> None:
         self.peer = peer
@@ -235,10 +235,7 @@ class SiteError(FedveilError):
 
 
 class SiteRefused(ClientWithheld):
-    """A site's policy does not permit an app, a job or a message.
-
-    No data leaves the site for it.
-    """
+    """A site's policy does not permit an app, a job or a message, so nothing is sent."""
 
 
 class AccountInvalid(FedveilError):

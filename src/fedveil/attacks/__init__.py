@@ -1,4 +1,1 @@
-"""Attacks on the data that leaves a client.
-
-The target is a job, a finished run, or any own system.
-"""
+"""Attacks on the data that leaves a client, aimed at a job, a finished run, or your own system."""

@@ -1,13 +1,13 @@
-"""Inference of a client's classes from its report: how many examples of each, and the main class.
+"""Inference of a client's classes from its report: the count of each, and the predominant one.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
 (`gradient.label_counts`). Property inference decides if more than half of the examples are of one
 class. The attacker simulates clients with its own examples, with and without that property, and
-trains them from the round's weights. The mean difference between both kinds of updates is a
+trains them from the round's weights. The difference of the mean updates of both groups is a
 direction. The score of a report is how far it points in this direction.
 
 Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". There
-a classifier is trained on the updates. Here it is the linear one along the difference of means.
+a classifier is trained on the updates. Here it is linear: the difference of the means.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Observer:
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield what the attacker reads for each update: its report or, if masked, a larger sum."""
+        """Yield the attacker's reading of each update: from its report or, if masked, a sum."""
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
         others: list[Float32s] = []
@@ -72,10 +72,7 @@ class Observer:
 
 
 def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Draw `count` examples, three quarters of them with the label `wanted`.
-
-    Returns their indices.
-    """
+    """Draw the indices of `count` examples, three quarters of them with the label `wanted`."""
     mine, rest = np.flatnonzero(labels == wanted), np.flatnonzero(labels != wanted)
     many = math.ceil(_PREVAILS * count)
     return np.concatenate([
@@ -85,10 +82,7 @@ def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64
 
 
 def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Draw `count` examples, at most half of them with the label `wanted`.
-
-    Returns their indices.
-    """
+    """Draw the indices of `count` examples, at most half of them with the label `wanted`."""
     rows = entropy.permutation(len(labels))
     mine = labels[rows] == wanted
     kept: Int64s = rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
@@ -97,10 +91,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients that hold mostly examples of one class, for the `wanted` classes of a job.
-
-    Every client has `count` examples.
-    """
+    """Simulates clients with `count` examples, most of them of one class of `wanted`."""
 
     target: Target
     count: int
@@ -109,10 +100,7 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes that have enough training and test examples.
-
-        Clients get training examples, the attacker gets test examples.
-        """
+        """Choose at most `most` classes with enough examples for the clients and the attacker."""
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
         data, needed = target.dataset, math.ceil(_PREVAILS * count)
@@ -127,10 +115,9 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` clients and return their updates.
+        """Train `number` clients, with mostly examples of class `wanted` if `has`.
 
-        If `has` is True, most examples of each client are of class `wanted`. Otherwise at most half
-        are.
+        Returns updates.
         """
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []
@@ -149,7 +136,8 @@ class Classes:
     ) -> tuple[list[Float64s], list[Float64s]]:
         """Return the attack scores of simulated (shadow) clients, and those of the job's clients.
 
-        Each is a pair: clients with mostly the class `wanted`, then clients without.
+        Each of the two lists has the scores of clients with mostly the class `wanted`, then of
+        others.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -189,7 +177,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the share of labels that iLRG counts correctly, and that of guessing."""
+    """Return the share of labels that iLRG counts correctly, compared with that of guessing."""
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
     if layer is None or settings.optimizer != "sgd":

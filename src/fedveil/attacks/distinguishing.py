@@ -56,8 +56,8 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     The evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these probabilities. Otherwise it says how far the estimate in `reading` lies
-    from the midpoint of the two updates, and is positive on the side of `a`.
+    protection states these probabilities. Otherwise it is the distance of the attacker's estimate
+    from the midpoint of the two updates, positive on the side of `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -156,10 +156,7 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield the metrics for a finding.
-
-        `distance` is the claimed epsilon minus the lower bound.
-        """
+        """Yield a finding's metrics. `distance` is the claimed epsilon minus the lower bound."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -174,7 +171,7 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function from the protection's cost parameter to the cost of `rounds` reports.
+    """Return a function: what `rounds` reports cost if the cost parameter changes by a factor.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """

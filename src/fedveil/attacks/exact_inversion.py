@@ -99,7 +99,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Examples, and for each the share of neurons whose activity it predicts correctly."""
+    """Candidate examples, and for each the share of neurons whose activity it predicts right."""
 
     examples: Float64s
     shares: Float64s
@@ -146,7 +146,7 @@ def _zeros(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Return the gradient's factors, or None if its rank is not that of a small batch."""
+    """Return the gradient's factors, or None if it lacks the rank of a small batch."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:

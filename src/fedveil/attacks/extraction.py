@@ -86,7 +86,7 @@ def _check(target: Target) -> None:
 
 
 def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
-    """Draw `of_each` phrases for each number of copies, and as many that no client gets."""
+    """Draw `of_each` phrases for each number of copies, and equally many that no client gets."""
     tokens = np.unique(dataset.test.x)
     copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
     generator = entropy.stream("phrases").generator()
@@ -166,7 +166,7 @@ def extracted(model: nn.Module, phrase: Int64s) -> bool:
 
 
 def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
-    """Yield the metrics: for each number of copies exposure, extraction and membership."""
+    """Yield the metrics: exposure, extraction and membership, for each number of copies."""
     never = bits[phrases.copies == 0]
     yield median("exposure of phrases that nobody had", never)
     for copies in COPIES:

@@ -35,8 +35,8 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 class Averaged:
     """Running average of estimates of one update, weighted entry by entry as each `Reading` says.
 
-    Estimates of only a direction are summed instead, so that an entry that more reports name is
-    larger.
+    Estimates that give only a direction are summed instead. Then an entry that occurs in more
+    reports becomes larger.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -88,10 +88,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """Record a client's averaged estimate and true update.
-
-        `right` says if the guess was right.
-        """
+        """Record an averaged estimate, the true update, and if the attacker's guess was right."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)

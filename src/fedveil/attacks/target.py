@@ -98,7 +98,7 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise an error unless the job trains a classifier on examples that are single arrays.
 
-        With `of_texts`, a language model is allowed too.
+        With `of_texts`, a classifier of texts is allowed too.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"
@@ -112,10 +112,7 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error if epsilon covers one example, not a whole client.
-
-        `what` names the attack.
-        """
+        """Raise an error, about the attack `what`, if epsilon covers one example, not a client."""
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -170,10 +167,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's result, with the protection's epsilon.
-
-        `more` are further fields of it.
-        """
+        """Return an attack's result with the protection's epsilon and the fields `more`."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,

@@ -120,10 +120,7 @@ def items(rows: Array) -> list[Array]:
 
 
 def values(rows: Array) -> Array:
-    """Return all numbers of examples with a single input.
-
-    If lengths differ, they are concatenated.
-    """
+    """Return all numbers of examples with a single input, concatenated if lengths differ."""
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column
 

@@ -36,10 +36,7 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename the finished file `partial` to `path`.
-
-    After a power cut `path` is complete or missing.
-    """
+    """Rename `partial` to `path`, which is complete or missing even after a power cut."""
     sync_to_disk(partial)
     partial.replace(path)
     sync_to_disk(path.parent)
@@ -51,7 +48,7 @@ def open_to_append(path: Path) -> io.FileIO:
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open an existing file to modify it. Raises OSError for a link, a pipe or a device.
+    """Open a file to modify it in place. Raises OSError for a link, a pipe or a device.
 
     The creator of the folder may have put a link there that points to one of the user's files.
     """
@@ -83,7 +80,7 @@ def _link(path: Path) -> OSError:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of files, is on disk."""
+    """Wait until a file's content, or a folder's list of files, is saved on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,10 +90,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`.
-
-    The lock of a dead process is released.
-    """
+    """Lock `path` against other processes that call `alone`. Released if this process dies."""
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -21,9 +21,10 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Compile the decorated loop with numba, or use `fallback`, which computes equal bytes.
 
-    Without numba and `fallback`, the loop is not compiled: check `HAVE_NUMBA` before a long one.
-    With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the
-    kind of machine. With `numbers`, the loop must not meet NaN, for which the result is undefined.
+    Without numba and `fallback`, the loop runs as Python: check `HAVE_NUMBA` before calling a slow
+    one. With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on
+    the kind of machine. With `numbers`, the data must not contain NaN, for which the result is
+    undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -48,10 +49,7 @@ class _Kernel:
 
     @cached_property
     def jitted(self) -> Any:
-        """The compiled loop.
-
-        The loops that it calls are compiled too, because numba requires it.
-        """
+        """The compiled loop. Loops that it calls are compiled too, because numba needs that."""
         from numba import njit
 
         loop = with_jitted_names(self._loop)
@@ -72,9 +70,9 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Copy a loop so that it calls compiled versions of its module's other loops.
+    """Make a loop call the compiled versions of its module's other loops. Returns the loop.
 
-    numba caches the copy under a new name, which depends on all files in its folder. numba itself
+    It also renames the loop, so that numba's cache depends on all files in its folder. numba itself
     only checks if the loop's own file has changed, not the loops that it calls or the constants
     that it reads.
     """

@@ -98,10 +98,7 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
 
 
 def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """Return the field `name` of an untrusted message.
-
-    Raises `MessageInvalid` for any other type.
-    """
+    """Return a field of an untrusted message. Raises `MessageInvalid` unless it is a `kind`."""
     value = message.get(name)
     if value is None or type(value) is not kind:
         raise MessageInvalid(f"field {name} is missing or malformed")

@@ -33,7 +33,7 @@ def is_function(name: str) -> bool:
 def load(
     name: str, *, key: str, error: type[FedveilError], built_in: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """Return the function or class that `name` describes, such as `package.module:function`.
+    """Return the user's function or class called `name`, such as `package.module:function`.
 
     Raises `error` if there is none. Its sentence begins with `key`, such as `model = 'm:f'`.
     `built_in` lists the other values that the key may have.

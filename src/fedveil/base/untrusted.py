@@ -67,7 +67,7 @@ _UNSHOWN = re.compile(
 
 
 def escaped(text: str) -> str:
-    """Return `text` with terminal control characters written as text, such as `\x1b`."""
+    """Return `text` with terminal control characters written as text, such as `\\x1b`."""
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

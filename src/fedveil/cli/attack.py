@@ -61,7 +61,7 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
+    """A kind of attack: a module under `attacks/` with a function `attack(target, effort, watch)`.
 
     `trains` is True if it attacks a trained model, and so needs a finished run or trains one.
     """
@@ -236,7 +236,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
 def _refuse_other(
     run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
 ) -> None:
-    """Raise JobError if the run's job is of the class `other`. The sentence names its command."""
+    """Raise JobError if the run's job is of the class `other`, and name the command for it."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -246,7 +246,7 @@ def _refuse_other(
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """Open a run's folder. Returns a function that returns it, like `_new_folder`."""
+    """Open a run's folder, which `stack` closes. Returns a function that returns the folder."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)

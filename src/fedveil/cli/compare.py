@@ -1,4 +1,4 @@
-"""`fedveil compare`: protections side by side, in one report."""
+"""`fedveil compare`: runs several protections on the same job and reports them side by side."""
 
 from __future__ import annotations
 

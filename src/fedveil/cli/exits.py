@@ -45,8 +45,6 @@ EXTRA_OF = {
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command."""
-
     DONE = 0
     FAILED = 1
     WRONG = 2  #: the command line or the job is wrong, and nothing was started
@@ -167,7 +165,7 @@ def _alike(option: str, near: Iterable[str]) -> list[str]:
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return a sentence that corrects an argument written before its command, or ""."""
+    """Return a sentence that corrects the order if a command follows its argument, else ""."""
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:

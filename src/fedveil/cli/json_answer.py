@@ -23,7 +23,7 @@ AsJson = Annotated[
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """If `wanted`, send all output to standard error, except that of `answer`."""
+    """If `wanted`, send all output except the JSON value to standard error."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
     try:

@@ -1,4 +1,4 @@
-"""All commands of `fedveil`: they parse arguments, call the other rooms and print results."""
+"""All commands of `fedveil`: they parse arguments, call the package and print results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedveil reproduce`: repeat the sources' experiments."""
+"""`fedveil reproduce`: repeats the experiments of the papers on which fedveil is based."""
 
 from __future__ import annotations
 

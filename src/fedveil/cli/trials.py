@@ -1,4 +1,4 @@
-"""`fedveil budget --try`: every protection in a short run, side by side at one epsilon."""
+"""`fedveil budget --try`: a short run of every protection, compared at one epsilon."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from fedveil.studies.trial_runs import Trial, best, trials
 
 
 def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
-    """Run a short trial of each protection at epsilon `target`.
+    """Run a short trial of each protection at epsilon `target`, and print the results.
 
-    Prints all, and the best one's command.
-
-    `start` is the beginning of that command. With `as_json`, prints JSON instead.
+    Also prints the command for the best protection, which begins with `start`. With `as_json`,
+    prints JSON instead.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
     units = dict.fromkeys((job.privacy.unit, "example"))

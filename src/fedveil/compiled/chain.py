@@ -35,11 +35,9 @@ KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLay
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """Translate layers into operations.
+    """Translate layers into operations. Returns them with the input value and the score value.
 
-    Returns these, the input value and the value with the scores.
-
-    `shape` is that of an example. `scores_of` is `ROW` if an example has one row of scores,
+    `shape` is the shape of an example. `scores_of` is `ROW` if an example has one row of scores,
     `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:

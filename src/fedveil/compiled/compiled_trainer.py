@@ -46,7 +46,7 @@ _MOST_SQUARES = 1e30
 
 
 class Start:
-    """The weights at the start of a round, packed for native code. All threads share them."""
+    """The weights at the start of a round, in the layout of native code. All threads share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round, and discard the packed copy of the previous ones."""
+        """Set the weights of a new round, and discard the packed copy of the previous weights."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
@@ -83,10 +83,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers in native code.
-
-    Clients with unusual data are trained by torch.
-    """
+    """Trains known layers in native code, and clients with unusual data by torch."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -135,10 +132,7 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer, like `of`.
-
-        Raises `NotServedError` with the reason if that is impossible.
-        """
+        """Return a trainer for `model`, or raise `NotServedError` with the reason."""
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
@@ -256,10 +250,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train the client. Called again if its training is repeated.
-
-        Does nothing by default.
-        """
+        """Prepare for a client's training, also if it is repeated. Subclasses override this."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

@@ -86,7 +86,7 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the backward pass: adds to the gradients of the input, the filters and the bias."""
+    """Compute the gradients of the input, the filters and the bias, and add them to stored ones."""
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
         fill(m, op[f.DX] - border, op[f.COUNT] * op[f.XS], np.float32(0))

@@ -25,12 +25,11 @@ from fedveil.learning.losses import WEIGHTED
 
 @compiled()
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
-    """Write `scale` times the gradient of -log softmax(scores)[label] for `many` scores.
+    """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    The scores begin at `z`, the gradient at `g`. It is the softmax, minus 1 at the label. `scale`
-    is first rounded to the memory's float type, as in torch. So the gradient at the label is
-    exactly 0 if the softmax there is 1. An adaptive optimiser would turn a tiny remainder into a
-    whole step.
+    The `many` scores begin at position `z`, the gradient at `g`. `scale` is first rounded to the
+    memory's float type, as in torch. So the gradient at the label is exactly 0 if the softmax there
+    is 1. An adaptive optimiser would turn a tiny remainder into a whole step.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale

@@ -32,10 +32,12 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps. Returns the operation's fields for them.
+    """Reserve memory for a dense layer's deferred steps.
+
+    Returns the table columns that describe it.
 
     A deferred step adds D' X to the weight. All rows of D and X take at most half as much memory as
-    the weight. If the layer is too small for deferred steps, no fields are returned.
+    the weight. If the layer is too small for deferred steps, the result is empty.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -52,10 +54,7 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance between stored rows of this length.
-
-    It avoids distances of 2 or 4 kB, at which rows would compete for the same cache lines.
-    """
+    """Return the distance between rows in memory. Rows 2 or 4 kB apart would evict each other."""
     return length + LINE
 
 
@@ -118,7 +117,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C. M and B are the stored factors that begin at `met` and `added`."""
+    """Add (A M') B to C, where M and B are the stored factors that begin at `met` and `added`."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -132,10 +131,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of a weight's deferred steps, D' X, to `out`.
-
-    If the sum is not finite, it sets the field HELD to -1.
-    """
+    """Write the sum of deferred steps, D' X, to `out`, or set HELD to -1 if it is not finite."""
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

@@ -44,9 +44,9 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of matrix products, the rows of each, and the distances between rows.
+    """Return how x is split for matrix products: their number, and the rows of each.
 
-    The distances are that of the inputs x and that of the outputs y.
+    The other two results are the distances between rows of x and between rows of the output y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
@@ -92,10 +92,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b.
-
-    That of x comes first, since W may be updated in place.
-    """
+    """Compute the gradients of x, W and b. x comes first: W may be updated in place."""
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:

@@ -33,7 +33,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, where n is an integer from -126 to 127. `shifted` is `_SHIFT` + n."""
+    """Generate code for 2^n with an integer n in -126..127. `shifted` is `_SHIFT` + n."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -79,9 +79,9 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale * (x - max x)) for `count` numbers x. Returns their sum.
+    """Write e^(scale * (x - max x)) for `count` numbers x, or NaN if any is NaN.
 
-    If any x is NaN, all results are NaN.
+    Returns the sum.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

@@ -35,5 +35,5 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return `count` column numbers for one kind of operation, beginning with `first`."""
+    """Return `count` column numbers from `first` on, for the columns of one kind of operation."""
     return range(first, first + count)

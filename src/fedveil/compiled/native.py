@@ -40,10 +40,9 @@ call: Any = _call
 class Native:
     """A compiled function of pointers and numbers.
 
-    Division by zero gives infinity or NaN, as in torch.
-
     `arguments` has one letter for the type of each argument: F a pointer to floats, D to float64, I
-    to int32, L to int64, d a float64, i an int64.
+    to int32, L to int64, d a float64, i an int64. Division by zero gives infinity or NaN, as in
+    torch.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -52,10 +51,7 @@ class Native:
         self._made: dict[str, Any] = {}
 
     def address(self, kind: npt.DTypeLike) -> int:
-        """Return the address of the code for floats of type `kind`.
-
-        Compiles it at the first call.
-        """
+        """Return the address of the code for floats of type `kind`, compiled at the first call."""
         floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
@@ -75,7 +71,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a loop, which becomes a `Native` function with these `arguments`."""
+    """Decorate a loop to make it a `Native` function. `arguments` has a letter for each type."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -28,9 +28,9 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write two lists to `w`: the offsets of a group's values, and those of their weights.
+    """Write the offsets of a group's values and of their weights to `w`.
 
-    Returns the positions at which the lists begin.
+    Returns where they begin.
     """
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
@@ -77,7 +77,8 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of the input x, the weight and the bias.
 
-    With g the output gradient times the weight, and n the normalised values:
+    With g the output gradient times the weight, n the normalised values, and factor = 1 /
+    sqrt(variance + eps):
 
         dx = factor * (g - mean of g - n * mean of g n).
     """

@@ -29,7 +29,7 @@ LINE = 16
 
 
 class NotServedError(Exception):
-    """Native code cannot train a model, for the reason given. torch then trains it."""
+    """Raised if native code does not support a model, with the reason. torch then trains it."""
 
 
 def need(fits: bool, otherwise: str) -> None:
@@ -43,17 +43,14 @@ def up(count: int) -> int:
 
 
 def filled(length: int) -> int:
-    """Return the padded length of a row.
-
-    It is no multiple of 4 kB, where rows would evict each other.
-    """
+    """Return the padded length of a row: no multiple of 4 kB, where rows evict each other."""
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
 
 @dataclass(eq=False)
 class Value:
-    """The memory layout of an operation's input or output."""
+    """The memory layout of the input or output of a layer."""
 
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
@@ -106,10 +103,7 @@ class Memory:
 
 
 class Operation:
-    """A layer as a native operation, for one example shape.
-
-    Raises `NotServedError` if unsupported.
-    """
+    """A layer in native code, for examples of one shape. Raises `NotServedError` if unsupported."""
 
     #: The native code, and the products that it calls.
     forward: ClassVar[Native]
@@ -131,7 +125,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the value that receives the output: a new one, or the input if in place."""
+        """Return the output's memory layout, which is the input's if the layer works in place."""
         return self.x
 
     @property
@@ -153,17 +147,14 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the fields that only this kind of operation has.
+        """Return the table columns of this kind only.
 
-        `changed` is True if a later operation overwrites the output.
+        `changed`: the output is overwritten later.
         """
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for deferred steps, if the layer supports them.
-
-        Returns the fields for them.
-        """
+        """Reserve memory for deferred steps, if supported, and return the columns for them."""
         return {}
 
 
@@ -172,10 +163,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the layout of a matrix whose rows are padded to `row`.
-
-    `across` stores it transposed.
-    """
+    """Return the layout of a matrix with rows padded to `row`, transposed if `across`."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

@@ -94,10 +94,7 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Write the gradient of a batch's loss. Native code calls this.
-
-        It stores an exception for later, because none may pass through native code.
-        """
+        """Compute a batch's loss gradient for native code. Stores an exception for later."""
         gradient = self._ends(f.DY, count)
         try:
             if self._failure is not None:
@@ -109,10 +106,7 @@ class OwnLossTrainer(CompiledTrainer):
             gradient[:] = 0
 
     def _gradient(self, scores: Any, positions: Any) -> Any:
-        """Return the loss's gradient with respect to the scores.
-
-        Under plain SGD it is multiplied by -learning rate.
-        """
+        """Return the loss's gradient, multiplied by -learning rate under plain SGD."""
         leaf = torch.from_numpy(scores.copy()).requires_grad_()
         targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
         loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place
@@ -120,10 +114,7 @@ class OwnLossTrainer(CompiledTrainer):
         return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
 
     def _ends(self, column: int, count: int) -> Any:
-        """Return a batch's scores, or their gradient's memory, as an array.
-
-        `column` is the field that holds its position: Y or DY.
-        """
+        """Return a batch's scores (`column` is Y) or the memory for their gradient (DY)."""
         row, m = self._room.program.ends[1], self._room.m
         of_tokens = self._room.model.scores_of == TOKENS
         shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)

@@ -174,7 +174,7 @@ def product_of_few(
 
 
 def room_for_few(memory: Memory, terms: int) -> Row:
-    """Reserve the scratch memory of `product_of_few`, for sums of up to `terms` terms."""
+    """Reserve the scratch memory of `product_of_few`, for a sparse factor with `terms` columns."""
     return {LISTS: memory.ints(terms + LISTED * (1 + terms)), VALUES: memory.floats(LISTED * terms)}
 
 

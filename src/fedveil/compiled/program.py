@@ -29,7 +29,7 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class Program:
-    """The table of operations for batches of limited size, and the amount of memory needed."""
+    """A compiled model: the table of its operations, and the amount of memory that they need."""
 
     ops: Int64s
     #: An epsilon or a probability for each operation.
@@ -126,10 +126,7 @@ def _table(rows: Iterable[Row]) -> Int64s:
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the fields that every operation has.
-
-    A weight's gradient is stored `behind` entries later.
-    """
+    """Return the columns of every operation. A weight's gradient is `behind` entries later."""
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

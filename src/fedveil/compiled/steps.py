@@ -73,10 +73,7 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy the examples with indices `rows` from x to the input of the first operation.
-
-    `entry` are the fields of that operation.
-    """
+    """Copy the examples `rows` of x to the first operation's input. `entry` is its table row."""
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -110,10 +107,7 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the update (new weights minus `start`) to `out`, and reset the weights to `start`.
-
-    Weights with deferred steps are left out.
-    """
+    """Write the update to `out`, without deferred steps, and reset the weights to `start`."""
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
             continue

@@ -66,7 +66,7 @@ class Code:
         return self.all_lanes(value, self.scalar)
 
     def part(self, value: Any, count: Any) -> Any:
-        """Copy a vector, and set all lanes from index `count` on to zero."""
+        """Return a copy of a vector in which all lanes from index `count` on are zero."""
         builder, lanes = self.builder, self.vector.count
         numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
         some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
@@ -80,10 +80,7 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector with the sum over the lanes of each input vector.
-
-        Their number is a power of 2.
-        """
+        """Return a vector whose entry i sums the lanes of `vectors[i]`. There are 2^n vectors."""
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
@@ -112,11 +109,9 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Generate a loop that runs `body` `count` times.
+        """Generate a loop of `count` turns.
 
-        Returns the values after the last iteration.
-
-        `start` are the values before the first iteration. `body` returns those of the next one.
+        `body` maps a turn's values (first `start`) to the next.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
@@ -148,10 +143,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch with a case for each number from 1 to `most`.
-
-        `value` selects one at run time.
-        """
+        """Generate a switch on `value` with a case for each number from 1 to `most`."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

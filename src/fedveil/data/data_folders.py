@@ -39,10 +39,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first path that exists, or None.
-
-    Tries all `names` in the first folder, then the next.
-    """
+    """Return the first path that exists, or None. Tries all `names` in each folder in turn."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -52,10 +49,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert a file system's error about `path` into `DataUnavailable`.
-
-    `done` names the action.
-    """
+    """Convert an OSError about `path` into `DataUnavailable`. `done` is the failed action."""
     try:
         yield
     except OSError as error:

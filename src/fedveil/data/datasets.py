@@ -149,8 +149,9 @@ def load(
 
     With `apart`, each training record of a user's data is read separately, so that none influences
     another (`lone_records`). With `writers`, the data is MNIST and its owners are the writers.
-    `folder` is that of `image_folder` and `text_folder`; `texts` says how texts become examples.
-    This function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    `folder` has the files of `image_folder` or `text_folder`; `texts` says how texts become
+    examples. This function never uses the network, unlike `fetch`. Raises `DataUnavailable` or
+    `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

@@ -109,10 +109,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Download the missing rest of the file `part` from `url` and verify it.
-
-    Raises `_MirrorFailed` with the reason.
-    """
+    """Download the rest of `part` and verify it. Raises `_MirrorFailed` with the reason."""
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename
@@ -164,10 +161,7 @@ def _grown(part: Path, *, anew: bool) -> IO[bytes]:
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """Return the next bytes of a response.
-
-    They are empty at the end, and None if the connection broke.
-    """
+    """Return the next bytes: none at the end of the response, None if the connection broke."""
     try:
         return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):

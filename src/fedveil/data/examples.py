@@ -78,10 +78,7 @@ class Dataset:
 
 
 def centred(pixels: Any) -> Float32s:
-    """Map pixels from [0, 1] to [-1, 1].
-
-    A network learns in fewer rounds from values around zero.
-    """
+    """Map pixels from [0, 1] to [-1, 1]: networks learn faster from values around zero."""
     return 2 * np.asarray(pixels, np.float32) - 1
 
 
@@ -122,7 +119,7 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check test examples, and return a data set in which they are the training part too."""
+    """Check test examples. Returns a data set in which they also serve as the training part."""
     test = _examples(name, "test", x, y, targets)
     return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
@@ -141,7 +138,7 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Convert both parts to one form. If lengths differ in one part, both get the form for that."""
+    """Convert both parts to one array form. If lengths differ in either part, both are padded."""
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
@@ -183,16 +180,13 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Split examples into a training and a test part (see `holdout`).
-
-    Returns a checked data set.
-    """
+    """Return a checked data set, whose test part `holdout` chooses from the examples."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 
 
 def holdout(name: str, labels: Array) -> tuple[Labels, Labels]:
-    """Split a set without a test part. Returns the indices of training and of test examples.
+    """Choose test examples for a set without a test part. Returns the training and test indices.
 
     20% of each class, rounded to the nearest integer, is for testing. The choice depends only on
     the name and the labels, never on a run's seed. Both parts keep the order of the file.

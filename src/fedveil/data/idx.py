@@ -1,6 +1,6 @@
 """Reads the IDX format of MNIST and similar sets, and verifies the content by its MD5.
 
-content := 0 0 type dimensions size* number* sizes are 4 bytes each, big endian
+    content := 0 0 type dimensions  size*  number*    sizes are 4 bytes each, big endian
 
 Type 8 is an unsigned byte. Type 12 is a signed integer of 4 bytes, big endian.
 """

@@ -76,7 +76,7 @@ def _part(
 ) -> tuple[Float32s, Int64s, Bools]:
     """Return the pixels and classes of some files, and a mask of the usable ones.
 
-    `shape`, that of the test images, limits the memory needed.
+    `shape` is the shape of the test images. With `apart`, an unusable file raises no error.
     """
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:

@@ -14,7 +14,7 @@ from fedveil.errors import DataInvalid
 
 
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
-    """Return `value` as an array. A mapping of several inputs becomes a structured array.
+    """Convert a user's `value` to an array. A mapping of several inputs becomes a structured array.
 
     With `uneven`, a list of arrays of different lengths becomes a structured array too. A torch
     tensor is recognised by its methods, so torch need not be imported.
@@ -33,7 +33,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's items as arrays, or None unless they differ only in their first dimension."""
+    """Return a list's items as arrays. None if they differ in more than their first dimension."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:

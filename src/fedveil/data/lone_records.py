@@ -61,10 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several (x, y) pairs.
-
-    If y is None, the targets are the next tokens of x.
-    """
+    """Read the records of (x, y) pairs. If y is None, the targets are the next tokens of x."""
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])
@@ -89,7 +86,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset. If an item raises an error, both are None."""
+    """Return all x and all y of a map-style Dataset. Both are None for an item that fails."""
     x, y = list[Any](), list[Any]()
     for index in range(len(dataset)):
         try:
@@ -123,9 +120,9 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the examples in the form's type, and a mask of valid ones.
+    """Convert examples to the form's type, except small integers.
 
-    Small integer types are kept.
+    Also returns the valid ones' mask.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -145,10 +142,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the allowed shapes of a target, and True if any other shape is allowed too.
-
-    The first shape is the one that is stored.
-    """
+    """Return a target's allowed shapes, the stored one first, and True if any other is allowed."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):

@@ -83,7 +83,7 @@ _WRITER = 2
 
 
 def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
-    """Return the set from this machine's verified files. With `writers`, these own the examples."""
+    """Return the set from verified files on this machine, owned by the writers if given."""
     train_images, train_labels, test_images, test_labels = _arrays(source)
     owners = None if writers is None else _arrays(writers)[0][: len(train_labels), _WRITER]
     return make_dataset(

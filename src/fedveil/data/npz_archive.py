@@ -27,10 +27,7 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """Return the arrays with these `names`.
-
-    Raises `DataInvalid` if one is missing or unreadable.
-    """
+    """Return arrays by name. Raises `DataInvalid` if one is missing or unreadable."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):

@@ -211,10 +211,7 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a part.
-
-    With `alone`, a Dataset's items are read one by one, without checks.
-    """
+    """Return x and y of a part. With `alone`, items of a Dataset are read one by one."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
@@ -266,7 +263,7 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return a mapping of inputs as a batch of one example. Other items are returned unchanged."""
+    """Return an item with several inputs as a batch of one example, and any other unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -23,10 +23,7 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A split of examples: client k owns `indices[offsets[k]:offsets[k + 1]]`.
-
-    Both are read-only.
-    """
+    """A read-only split of examples: client k owns `indices[offsets[k]:offsets[k + 1]]`."""
 
     indices: Int64s
     offsets: Int64s
@@ -64,7 +61,7 @@ class Partition:
 
 
 def _low_to_high(counts: Int64s, what: str) -> str:
-    """Format the range of counts. `what` is the singular of the counted things."""
+    """Format the range of counts. `what` names one of the counted things, such as "example"."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
     if low == high:
         return f"{low:,} {what}{'' if low == 1 else 's'} each"
@@ -81,10 +78,7 @@ def partition(
     alpha: float = 0.5,
     entropy: Entropy,
 ) -> Partition:
-    """Split training examples by the method `split`, such as "iid".
-
-    `labels` and `owners` are those of the examples.
-    """
+    """Split examples with these labels and owners by the method `split`, such as "iid"."""
     choice("split", split, SPLITS)
     if split in ("by_client", "writers"):
         if owners is None:
@@ -195,10 +189,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is one client.
-
-    Clients are in the owners' sorted order.
-    """
+    """Return the partition in which each owner is one client, in the owners' sorted order."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:

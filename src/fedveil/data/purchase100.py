@@ -1,7 +1,4 @@
-"""Purchase-100: shoppers as 600 binary features, in 100 classes.
-
-The real set and a synthetic one.
-"""
+"""Purchase-100, a real and a synthetic set: shoppers as 600 binary features, in 100 classes."""
 
 from __future__ import annotations
 

@@ -68,10 +68,7 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _pieces(text: str) -> Array:
-    """Cut a text into pieces of one example and one more letter.
-
-    Consecutive pieces share a letter.
-    """
+    """Cut a text into pieces one letter longer than an example. Neighbours share a letter."""
     letters = np.frombuffer(text.encode("ascii"), np.uint8)
     count = max(len(letters) - 1, 0) // LENGTH
     starts = LENGTH * np.arange(count)

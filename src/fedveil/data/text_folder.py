@@ -41,7 +41,7 @@ Example = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class TextForm:
-    """How a task converts texts into examples of `length` tokens, with the tokeniser of `model`."""
+    """Settings for converting texts into examples: task, number of tokens, and tokeniser."""
 
     model: ModelFolder
     task: str
@@ -87,7 +87,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _maker(
     task: str, rows: TokenRows, labels: Sequence[str]
 ) -> Callable[[Mapping[str, str]], list[Example]]:
-    """Return a function that converts a line of a file into examples."""
+    """Return the function with which this task converts a line of a file into examples."""
     if task == "next_token":
         return lambda line: list(rows.pieces(line["text"]))
     if task == "instruction":
@@ -104,7 +104,7 @@ def _maker(
 def _lines(path: Path, task: str, *, apart: bool) -> Iterator[dict[str, str]]:
     """Yield the lines of a file as dicts. Raises `DataInvalid` for an invalid line.
 
-    With `apart`, an invalid line is yielded with only its client, that of the line before.
+    With `apart`, an invalid line is yielded with a single key: the client of the line before.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

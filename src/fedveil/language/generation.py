@@ -63,10 +63,7 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model can continue a text.
-
-    Its `assists` has an entry for GENERATE: what a follower does then.
-    """
+    """A task whose model continues texts. `assists[GENERATE]` is the follower's side."""
 
     tokenizer: Tokenizer
 
@@ -76,7 +73,7 @@ class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
     The next token is drawn with probability proportional to exp(score / temperature); temperature 0
-    takes the token with the highest score. The end of a document ends the continuation. Each choice
+    takes the token with the highest score. Generation stops at the end of a document. Each choice
     has its own random stream, so that a restarted session draws the same tokens.
     """
 
@@ -93,10 +90,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request.
-
-        With a `seed` its choices are reproducible, otherwise they are random.
-        """
+        """Create a request, with reproducible choices if there is a `seed`, else random ones."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 

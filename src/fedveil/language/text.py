@@ -62,10 +62,7 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents: the last `fraction` of the text is held out.
-
-    A document is split between lines.
-    """
+    """Split documents: the last `fraction` of the text, from a line's start, is held out."""
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
     for number, document in enumerate(documents):

@@ -87,7 +87,7 @@ class Memory:
         return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new positions. Returns those of all positions so far."""
+        """Append the keys and values of new positions. Returns all keys and values so far."""
         if self._held is not None:
             seen_keys, seen_values = self._held
             keys = torch.cat([seen_keys, keys], dim=2)
@@ -130,17 +130,14 @@ class Backbone(nn.Module):
         nn.init.constant_(self.entry.weight, _word_std(shape))
 
     def new_memory(self) -> list[Memory]:
-        """Return an empty cache for each layer.
-
-        With it `forward` processes a sequence in pieces.
-        """
+        """Return an empty cache for each layer, for a sequence that comes in pieces."""
         return [Memory() for _ in range(len(self.layers) + 1)]
 
     def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:
         """Map vectors (examples, length, width) to outputs of the same shape.
 
-        With `memory`, the vectors continue those of earlier calls with the same memory. A sequence
-        given in pieces gives the same output as the whole sequence.
+        With `memory`, the vectors continue the sequence of earlier calls with the same memory. A
+        sequence given in pieces gives the same output as the whole sequence.
         """
         memories = [None] * (len(self.layers) + 1) if memory is None else memory
         start = memory[0].length if memory else 0

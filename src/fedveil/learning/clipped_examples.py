@@ -123,10 +123,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for `model`, or None unless it is one dense layer.
-
-        A flattening before the layer is allowed.
-        """
+        """Return an object for `model`, or None unless it is flattening and one dense layer."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -333,10 +330,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return the gradients of the examples at `some`, one row each.
-
-        They are computed in a batch of `rows` examples, in which some are repeated.
-        """
+        """Return a row of gradients per example at `some`, computed in a batch of `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

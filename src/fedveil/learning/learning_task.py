@@ -70,7 +70,7 @@ class Task(ABC):
     def metrics(self, *scored: Array) -> dict[str, Any]:
         """Return the metrics by name.
 
-        The arguments are the arrays that `scored` returned, concatenated over all batches.
+        Each argument is one of the arrays that the method `scored` returned, over all batches.
         """
         return {}
 

@@ -33,10 +33,7 @@ def binary_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def next_token(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's loss, averaged over tokens.
-
-    `scores`: [examples, tokens, vocabulary].
-    """
+    """Return each example's mean loss over tokens, from scores [examples, tokens, vocabulary]."""
     losses = functional.cross_entropy(
         scores.transpose(1, 2), y, reduction="none", ignore_index=IGNORED
     )

@@ -33,10 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Draw initial weights for ReLU (He et al., 2015).
-
-    With torch's defaults LeNet learns too slowly.
-    """
+    """Draw initial weights for ReLU (He et al., 2015): LeNet learns too slowly with torch's."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -137,10 +134,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear layer on fixed filters.
-
-    Its weights start at zero, since its loss is convex.
-    """
+    """Return a linear layer on fixed filters. Its loss is convex, so its weights start at 0."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -59,10 +59,7 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return the area under the ROC curve of `scores` for the examples in the mask `inside`.
-
-    Returns None if all or none of the examples are inside.
-    """
+    """Return the AUC of `scores` for the examples that are `inside`, or None if all or none are."""
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None

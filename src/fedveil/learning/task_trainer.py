@@ -1,4 +1,4 @@
-"""Trains by a user's own task: its batches, loss, optimiser and steps."""
+"""Trains with a user's own task, which defines batches, loss, optimiser and steps."""
 
 from __future__ import annotations
 
@@ -41,10 +41,7 @@ class TaskTrainer(OneByOne):
                 hook.remove()
 
     def _correcting(self, correction: torch.Tensor | None) -> Iterator[RemovableHandle]:
-        """Register hooks that add `correction` to the parameters' gradients.
-
-        Yields their handles.
-        """
+        """Add `correction` to gradients by hooks. Yields handles that remove the hooks."""
         if correction is None:
             return
         terms = self._layout.views(correction.to(self._device))

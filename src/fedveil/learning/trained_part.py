@@ -44,7 +44,7 @@ def only_head(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The trained `module` of a model, and the fixed layers before it, `features`, or None."""
+    """The part of a model that is trained (`module`), and the fixed layers before (`features`)."""
 
     whole: nn.Module
     module: nn.Module
@@ -79,7 +79,7 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs as `seen` does, and a mask of the examples that are still usable.
+        """Return the trained part's inputs as `seen` does, and a mask of the examples still usable.
 
         No example affects another. An example becomes unusable and is replaced by zeros if the
         model cannot process its numbers, if its features are not finite, or if the fixed layers
@@ -110,15 +110,15 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """Return the trained part's inputs in the form in which they are stored.
+        """Return the trained part's inputs for the examples `x`, in a compact form for storage.
 
-        They are those of `seen`, except that small integers keep their type, which takes at most
-        50% of the memory of float32. `as_floats` converts them for training.
+        Small integers keep their type, which takes at most half of the memory of float32.
+        `as_floats` converts them for training. Everything else is as in `seen`.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs as `held` does, and the mask of `seen_apart`."""
+        """Return the inputs in the compact form of `held`, and the mask that `seen_apart` gives."""
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
@@ -126,10 +126,7 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head.
-
-        Raises `ModelInvalid` if the model is not head(layers(x)).
-        """
+        """Return the layers before the head. Raises `ModelInvalid` if the model does more."""
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -170,7 +167,6 @@ class _FixedLayers:
     device: str
 
     def of(self, x: Array) -> Array:
-        """Return the features of the examples `x`."""
         with beyond_is_nan(self.layers):
             features: Array = self.layers(torch.tensor(x, device=self.device)).cpu().numpy()
         return features
@@ -213,10 +209,7 @@ def _looks_up(model: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """Return the layers before the head, and the head.
-
-    Raises `ModelInvalid` if there is no head.
-    """
+    """Return the layers before the head, and the head, or raise `ModelInvalid` without one."""
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):

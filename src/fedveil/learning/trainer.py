@@ -134,7 +134,7 @@ class Trainer(Protocol):
         """Begin `round` with these weights. The array must stay unchanged until the next call."""
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile code for examples of this shape. Returns False if there is nothing to compile."""
+        """Compile native code for examples of this shape. Returns False if the trainer has none."""
 
     def beside(self) -> Trainer:
         """Return a trainer for another thread, with the same weights."""
@@ -142,9 +142,8 @@ class Trainer(Protocol):
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """Yield the clients' updates in order, several at a time.
 
-        Each is valid until the next yield.
-
-        If a client's training raised an exception, its row has no meaning.
+        Each is valid until the next yield. If a client's training raised an exception, its row has
+        no meaning.
         """
 
 

@@ -23,7 +23,7 @@ CHUNK = 32
 
 
 class VmapTrainer(OneThread):
-    """Trains a group of clients at once: one vectorised call computes a step of all.
+    """Trains a group of clients at once: one vectorised call computes one step of each client.
 
     A short batch is padded with examples whose losses do not count. When a client has no batch
     left, its result is saved before the others continue. The updates are those of `LoopTrainer` up
@@ -108,10 +108,7 @@ class VmapTrainer(OneThread):
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Change each client's gradient as the plan says, for example by clipping.
-
-        Returns the result.
-        """
+        """Return each client's gradient, changed as the plan says, for example clipped."""
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)

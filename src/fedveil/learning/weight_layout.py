@@ -1,7 +1,6 @@
 """The layout of a model's tensors in one flat float32 vector.
 
-Every tensor of a model is averaged, kept (never averaged or sent) or refused. None is silently
-lost:
+Every tensor of a model is averaged, kept (neither averaged nor sent) or refused. None is ignored:
 
 - Trainable parameters and persistent floating-point buffers (BatchNorm statistics) are averaged.
 - Tied parameters are in the vector once.

@@ -41,8 +41,8 @@ class Scale:
 def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
     """Return the scale of `axis` for a plot with these values.
 
-    The axis ends at labelled values, or with `tight` at the outermost values. An axis of accuracies
-    therefore ends at 1 at most.
+    The axis ends at labelled values. With `tight` it ends at the outermost values instead. An axis
+    of accuracies never goes beyond 1.
     """
     if axis.names:
         return Scale(-0.6, len(axis.names) - 0.4, False, list(enumerate(axis.names)))

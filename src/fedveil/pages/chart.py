@@ -125,10 +125,7 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
 
 
 def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
-    """Yield every n-th label of the x axis, so that they fit side by side.
-
-    Long ones are shortened.
-    """
+    """Yield every n-th label of the x axis, shortened if long, so that they fit side by side."""
     names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
     longest = max((len(label) for _, label in names), default=0)
     every = math.ceil(len(names) * (_LETTER * longest + _SPACE) / width) or 1
@@ -141,10 +138,7 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a curve: the area of its spread, its line with gaps, and its marks.
-
-    A point between two gaps gets a mark too.
-    """
+    """Draw a curve: its spread, its line with gaps, its marks, and a mark between two gaps."""
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
@@ -195,10 +189,7 @@ def _attributes(curve: Curve, look: Look) -> str:
 def _pieces(
     xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield the coordinates of each unbroken piece of a curve.
-
-    Points that cannot be shown break it.
-    """
+    """Yield a curve's coordinates in pieces, which end where a point cannot be shown."""
     piece: list[tuple[float, float]] = []
     for across, up in zip(xs, ys, strict=True):
         if x.at(across) is not None and y.at(up) is not None:
@@ -230,10 +221,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points.
-
-    It looks the same, since extremes remain.
-    """
+    """Return the curve with at most `MOST_POINTS` points, among them the extremes."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve
@@ -254,5 +242,5 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float]) -> list[float | None]:
-    """Round values to six digits for the page's script. Values that are not finite become None."""
+    """Round values to six digits, for the page's script. Infinities and NaN become None."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -36,10 +36,7 @@ class Look(NamedTuple):
 
 
 def looks(curves: Sequence[Curve]) -> list[Look]:
-    """Return each curve's look.
-
-    Curves of one protection have the same colour, but other markers.
-    """
+    """Return each curve's look. A protection's curves share a colour but not a marker."""
     places = {name: place for place, name in enumerate(PROTECTIONS)}
     seen, found = Counter[str](), []
     for number, curve in enumerate(curves):

@@ -63,7 +63,6 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of a client's upload per round."""
     key, axis = "bytes_up_per_client", Axis("bytes", zero=True, unit="bytes")
     yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
 

@@ -84,9 +84,9 @@ def _under(finding: Finding) -> str:
 
 
 def _best(better: Sequence[Measured]) -> Measured:
-    """Return the best of the metrics that measure the same thing as the first one.
+    """Return the best of the metrics that measure the same quantity as the first one.
 
-    For images, similarity comes before errors, which readers cannot judge.
+    For images, similarity is preferred to errors, which readers cannot judge.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -96,7 +96,7 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return the pattern of names that matches the metric, otherwise its own name."""
+    """Return the name pattern that a metric matches, or its own name if none matches."""
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 
@@ -136,7 +136,7 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table of the result's metrics and those of guessing. No cell is NaN."""
+    """Return a table of the result's metrics, compared with guessing. No cell is NaN."""
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

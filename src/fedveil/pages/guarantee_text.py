@@ -16,7 +16,7 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """Texts for one of the ledger's epsilons: its label, and what information it bounds."""
+    """The words for one of the ledger's epsilons: its label, and what information it bounds."""
 
     name: str
     bounds: str
@@ -48,7 +48,7 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the texts for each epsilon that the record contains, by its key."""
+    """Return the words for each epsilon in a record, by the epsilon's key."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 

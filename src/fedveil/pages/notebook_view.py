@@ -68,8 +68,6 @@ class LiveView:
 
 
 class _Output:
-    """The output of the current cell."""
-
     def __init__(self) -> None:
         self._handle: Any = None
 

@@ -74,8 +74,6 @@ Part: TypeAlias = str | Plot | Table | Code | Picture | Points | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its content."""
-
     title: str
     parts: Sequence[Part]
 
@@ -90,10 +88,7 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """All plots that the page draws, in order.
-
-        A plot without a line is shown as a table instead.
-        """
+        """All plots that the page draws, in order. A plot without a line becomes a table."""
         plots = (plot for section in self.sections for plot in _plots(section.parts))
         return [plot for plot in plots if plot.has_line]
 
@@ -168,10 +163,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
-    """Format the parts in order as HTML, with consecutive plots side by side.
-
-    The drawings of plots are appended to `drawn`.
-    """
+    """Format the parts as HTML, plots side by side. Appends the plots' drawings to `drawn`."""
     text = ""
     for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
         if not are_plots:

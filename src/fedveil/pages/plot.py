@@ -38,12 +38,11 @@ class Axis:
 class Curve:
     """A curve through points in order.
 
-    `low` and `high` are the bounds of the spread over several runs.
-
-    Values that are not finite are gaps. With `marks`, each point is drawn. `dashed` is for
-    comparisons, and for values that were read off a paper's plot instead of measured. With `bars`,
-    each point is a bar from 0, and `low` and `high` are the ends of its error bar. `protection`
-    names the run's protection, which determines the curve's colour (`colours.py`).
+    `low` and `high` are the bounds of the spread over several runs. Values that are not finite are
+    gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and for values that were
+    read off a paper's plot instead of measured. With `bars`, each point is a bar from 0, and `low`
+    and `high` are the ends of its error bar. `protection` names the run's protection, which
+    determines the curve's colour (`colours.py`).
     """
 
     name: str

@@ -108,7 +108,7 @@ class ReadRun:
         return last
 
     def figures(self, key: str) -> tuple[list[int], list[float]]:
-        """Return the metric `key` over the rounds that have it: the rounds, and the values."""
+        """Return the rounds that have the metric `key`, and its values in these rounds."""
         having = [record for record in self.records if key in record]
         return [record["round"] for record in having], [record[key] for record in having]
 

@@ -30,7 +30,6 @@ def page_of(folder: Path) -> Page:
 
 
 def page_of_several(folders: Sequence[Path]) -> Page:
-    """Return a page that compares the runs in these folders."""
     runs = [read_run(folder) for folder in folders]
     with intact(*folders):
         return runs_page(runs)

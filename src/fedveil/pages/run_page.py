@@ -74,10 +74,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
-    """Yield a section that compares a language model before and after the run.
-
-    It also states the privacy guarantee of the run.
-    """
+    """Yield a section that compares a language model before and after the run."""
     if not run.compared:
         return
     figure = figure_of(last, "run_every_round")
@@ -197,10 +194,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each thing that the guarantee does not cover.
-
-    These are releases without a finite epsilon, and parties that must be trusted.
-    """
+    """Yield a sentence for each release without a finite epsilon, and each trusted party."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -219,7 +213,6 @@ def _open(last: Record) -> Iterator[str]:
 
 
 def _costs(run: ReadRun) -> Table:
-    """Return a table of the run's uploaded bytes and durations."""
     rows = [
         ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
         *(
@@ -272,7 +265,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
     """Yield a section with the results of attacks and audits, and their pictures.
 
-    `concluded` says that the page already has the conclusions, which are then left out.
+    With `concluded`, the conclusions are left out, because the page already has them.
     """
     parts: list[Part] = []
     for finding in run.findings:

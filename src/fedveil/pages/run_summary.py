@@ -48,10 +48,10 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the three conclusions of a vertical run. `accounts` are those of all its parties.
+    """Return the three conclusions of a vertical run.
 
-    `leader` is the leader's part of the run. `apart` means that the parties are on different
-    machines, so only one party's folder is here.
+    `leader` is the leader's part of the run, and `accounts` are the account lines of all parties.
+    `apart` means that the parties are on different machines, so only one party's folder is here.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
@@ -87,7 +87,7 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the line with the largest epsilon, or None if there are no lines."""
+    """Return the account line with the largest epsilon, or None if there are no lines."""
     return max(accounts, key=lambda line: line.epsilon, default=None)
 
 
@@ -201,7 +201,7 @@ def _again(run: ReadRun, job: str) -> str:
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return the step that must follow the command of `_again`, if any."""
+    """Return the step after the command of `_again`: start the Flower app, if there is one."""
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
@@ -226,10 +226,7 @@ def _trial(job: str) -> str:
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return the command that deploys the job, or "" if it is deployed or cannot be.
-
-    Keys that only the simulator supports are switched off.
-    """
+    """Return the command that deploys a simulated job, or "" if it cannot be deployed."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -265,7 +262,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Suggest the next step to a party on its own machine. `worst` has the largest epsilon."""
+    """Return the next step for a party on its own machine, in short and in detail."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

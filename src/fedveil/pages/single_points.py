@@ -11,7 +11,6 @@ from fedveil.record.byte_count import shown_bytes
 
 
 def single_points(plots: Sequence[Plot]) -> Table:
-    """Return a table with a row for each point of these plots."""
     rows = [
         [
             plot.title if len(plot.curves) == 1 else f"{plot.title}: {curve.name}",

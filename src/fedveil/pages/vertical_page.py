@@ -33,16 +33,13 @@ def is_vertical(run: ReadRun) -> bool:
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return the parties whose folders are in a vertical run's folder, by name.
-
-    It is only the local party if the parties ran on different machines.
-    """
+    """Return the records of the parties in a vertical run's folder: all, or the local one."""
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have the task's metrics, or any local party if none has."""
+    """Return the party whose records have the task's metrics, or any local party if none have."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
@@ -70,7 +67,6 @@ def vertical_page(run: ReadRun) -> Page:
 
 
 def _settings(run: ReadRun) -> Table:
-    """Return a table of the settings for training and protection."""
     job = run.job
     blocks = {key: job[key] for key in ("optimizer", "privacy", "compression")}
     rows = {
@@ -107,7 +103,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the event that describes the run's end, or a sentence that there is none yet."""
+    """Return the event that describes the run's end, or a sentence that the run has not ended."""
     return leader.ended or "still running, or killed"
 
 
@@ -122,10 +118,7 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return a metric over the steps: the steps that have it, and the values.
-
-    Steps are counted over all epochs. `key` is the metric's name.
-    """
+    """Return the steps (over all epochs) that have the metric `key`, and its values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

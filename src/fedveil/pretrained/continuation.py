@@ -10,10 +10,7 @@ from fedveil.pretrained.token_rows import TokenRows
 
 @torch.no_grad()
 def continued(model: nn.Module, rows: TokenRows, prompt: str, tokens: int) -> str:
-    """Generate at most `tokens` tokens after `prompt`, and return them as text.
-
-    Stops early if the model predicts the end of the text.
-    """
+    """Return the text of up to `tokens` tokens that follow `prompt`, until the model ends it."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

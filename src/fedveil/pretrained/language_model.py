@@ -37,7 +37,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Trained:
-    """Which part of a model is trained: its `adapter`, its last layer (`head`), or everything.
+    """The choice of what to train: the `adapter`, the last layer (`head`), or the whole model.
 
     `classes` is the number of classes of a classifier, or None for a model that predicts tokens.
     With `recompute`, activations are recomputed in the backward pass to save memory.
@@ -157,10 +157,7 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load the folder's weights.
-
-    If `whole` is False, the weights of the last layer may be missing.
-    """
+    """Load the folder's weights. The last layer may be missing if `whole` is False."""
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,

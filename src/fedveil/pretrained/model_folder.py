@@ -34,9 +34,9 @@ _MOST_TOKENIZER_BYTES = MOST_JOB_BYTES * 128
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A checked folder.
+    """A folder with a language model, whose files have been checked.
 
-    If `config` is given, it replaces the folder's, and all weights are random.
+    If `config` is given, it replaces the folder's own configuration, and all weights are random.
     """
 
     path: Path
@@ -70,7 +70,6 @@ class ModelFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model's configuration as a dict."""
         if self.own_config is not None:
             return dict(self.own_config)
         with self.explained():
@@ -97,7 +96,6 @@ class ModelFolder:
         return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
     def read_tokenizer(self) -> str:
-        """Return the text of the folder's tokenizer.json."""
         with self.explained():
             return read_text(self.path / TOKENIZER, _MOST_TOKENIZER_BYTES)
 

@@ -34,10 +34,7 @@ class TokenRows:
         self.size: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, *, marked: bool = False) -> list[int]:
-        """Return a text's tokens.
-
-        `marked` adds the tokens for begin and end, if the tokeniser has them.
-        """
+        """Return a text's tokens, with those for begin and end if `marked`."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
         return found
 
@@ -53,7 +50,7 @@ class TokenRows:
         return [self._next(ids[start : start + self.length + 1], 0) for start in starts]
 
     def answer(self, prompt: str, answer: str) -> Row:
-        """Return a row of a prompt and its answer. The targets are only the answer's tokens."""
+        """Return a row of a prompt and its answer. Only the answer's tokens are targets."""
         asked = self.encode(prompt)
         ids = [*asked, *self.encode(answer), self.pad]
         return self._next(ids[: self.length + 1], len(asked))
@@ -63,9 +60,9 @@ class TokenRows:
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return inputs and targets: tokens without the last, and the next of each.
+        """Return a row of inputs (tokens without the last) and one of targets (the tokens after).
 
-        Targets before the position `known` are left out.
+        Targets before the position `known` are ignored in training.
         """
         targets = [IGNORED if i + 1 < known else token for i, token in enumerate(ids[1:])]
         return self._filled(ids[:-1], self.pad), self._filled(targets, IGNORED)

@@ -54,10 +54,7 @@ class TextRule:
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """Return the value.
-
-        Raises ValueError if it is none of the words and does not match the pattern.
-        """
+        """Return the value. Raises ValueError if it is no word and does not match the pattern."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value

@@ -76,7 +76,7 @@ class CheckedJob(Settings):
         return self._checked(data, problems)
 
     def changes(self, before: Self) -> list[str]:
-        """Return the settings that differ from those of the job `before`, one text per key."""
+        """Return the settings that differ from the job `before`, one text per key."""
         return [
             f"{key} = {now} where the run has {then}"
             for key, now, then in differences(self.model_dump(), before.model_dump())

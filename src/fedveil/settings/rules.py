@@ -24,10 +24,7 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Register a rule.
-
-        `reads` are its keys: the rule is skipped if one of them has a wrong value.
-        """
+        """Register a rule that reads these keys. It is skipped if one of them has a wrong value."""
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads

@@ -13,10 +13,7 @@ from fedveil.settings.allowed import TextRule
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts `words` and texts that match `pattern`.
-
-    Messages describe the pattern as `form`.
-    """
+    """Return a validator of texts: one of `words`, or a match of `pattern`, called `form`."""
     return AfterValidator(TextRule(words, form, pattern))
 
 
@@ -103,10 +100,7 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Expand the short form `word` to a whole block.
-
-        `held` has the settings of other choices.
-        """
+        """Expand `word` to a whole block. Settings of other choices in `held` are kept."""
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}

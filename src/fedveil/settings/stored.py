@@ -17,7 +17,7 @@ class Stored(Settings):
 
     @classmethod
     def read(cls, data: bytes, source: str) -> Self:
-        """Decode the bytes of `written`. Raises DataInvalid with the name `source`."""
+        """Decode what `written` encoded. Raises DataInvalid with a sentence that names `source`."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:

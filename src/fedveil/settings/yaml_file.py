@@ -2,7 +2,7 @@
 
 Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
 PyYAML's safe loader. It refuses duplicate keys. It reads `1e-3` as a number, as YAML 1.2 does. It
-also refuses a file with too many values, where aliases count as often as they repeat a value.
+also refuses a file with too many values. A value that aliases repeat counts each time.
 """
 
 from __future__ import annotations
@@ -75,11 +75,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats.
+        """Count the values that an alias repeats. Raises an error if there are too many.
 
-        Raises an error for an alias inside its own block.
-
-        `stands_for` is their number, or None for such an alias.
+        `stands_for` is their number. It is None for an alias inside its own block, which is an
+        error.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -259,11 +258,9 @@ def apply(
 ) -> tuple[dict[str, Any], list[str]]:
     """Apply `key=value` settings to `data`.
 
-    Returns the result, and a sentence for each wrong setting.
-
-    Settings of whole blocks are applied first. So `protection=signds` does not undo
-    `protection.signds.sign_k=0.2`, in any order. If two settings have the same key, the later one
-    wins.
+    Returns the result, and a sentence for each wrong setting. Settings of whole blocks are applied
+    first. So `protection=signds` does not undo `protection.signds.sign_k=0.2`, in any order. If two
+    settings have the same key, the later one wins.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -286,7 +283,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply settings with parsed paths and values. Returns the result and sentences, as `apply`."""
+    """Apply parsed settings to `data`. Returns the result, and a sentence for each unknown key."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -296,10 +293,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`.
-
-    If a parent is not a block, the parent is removed.
-    """
+    """Copy `data` without the value at `path`, or without a parent that is not a block of keys."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}

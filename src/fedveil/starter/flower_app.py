@@ -1,7 +1,4 @@
-"""A Flower app with protected reports.
-
-Client code is unchanged, and the server sees only averages.
-"""
+"""A Flower app: clients train as usual, and the server sees only protected averages."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict

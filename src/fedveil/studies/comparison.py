@@ -1,7 +1,7 @@
 """The runs of a comparison: one for each protection, sweep value, epsilon and seed.
 
-All runs are equal except for the protection. The job's seed, and not its protection, determines
-data, partition, initial model, cohorts and the randomness of training, so all runs with one seed
+All runs are equal except for the protection. Data, partition, initial model, cohorts and the
+randomness of training depend on the job's seed but not on its protection. So all runs with one seed
 are equal until a report leaves a client. Clients are weighted as the job says. By default all have
 equal weight, because most protections require that.
 """
@@ -72,7 +72,7 @@ class Asked(Settings):
 
 @dataclass(frozen=True)
 class Setting:
-    """A protection and its settings: one line of the comparison's tables.
+    """A protection with its settings. The comparison's tables have one line for each.
 
     `changes` are the job keys to change, with their values. `epsilon` is the target cost of the
     whole run, or None.
@@ -118,9 +118,8 @@ Solutions = dict[str, dict[str, str] | str]
 class Comparison:
     """A job and the options of a comparison.
 
-    Raises `JobError` if the protections cannot be compared.
-
-    `solutions` holds protection parameters that earlier searches found.
+    Raises `JobError` if the protections cannot be compared. `solutions` holds protection parameters
+    that earlier searches found.
     """
 
     job: Job
@@ -203,9 +202,8 @@ class Comparison:
     ) -> Sequence[float | None]:
         """Return a protection's target epsilons.
 
-        Raises `JobError` if `changes` already fix its cost.
-
-        Returns [None] if there are no targets, or if the protection has no cost parameter.
+        Raises `JobError` if `changes` already fix its cost. Returns [None] if there are no targets,
+        or if the protection has no cost parameter.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
@@ -237,7 +235,7 @@ class Comparison:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return `problem`, with the names of the protections that have it unless all do."""
+        """Return a sentence about `problem` that names the protections, unless all have it."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

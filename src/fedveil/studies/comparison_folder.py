@@ -39,7 +39,7 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """A finished cell. If the run or its attack is missing, says why."""
+    """The outcome of one cell: a run, or the reason why there is none."""
 
     cell: Cell
     run: ReadRun | None
@@ -57,7 +57,7 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or that of an equal comparison. `stack` closes it."""
+        """Open a new folder, or the existing folder of an equal comparison. `stack` closes it."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -89,10 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save the parameters found.
-
-        Raises if a cell's folder has another job.
-        """
+        """Return all cells, and save solved parameters. Raises if a folder has another job."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -120,9 +117,8 @@ class ComparisonFolder:
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Attack a result's run, if the comparison asks for it.
 
-        Returns the result with the finding.
-
-        Only the runs of the first seed are attacked, and only once. `step` receives the progress.
+        Returns the result with the finding. Only the runs of the first seed are attacked, and only
+        once. `step` receives the progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
@@ -141,7 +137,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context that adds the command for resuming the comparison to an early end."""
+        """Return a context in which an early end names the command to resume the comparison."""
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:

@@ -54,7 +54,7 @@ class Line:
 
     @cached_property
     def upload(self) -> float:
-        """The bytes that a client sends per round."""
+        """The number of bytes that a client sends per round."""
         return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
 
     @cached_property
@@ -72,7 +72,7 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the ledger's value `what`, the largest over the seeds, or None."""
+        """Return the ledger's epsilon with the key `what`, the largest over the seeds, or None."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
@@ -115,10 +115,7 @@ def _remarks(result: Result) -> Iterator[str]:
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of the model quality, of the cost, and of the guarantees.
-
-    If there is a `goal`, the first table says which round reaches it.
-    """
+    """Yield tables of quality (and when the `goal` is reached), of costs, and of guarantees."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]

@@ -16,7 +16,7 @@ from fedveil.record.run_folder import JOB, MODEL
 def other_than(job: Job, folder: Path) -> list[str]:
     """Return the settings that differ between `job` and the job of the run in `folder`.
 
-    A number of clients that the run itself determined from the data is no difference.
+    The number of clients does not count if the run itself determined it from the data.
     """
     if not (folder / JOB).is_file():
         return []
@@ -32,7 +32,7 @@ def refuse_other(path: Path, job: Job) -> None:
 
 
 def refuse_changed(path: Path, changes: Sequence[str]) -> None:
-    """Raise an error if there are `changes` between a job and that of the run in `path`."""
+    """Raise an error if a job has `changes` compared with the job of the run in `path`."""
     if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
@@ -42,7 +42,7 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """If the block ends early, add the `command` that resumes the whole study to the error."""
+    """Return a context in which an early end names the `command` to resume the study."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:

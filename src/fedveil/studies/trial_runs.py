@@ -129,10 +129,7 @@ def _tried(
 
 
 def _shortened(job: Job, rounds: int, share: float) -> Job:
-    """Copy a job with only its first `rounds` rounds.
-
-    Clients hold out `share` of their examples.
-    """
+    """Copy a job with fewer rounds, in which clients hold out `share` of their examples."""
     data = job.model_dump()
     data["rounds"] = rounds
     data["evaluation"] |= {"clients": share, "every": rounds}

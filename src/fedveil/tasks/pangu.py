@@ -34,9 +34,8 @@ TOKENIZER = "tokenizer.json"
 class Pangu:
     """The task with the settings `task.pangu`.
 
-    Text is read when the leader's data is first requested.
-
-    `folder` is the folder of a resumed run, which contains its tokenizer.
+    Text is read when the leader's data is first requested. `folder` is the folder of a resumed run,
+    which contains its tokenizer.
     """
 
     leader: str = "leader"
@@ -111,10 +110,7 @@ class Pangu:
         }
 
     def files(self, party: str) -> dict[str, bytes]:
-        """Return the leader's files to save in its own folder: the tokenizer.
-
-        Other parties have none.
-        """
+        """Return files to save in the party's own folder: the leader's tokenizer, or none."""
         tokenizer = self.tokenizer if party == self.leader else None
         if isinstance(tokenizer, text.PairTokenizer):
             return {TOKENIZER: tokenizer.to_bytes()}

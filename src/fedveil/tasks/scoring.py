@@ -74,7 +74,7 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """Return each example's predicted class with all probabilities, or its predicted number."""
+        """Return each example's predicted class and all probabilities, or its predicted number."""
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])
         return told_classes(outputs, labels, self.class_names)

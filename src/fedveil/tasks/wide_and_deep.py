@@ -43,11 +43,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """The sizes of an owner's features.
-
-    `intervals` has the number of intervals of each number column, `places` that of indices of each
-    word column.
-    """
+    """Sizes of an owner's features: intervals per number column, and indices per word column."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -63,12 +59,12 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build the split model: two parts for each owner, and the top.
+    """Build the split model: a wide and a deep part for each owner of features, and the top.
 
-    The top's output is one number, or one logit per class. An owner whose features are None has
-    parts without modules here. The top has none if the leader is not in `here`. A wide part sends
-    `settings.scores` numbers per example, a deep part `settings.width`. `words` is the size of a
-    word's vector, or None if owners have no words.
+    The top's output is one number, or one logit per class. A wide part sends `settings.scores`
+    numbers per example, a deep part `settings.width`. `words` is the size of a word's vector, or
+    None without words. Parts of parties on other machines have no modules: those of an owner whose
+    features are None, and the top if the leader is not in `here`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -106,10 +102,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs].
-
-        The arguments are each owner's wide output, then its deep output.
-        """
+        """Return [rows, outputs], from each owner's wide output and then its deep output."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -171,9 +164,9 @@ class Deep(nn.Module):
         return torch.cat([numbers, vectors.flatten(1)], dim=1)
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the words whose vectors are nearest to the given ones: [rows, words].
+        """Replace word vectors by the nearest words. Returns their indices, [rows, words].
 
-        Each row of `vectors` has the vectors of one row's words side by side.
+        Each row of `vectors` has the vectors of several words side by side.
         """
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
@@ -183,5 +176,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the first row of each column in a table with all columns' rows one after another."""
+    """Return where each column's rows begin in one table of the rows of all columns."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

@@ -40,10 +40,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits for this effort.
-
-    The searches match the update by squared distance, then by angle.
-    """
+    """Return the limits for this effort, and searches: by squared distance, then by angle."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -57,7 +54,7 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """What the attacker sees in one round: its estimate from a report or from a cohort's aggregate.
+    """The attacker's view of one round: its estimate from a report or from a cohort's aggregate.
 
     `clients` are the clients whose examples the attacker seeks. `cohort` is the number of clients
     in the aggregate, or 1 for a report.
@@ -104,10 +101,7 @@ class Sight:
             )
 
     def score(self) -> Score:
-        """Return an empty score.
-
-        Its baseline guess is the mean training example and the commonest label.
-        """
+        """Return an empty score, whose baseline is the mean example and the commonest label."""
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:

@@ -56,10 +56,7 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Round counts to integers that add up to `count`.
-
-    Those with the largest fractions are rounded up.
-    """
+    """Round counts to integers that add up to `count`: the largest fractions are rounded up."""
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

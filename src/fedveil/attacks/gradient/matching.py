@@ -15,7 +15,7 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Distance:
-    """Distance of an update from the attacker's reading, with the reading's weights."""
+    """Distance between an update and the attacker's reading. Reliable entries count more."""
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:
         self._weight = torch.tensor(reading.weight / reading.weight.max(), dtype=torch.float32)

@@ -31,7 +31,7 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """Collects the quality of reconstructions, and that of a fixed guess for comparison."""
+    """Collects the quality of reconstructions, and of a fixed guess for comparison."""
 
     guess: Float64s
     common: int

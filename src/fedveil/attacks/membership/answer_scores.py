@@ -15,7 +15,7 @@ _BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus each example's loss. `references` is unused, except to choose a threshold later.
+    """Return minus each example's loss. This attack uses references only to choose a threshold.
 
     Source: Yeom et al. 2018: a small loss reveals a member.
     """
@@ -51,8 +51,8 @@ def online_lira(answers: Answers, references: References) -> Float64s:
 
     Source: Carlini et al. 2022, algorithm 1 (online LiRA). Margins are assumed normal, both over
     the models trained with the example and over those without it. As the source advises, an example
-    has its own standard deviations only if there are enough references. Unlike in the source, these
-    are shrunk towards those of all examples (`References.normals`).
+    has its own standard deviations only if there are enough references. Unlike in the source, they
+    are shrunk towards the standard deviations of all examples (`References.normals`).
     """
     member, other = (
         _log_density(answers.margin, *references.normals(lambda given: given.margin, member))

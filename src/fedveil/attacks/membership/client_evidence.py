@@ -39,12 +39,12 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
     """Return for each candidate the log-likelihood ratio of "its update is in the view".
 
-    `candidates[i]` is the update that candidate i would have sent. The mean of the other candidates
-    estimates the view without candidate i. The view is projected on the candidate's difference from
-    that mean. The projection is assumed normal: around 0 without the candidate, around the `share`
-    of that difference with it. The spread comes from the noise and the other clients, and is
-    estimated over all candidates. If the reading has no scale, the result is the number of spreads
-    above 0.
+    `candidates[i]` is the update that candidate i would have sent. Each candidate is tested
+    separately. The mean of the other candidates estimates the view without it. The view's component
+    along the candidate's difference from that mean is assumed normal. Its mean is 0 without the
+    candidate, and the `share` of that difference with it. Its spread, which comes from the noise
+    and the other clients, is estimated over all candidates. If the reading has no scale, the result
+    is the number of spreads above 0.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -75,7 +75,7 @@ class Evidence:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add the `log_odds` of one view, for every client whose update it may contain."""
+        """Add a view's `log_odds` to the evidence of all clients whose update it may contain."""
         self._found[list(view.clients)] += log_odds
 
     @property

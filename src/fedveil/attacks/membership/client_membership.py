@@ -67,10 +67,7 @@ class Game:
         return cls(present, absent, *chosen)
 
     def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Run rounds of the job.
-
-        Returns the scores of clients that take part, and of those that do not.
-        """
+        """Run rounds of the job. Returns the scores of present clients and of absent ones."""
         target, protection = self.present, self.present.protection
         job = target.job
         state, weights = protection.initial_state(), target.weights
@@ -118,7 +115,7 @@ def measured(
     """Return the metrics of the attack, and the number of rounds of each game.
 
     The decision threshold is the best one for a first game, which the attacker simulates by itself.
-    `step` is called after each game with the numbers of finished and of all games.
+    `step` is called after each game with the number of finished games and the total.
     """
     target.needs_client_unit("asks whether a client took part")
     rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))

@@ -4,9 +4,10 @@ The attacker knows the whole job. It has examples, and wants to know which were 
 reference models come from the same job, run on random halves of these examples under the same
 protection. Every threshold is chosen on references, where the attacker knows the members.
 
-For a job, the attack first trains on a random half of the training examples. These are the members,
-and the other half is not. A finished run is attacked without retraining: its training examples are
-the members, its test examples are not. The references use halves of both together.
+For a job, the attack first trains on a random half of the training examples. This half are the
+members, and the other half are non-members. A finished run is attacked without retraining: its
+training examples are the members, its test examples are non-members. The references are trained on
+random halves of both together.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Case:
     """The attacked model, a mask of the examples that it was trained on, and reference models.
 
     `target` is the job on these examples, with the weights at the start of the attacked round.
-    `other` is the same job on the first reference's examples.
+    `other` is the same job on the examples of the first reference model.
     """
 
     pool: Pool

@@ -35,7 +35,6 @@ class Answers:
 
 @torch.no_grad()
 def answers(model: nn.Module, x: Float32s, y: Int64s) -> Answers:
-    """Return the model's answers to labelled examples."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

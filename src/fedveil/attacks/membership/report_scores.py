@@ -90,10 +90,10 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """What the attacker reads from one round's reports, and the examples to test, as table rows.
+    """The attacker's readings of one round's reports, and the examples to test, as table rows.
 
     Client i trained on the rows `held[i]`. No client trained on the rows `strangers[i]`, which the
-    attacker tests too. If reports reveal nothing, the only reading is that of their mean
+    attacker tests too. If reports reveal nothing, there is a single reading of their mean
     (`summed`), and all clients count as one.
     """
 

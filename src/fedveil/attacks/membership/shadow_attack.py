@@ -1,8 +1,8 @@
 """Shadow models: they train a classifier that recognises a model's outputs for members.
 
 Source: Shokri et al. 2017, "Membership inference attacks against machine learning models". There is
-one classifier for each class: a logistic regression on the largest log-probabilities, on that of
-the true class, and on its margin.
+one classifier for each class: a logistic regression on the largest log-probabilities, the
+log-probability of the true class, and its margin.
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ class Evidence:
 
         The misfit is -ln Pr[the reports | outputs], up to a constant, under a model of the reports:
 
-        - Outputs sent without protection have a small Gaussian error. - An EmbeddingDP bit says
-        whether its output is positive. The model smooths this step into a slope of width
-        `slope`, so that the misfit has a gradient: the bit is 1 with a probability that rises
-        from 0 to 1 along the slope. The bit is drawn once, and each report flips it
-        independently with probability `lie`. If `lie` is 1/2, all outputs fit equally.
+        - Outputs sent without protection have a small Gaussian error.
+        - An EmbeddingDP bit says whether its output is positive. The model smooths this step into
+          a slope of width `slope`, so that the misfit has a gradient: the bit is 1 with a
+          probability that rises from 0 to 1 along the slope. The bit is drawn once, and each report
+          flips it independently with probability `lie`. If `lie` is 1/2, all outputs fit equally.
         """
         if self.lie is None:
             error = (outputs - self.mean) / (_ERROR * self.spread)

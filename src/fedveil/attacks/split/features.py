@@ -121,7 +121,7 @@ class Aim:
     def cases(self) -> Mapping[str, Evidence]:
         """Return the evidence of one report per example, and of several.
 
-        The keys are the endings of the metrics' names.
+        The keys end the metrics' names: "" for one report, and, for example, ", 10 reports".
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
@@ -242,10 +242,8 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 def _attackable(target: SplitTarget) -> list[Part]:
     """Return the parts that this attack can reconstruct.
 
-    Raises `AttackImpossible` if there are none.
-
-    Such a part reads one column of numbers, and perhaps words, and sends its output to another
-    party.
+    Raises `AttackImpossible` if there are none. Such a part reads one column of numbers, and
+    perhaps words, and sends its output to another party.
     """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
@@ -274,5 +272,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress. Each of the `total` inversions counts as a hundred steps."""
+    """Report progress. Each of the `total` inversions counts as 100 steps."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -31,7 +31,7 @@ from fedveil.vertical.label_reading import (
     true_of,
 )
 
-#: Number of examples whose labels the attacker knows: the first ones.
+#: Number of examples whose labels the attacker knows, spread evenly over the classes if possible.
 KNOWN = 10
 #: Steps analysed together. Over more of them the leader's part changes too much.
 _WINDOW = 20
@@ -42,8 +42,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
     The first step is simulated with several batches, in which the attacker knows one label of every
     class, for at most 10 classes. Over many steps there are two attackers. One knows the labels of
-    the first 10 examples. The other knows none: it clusters the examples, and the clusters are
-    matched to classes so that most are right.
+    10 early examples. The other knows none: it clusters the examples, and the clusters are matched
+    to classes so that most are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -171,10 +171,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess classes by clustering the examples.
-
-        The labels at indices `known` name the clusters.
-        """
+        """Guess classes by clustering the examples. Labels at `known` name the clusters."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -182,7 +179,7 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses at indices `of`, and that of guessing one class."""
+        """Return the share of right guesses at indices `of`, compared with guessing one class."""
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
@@ -233,10 +230,7 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC of detecting the rare class by the rows' first singular vector.
-
-    The sign of the vector is chosen so that the AUC is at least 1/2.
-    """
+    """Return the AUC (at least 1/2) of the rare class, scored by the first singular vector."""
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])

@@ -116,10 +116,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return how a part's output is sent.
-
-        If several parties receive it, the first one counts.
-        """
+        """Return how a part's output is sent to another party, or to the first of several."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing

@@ -58,8 +58,7 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
     """Return ln Pr[the reports of a token | word] for all tokens and words, [tokens, words].
 
     `ones`, [tokens, values], counts the 1s in `reports` reports. `ones_odds`, [words, values], is
-    the probability of a 1 in one report. For one report and an exact table, the most likely words
-    are those of `nearest`.
+    the probability of a 1 in one report.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
@@ -68,10 +67,7 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 
 
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
-    """Return ln Pr[sent vector | word] for normal errors of standard deviation `blur`.
-
-    It is known up to a constant.
-    """
+    """Return ln Pr[sent vector | word] plus a constant, for normal errors of deviation `blur`."""
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
     return found
@@ -100,10 +96,7 @@ class Habits:
 
     @classmethod
     def of(cls, tokens: Int64s, words: int) -> Habits:
-        """Count a text's words and pairs of words.
-
-        An unseen pair is as likely as its second word.
-        """
+        """Count a text's words and pairs. An unseen pair is as likely as its second word."""
         single = np.bincount(tokens, minlength=words) + 1.0
         single /= single.sum()
         pairs = np.zeros((words, words))

@@ -75,10 +75,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return the tokens that each attacker recovers from the vectors in `read`.
-
-    The text of `pairs` is known to the attacker that learns a table.
-    """
+    """Return each attacker's tokens for the vectors in `read`. The text of `pairs` is known."""
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -177,10 +174,7 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the words whose vectors are nearest to those sent.
-
-        `word` and `position` are tables of vectors, which the model adds.
-        """
+        """Return the nearest words. The model adds a row of `word` and one of `position`."""
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -217,7 +211,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """What the attacker received for some windows: first report, sum of reports, and gradients."""
+    """Received messages for some windows of text: first report, sum of reports, gradients."""
 
     first: Float64s
     together: Float64s

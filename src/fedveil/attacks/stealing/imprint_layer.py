@@ -32,7 +32,7 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """The reported sums of every cell: of delta * x and of delta.
+    """The sums that a report reveals of each cell (neuron) of an imprint: of delta * x and delta.
 
     The sums are over the cell's examples x, with delta the loss's derivative at the cell's neuron.
     `known` marks the entries that were reported. `noise` is the standard deviation of an entry,
@@ -115,7 +115,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the layer's weights and biases. `whisper` is the size of its activations."""
+        """Return the layer's weights and biases, for activations of size `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -147,7 +147,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return the sums of every cell, from the attacker's reading of an update of `model`."""
+        """Extract every cell's sums from the attacker's reading of an update of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 

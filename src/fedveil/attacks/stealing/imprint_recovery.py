@@ -6,9 +6,8 @@ example that is alone in one cell is subtracted from its cells of the other stat
 those with one example fewer. As in an invertible Bloom filter, three statistics need about 1.5
 cells for each example.
 
-Every client receives an equal model. This attack does not need a different model for each client,
-as that of Zhao et al. ("LOKI", 2023) does. Under fedveil's masks theirs fails
-(docs/secure-aggregation.md).
+Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
+different model to each client. It fails under fedveil's masks (docs/secure-aggregation.md).
 """
 
 from __future__ import annotations
@@ -62,7 +61,8 @@ def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
 
     delta is the loss's derivative at the cell's neuron, so its sum is the bias's gradient. Under
     noise, the gradients of the weights give a second and better estimate: their product with the
-    statistic's direction is delta times the statistic, which is known up to the cell's width.
+    statistic's direction is delta times the statistic. The statistic is known up to the cell's
+    width.
     """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
@@ -127,10 +127,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells, one per statistic, that certainly contain the example.
-
-    It was found in `cell`.
-    """
+    """Return the cells that certainly contain the example. It was found in the cell `cell`."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

@@ -63,10 +63,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Draw originals above their nearest candidates.
-
-        Returns None if examples are not images.
-        """
+        """Draw originals above their nearest candidates, or return None without images."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -75,10 +72,7 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return as many disjoint pairs (original, candidate) as possible, each similar enough.
-
-    Similar means a peak signal-to-noise ratio of at least `decibels`.
-    """
+    """Return a maximum matching of originals and candidates with a PSNR above `decibels`."""
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -154,10 +148,7 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play a round with an imprint.
-
-    Returns the target, the imprint, the readings and the aggregate.
-    """
+    """Play a round with an imprint. Returns target, imprint, readings and aggregate."""
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "

@@ -46,7 +46,7 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
 
 
 def ended(folder: Path) -> dict[str, object]:
-    """Print a run's costs, its files and the next command. Returns the same facts for `--json`."""
+    """Print a run's costs, files and next command, and return them for `--json`."""
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import of_run, summary
 

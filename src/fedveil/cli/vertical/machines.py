@@ -161,7 +161,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job that the options describe, or None if the run in `old` has the job."""
+    """Return the job that the options describe, or None if `old`, a run to resume, has its own."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
@@ -212,10 +212,7 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return the address and credentials for `party` to connect to the others.
-
-    The sentence of an error names `option`.
-    """
+    """Return how `party` connects to the others. Error sentences name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -41,9 +41,9 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the only party of this process. Raises `InvalidValue` if it needs the other option.
+    """Return the only party of this process, or raise `InvalidValue`.
 
-    `leads` is True for `--listen`, which the leader needs. Followers need `--connect`.
+    `leads` is True for the option `--listen`, which is for the leader. Followers need `--connect`.
     """
     if len(scorers) > 1:
         raise InvalidValue(

@@ -150,7 +150,7 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the charges, from a party's account, of an example that was sent `times` times."""
+    """Return the privacy charges of an example that a party sent `times` times."""
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
     settings = run.job["privacy"]["embedding_dp"] or {}
@@ -164,10 +164,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return a party's account.
-
-    Raises RunFolderError unless the charges give the stated epsilon.
-    """
+    """Return a party's account. Raises RunFolderError if it does not follow from `charges`."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

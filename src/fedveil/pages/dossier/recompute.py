@@ -25,10 +25,7 @@ MOST_POINTS = 1 << 25
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
-    """Return the epsilon recomputed from an account, and its possible rounding error.
-
-    Raises ValueError if the account is invalid.
-    """
+    """Return an account's epsilon and its possible rounding error, or raise ValueError."""
     releases, delta = account["releases"], account["delta"]
     epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
     lost = math.fsum(d * n for _, d, n in epsilons)
@@ -66,7 +63,7 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the grid's step for privacy losses. A single kind of release uses its own step."""
+    """Return the step of the grid of privacy losses: the releases' own step if all share one."""
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")

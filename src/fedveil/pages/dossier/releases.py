@@ -32,10 +32,11 @@ _SAME = 1e-6
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Convert charges to plain data, each with its law.
+    """Convert charges to plain data, each with its law: how to recompute its epsilon.
 
-    A charge is recognised as a sampled Gaussian by the job's sampling `rates`. An `adaptive`
-    account adds epsilons, so its releases have no law besides their statement.
+    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. In an
+    `adaptive` account epsilons are added up, so its releases have no law besides their stated
+    epsilon.
     """
     found = []
     for loss, count in charges:

@@ -22,10 +22,7 @@ _MOST_LINE = 1 << 17
 
 
 class ArrowBlock(Piece):
-    """Rows of a CSV file, parsed once.
-
-    Columns that are planned as numbers are parsed as numbers.
-    """
+    """Rows of a CSV file, parsed once: columns in the plan as numbers, others as texts."""
 
     unit = "line"
 
@@ -87,8 +84,6 @@ class ArrowBlock(Piece):
 
 
 class _Parse:
-    """Parses a block of text."""
-
     def __init__(self, found: CsvFormat, columns: Sequence[str], block: bytes) -> None:
         self.format, self._columns, self._block = found, columns, block
 
@@ -145,7 +140,7 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return the number of lines, or None if CSV readers disagree on its quotes or line ends."""
+    """Return a block's number of lines, or None if CSV readers may disagree on its cells."""
     buffer = np.frombuffer(block, np.uint8)
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # Python's reader would end a line there

@@ -47,10 +47,7 @@ class Scale(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str) -> Scale:
-        """Compute a column's mean and deviation.
-
-        Raises DataInvalid if all its numbers are equal.
-        """
+        """Compute a column's scale. Raises DataInvalid if all its numbers are equal."""
         return cls._of(table, column, _present(table, column))
 
     @classmethod
@@ -128,10 +125,7 @@ class Words(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give the most frequent training words an index each. Ties are broken alphabetically.
-
-        `places` is the number of indices, including the last one for all other words.
-        """
+        """Give the `places` - 1 most frequent words an index each. Ties go by the alphabet."""
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -156,10 +150,7 @@ class Classes(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows.
-
-        Integers come first, by value, then texts.
-        """
+        """Return the `count` classes of the training rows: integers by value, then texts."""
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -185,7 +176,7 @@ class Classes(Settings):
 
 
 class Encoding(Stored):
-    """The encodings of a party's columns in order, and that of the labels for the leader."""
+    """The encodings of a party's columns in order and, for the leader, of the labels."""
 
     what = "an encoding of a table"
 
@@ -194,14 +185,14 @@ class Encoding(Stored):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return the kind of content of each column of numbers."""
+        """Return each number column's kind of content, such as "date"."""
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
         """Return True if the encoding has these sizes.
 
-        `places` are the numbers of indices of word columns, and `bins` the intervals of number
-        columns.
+        `places` has the number of indices of each word column. All number columns have `bins`
+        intervals.
         """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())

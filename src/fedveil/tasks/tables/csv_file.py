@@ -106,10 +106,7 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield each record's first line number and its cells.
-
-    `before` lines precede the first block.
-    """
+    """Yield each record's first line number and cells. `before` lines precede the blocks."""
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

@@ -56,10 +56,7 @@ class CsvFormat:
 
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
-        """Open the file and iterate over blocks of text.
-
-        A block ends after a line, unless that is too long.
-        """
+        """Open the file as blocks of text, which end after a line unless it is too long."""
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 
@@ -87,10 +84,7 @@ class CsvFormat:
             rest = text[end:]
 
     def _line_at(self, offset: int) -> int:
-        """Return the number of the line that contains the byte at `offset`.
-
-        Reads the file again.
-        """
+        """Return the number of the line with the byte at `offset`. Reads the file again."""
         line, mark = 1, b"\n\0" if self.encoding.startswith("utf-16") else b"\n"
         with opened(self.path, MOST_STREAMED_BYTES) as raw:
             while offset > 0 and (read := raw.read(min(_AT_ONCE, offset))):
@@ -106,9 +100,10 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the end of an error sentence that tells the user what to write.
+    """Return the end of an error sentence: what the user must write to state the format.
 
-    `place` is the path of the file's settings in the job. Without it, the file itself must change.
+    `place` is the path of the file's settings in the job. If it is None, the file itself must
+    change.
     """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
@@ -116,10 +111,7 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Determine a file's format. What `settings` does not state is guessed.
-
-    `place` is the path of `settings` in the job, for messages.
-    """
+    """Return a file's format, partly guessed. `place` is the path of `settings` in the job."""
     with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
         head = raw.read(_AT_ONCE)
     for begin, what in _KNOWN.items():
@@ -141,10 +133,7 @@ def _stated(name: str, head: bytes) -> str:
 
 
 def _encoding(path: str, head: bytes, place: str | None) -> str:
-    """Guess the encoding from the first bytes.
-
-    The order is: a byte order mark, UTF-16 without one, UTF-8 if valid, else CP1252.
-    """
+    """Guess the encoding: a byte order mark, UTF-16 by its zeros, UTF-8 if valid, or CP1252."""
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
@@ -164,10 +153,7 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the UTF-16 codec of text without a byte order mark, or None.
-
-    ASCII characters have a zero byte in each pair of bytes.
-    """
+    """Return the UTF-16 codec of text without a byte order mark, by its zero bytes, or None."""
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
         none = head[zeros : 2 * pairs : 2].count(0)

@@ -28,10 +28,7 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append `piece` to each of these columns, which share its bytes on disk.
-
-        All pieces of a column have one type.
-        """
+        """Append `piece` to these columns, which share its bytes. A column has one type."""
         place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
         for column in columns:

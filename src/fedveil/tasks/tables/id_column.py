@@ -21,7 +21,7 @@ MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
-    """Reads the id column `name`, and normalises the ids by `rules`. If None, rows have no ids."""
+    """Reads and normalises the ids in the column `name`. If `name` is None, rows have no ids."""
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
         self._name, self._rules, self._refusals = name, rules, refusals
@@ -61,10 +61,7 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Report ids that occur twice.
-
-        `places` are the line numbers of all rows, piece by piece.
-        """
+        """Report ids that occur twice. `places` are the rows' line numbers, by piece."""
         if self._name is None or not self._ids:
             return
         ids = self.array()

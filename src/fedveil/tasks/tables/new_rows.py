@@ -67,7 +67,7 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 
 
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
-    """Return the columns that a file to score must have, with the kind of content of each."""
+    """Return the kind of content of each column that a file to score must have."""
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"
         for name, column in encoding.columns.items()

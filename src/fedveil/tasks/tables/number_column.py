@@ -30,7 +30,7 @@ _BAD = np.inf
 
 
 class Cells:
-    """Parses cells in each form. Results are cached, in common for all columns of a file."""
+    """Parses cells in every form. The results are cached for all columns of a file."""
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
@@ -51,7 +51,7 @@ class Cells:
 
 
 class NumberColumn:
-    """Reads one column into `spool`, piece by piece. `forms` are those not excluded so far."""
+    """Reads one column into `spool`, piece by piece. `forms` are the ones still possible."""
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,

@@ -65,10 +65,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the parties whose parts can be built here.
-
-        These are the owners whose table is on this machine, and a leader without features.
-        """
+        """Return the owners whose table is on this machine, and a leader without features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -111,7 +108,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the columns that a party's file to score must have, with their contents' kinds."""
+        """Return the kind of content of each column that a party's file to score must have."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
@@ -141,10 +138,7 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding.
-
-        If the encoding is saved, the table is not read.
-        """
+        """Return the sizes of an owner's encoding. Reads the table only if none is saved."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 
@@ -273,7 +267,7 @@ class _Held:
         return Columns(table.ids, self.encoding.applied(table), labels)
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
-        """Return which columns to read. `known` has the kinds of content from a saved encoding."""
+        """Return which columns to read. `known` has the kinds of content in a saved encoding."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
@@ -315,10 +309,7 @@ class _Held:
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
     def _learnt(self, train: Table, refusals: Refusals) -> Encoding:
-        """Compute the encoding from the training rows.
-
-        Raises DataInvalid with all columns' problems.
-        """
+        """Compute the encoding. Raises DataInvalid with the problems of all columns."""
         places, bins = self._table.categories, self._settings.bins
         columns: dict[str, Numbers | Words] = {}
         for name in self._chosen.names if len(train) else ():

@@ -50,10 +50,7 @@ class Refusals:
 
     @contextmanager
     def collecting(self, column: str) -> Iterator[None]:
-        """Collect a DataInvalid about `column` instead of raising it.
-
-        The error is dropped if rows of the column already have problems.
-        """
+        """Collect a DataInvalid about `column`, or drop it if the column's rows have problems."""
         try:
             yield
         except DataInvalid as error:

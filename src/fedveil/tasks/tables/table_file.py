@@ -162,10 +162,10 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
 
 
 def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
-    """Choose the columns to read as plain numbers in the next piece, from those read so far.
+    """Choose which columns to read as plain numbers in the next piece.
 
     If commas separate cells, a number without quotes has a decimal point. Otherwise only columns
-    with a single possible form are chosen.
+    are chosen for which the rows so far leave a single possible form.
     """
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"

@@ -37,13 +37,16 @@ class Piece(ABC):
         """Return a column's cells as texts, without spaces around them. A missing cell is ""."""
 
     def coded(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return a column's texts as indices and a list of the distinct texts."""
+        """Return each row's text as an index into the list of distinct texts, and that list."""
         known: dict[str, int] = {}
         codes = [known.setdefault(cell, len(known)) for cell in self.cells(column)]
         return np.array(codes, np.int32), list(known)
 
     def words(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return a column of words in the form of `coded`. Raises DataInvalid for other values."""
+        """Return each row's word as an index into the list of distinct words, and that list.
+
+        Raises DataInvalid if the column has other values than words.
+        """
         return self.coded(column)
 
     def numbers(self, column: str, decimal: str) -> Float64s | None:
