@@ -27,7 +27,7 @@ class Translation:
     """A translation of MindSpore Federated settings: fedveil's keys (`native`) and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, a file's content. `ours` are the top-level keys of a fedveil job."""
+        """Translate `data`, a MindSpore Federated file. `ours` are a job's top-level keys."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []

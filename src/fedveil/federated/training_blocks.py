@@ -128,12 +128,12 @@ class TrainingSettings(Block):
 
     @property
     def sent_vectors(self) -> int:
-        """The number of vectors of the weights' length in the vector that the server sends."""
+        """The number of vectors that the server sends. Each has one entry per model weight."""
         return 2 if self.algorithm in ("scaffold", "fedcm") else 1
 
     @property
     def reported_vectors(self) -> int:
-        """The number of vectors of the weights' length in an update."""
+        """The number of vectors in an update. Each has one entry per model weight."""
         return 2 if self.algorithm == "scaffold" else 1
 
     def report_length(self, sent: int) -> int:

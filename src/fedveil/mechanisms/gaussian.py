@@ -38,7 +38,7 @@ _LANES = 32
 
 
 class GaussianMechanism:
-    """Clip a vector to the L2 norm `clip` and add Gaussian noise.
+    """Clips a vector to the L2 norm `clip` and adds Gaussian noise.
 
     Two clipped vectors are at most 2 · clip apart. `sigma` is the smallest standard deviation of
     Gaussian noise per coordinate that makes them (eps, delta)-indistinguishable (the analytic
@@ -142,7 +142,7 @@ class GaussianMechanism:
         return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
-        """Return the noisy update of the discrete mechanism, in whole grid steps."""
+        """Return the noisy update of the discrete mechanism, in units of its grid step."""
         return self._multiples(_real_vector(update), entropy)
 
     def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
@@ -156,8 +156,7 @@ class GaussianMechanism:
 
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
         √dimension). A coarser step would lose too much by rounding towards zero. The step is never
-        below sigma / 2^19: there, rounding is already far below the noise in the mean of any
-        cohort.
+        below sigma / 2^19, because rounding to that step is already negligible.
         """
         return _grid(self.sigma, self.clip, dimension)
 
@@ -177,7 +176,7 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """Return the largest power of two that is fine enough as a grid step.
+    """Return a grid step, the largest power of two that is small enough for the noise and the clip.
 
     It is at most a fixed share of `sigma`, and at most a fixed share of `clip` / √dimension. If
     these limits are below `least`, the step is the largest power of two up to `least` instead.
@@ -188,13 +187,13 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return discrete noise, in whole steps, that is as private as Gaussian noise of `sigma`."""
+    """Return discrete noise in units of `step`, as private as Gaussian noise of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
-    """Return `vector` in whole steps, clipped to the norm `clip` and rounded towards zero.
+    """Return `vector` in units of `step`, clipped to the norm `clip` and rounded towards zero.
 
     The result m satisfies step · |m| <= clip in exact arithmetic. If `vector` is not longer than
     `clip` and `step` is a power of two, each entry loses less than one step. `clip` is at most 2^30
@@ -213,7 +212,7 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """Return norm / |vector|, the factor that gives the vector this norm, up to rounding.
+    """Return norm / |vector|: the vector times this factor has the norm `norm`, up to rounding.
 
     The factor is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
     """

@@ -44,12 +44,12 @@ class _Task(NamedTuple):
 
 
 class SiteTaskFilter(Filter):  # type: ignore[misc]
-    """Admits training tasks, and charges each before its executor runs.
+    """Admits training tasks. Charges each task to the site's account before its executor runs.
 
-    `site` is the site's folder, `data` one of `data` in its policy, and `protection` the keys of a
-    protection that the policy allows, with its parameters. With `plain`, a report leaves as arrays
-    (WEIGHT_DIFF), which the usual aggregators average. Without it, a report leaves as a message,
-    for `ProtectedAggregator`. Tasks with other names than `train_tasks` are refused.
+    `site` is the site's folder, `data` the name of a data set in its policy, and `protection` the
+    keys of a protection that the policy allows, with its parameters. With `plain`, a report leaves
+    as arrays (WEIGHT_DIFF), which the usual aggregators average. Without it, a report leaves as a
+    message, for `ProtectedAggregator`. Tasks with other names than `train_tasks` are refused.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
 
     def _round(self, fl_ctx: FLContext) -> ReportSum:
-        """Return the round's sum, made with the round's first report."""
+        """Return the round's sum. The round's first report creates it."""
         if self._sum is None:
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
             sites = [client.name for client in fl_ctx.get_engine().get_clients()]

@@ -197,10 +197,10 @@ class Unary(Protection):
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return an estimate of every entry from one report, and the report's likelihood.
+        """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, the estimate is exact. Sums with more than 127 cells have no
-        likelihood.
+        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise.
+        Sums with more than 127 cells have no likelihood.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)

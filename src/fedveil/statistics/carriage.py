@@ -155,9 +155,10 @@ class Carriage:
 
     @property
     def most_rows(self) -> int | None:
-        """The most rows of a client that a report can carry under `unit: row`, or None.
+        """Return the largest number of a client's rows that a report can carry under `unit: row`.
 
-        An entry of a sum holds 2^24 steps, and the sensitivity is proved for 2^18 rows.
+        Returns None if there is no such limit. The limit keeps an entry of the sum within 2^24
+        steps. It is at most 2^18 rows, for which the sensitivity is proved.
         """
         if self._exact or not self._by_row:
             return None
