@@ -59,7 +59,7 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return `problems` with the keys at their beginning replaced by the file's names for them.
+        """Return `problems`, in which the file's names replace fedveil's keys at the beginning.
 
         Keys in `overridden` were not set by the file, so they keep fedveil's names. Problems that
         the translation has already reported are omitted.

@@ -108,8 +108,8 @@ class GaussianMechanism:
     def privatize(self, update: Vector, entropy: Entropy) -> Vector:
         """Return the noisy update: float64 for float64 and integer updates, otherwise float32.
 
-        Rounding a discrete result to this type changes only values above 2^24 steps, and costs no
-        privacy. Raises `InvalidValue` on NaN and infinity.
+        Float32 represents discrete results exactly up to 2^24 steps. Larger ones are rounded, which
+        costs no privacy. Raises `InvalidValue` on NaN and infinity.
         """
         vector = _real_vector(update)
         result = np.empty_like(vector)

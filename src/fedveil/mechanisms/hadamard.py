@@ -96,7 +96,7 @@ def _walsh_hadamard(vector: Floats) -> None:
 def _first_levels(part: Floats) -> int:
     """Compute the first three levels of the transform, in groups of 8 entries. Returns 8.
 
-    For fewer than 8 entries, it computes nothing and returns 1. The result is the level to do next.
+    For fewer than 8 entries, computes nothing and returns 1. The result is the next level's `half`.
     """
     if len(part) < 8:
         return 1

@@ -65,9 +65,10 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return how many clients share secrets at most: ceil(share_secrets_ratio * clients).
+        """Return the largest number of clients that share secrets.
 
-        The ratio is taken as the decimal in the job file, so 0.07 of 100 clients is 7.
+        It is ceil(share_secrets_ratio * clients). The ratio is taken as the decimal in the job
+        file, so 0.07 of 100 clients is 7.
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 

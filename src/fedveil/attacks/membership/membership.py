@@ -5,8 +5,8 @@ reference models come from the same job, run on random halves of these examples 
 protection. Every threshold is chosen on the reference models, whose training examples the attacker
 knows.
 
-For a job, the attack first trains on a random half of the training examples. This half are the
-members, and the other half are non-members. A finished run is attacked without retraining: its
+For a job, the attack first trains on a random half of the training examples. The examples in this
+half are the members, the others the non-members. A finished run is attacked without retraining: its
 training examples are the members, its test examples are non-members. The references are trained on
 random halves of both together.
 """
