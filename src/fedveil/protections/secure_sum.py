@@ -93,9 +93,7 @@ class SecureSum(Protection):
         """
 
     def words(self, state: State) -> Message:
-        """Return the fields that the server sends with a request for vectors, always with these
-        names.
-        """
+        """Return the fields that the server adds to a request for vectors."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:

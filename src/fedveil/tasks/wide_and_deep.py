@@ -102,8 +102,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs]. `given` has two tensors per owner: its wide and its deep output.
-        """
+        """Return [rows, outputs]. `given` has each owner's wide output, then its deep output."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
