@@ -43,20 +43,24 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in whole steps, that clients add to their vectors before a sum.
 
-    In a sum, `shares` of them add up to noise of `ratio` times the sensitivity 2 √limit. `shares`
-    is the least number of noisy vectors in a sum, and `clients` the largest number of vectors.
-    Subclasses state how large a sum can become.
+    In a sum, `shares` of them add up to noise of `ratio` times the sensitivity √square, which is 2
+    √limit if no square is given. `shares` is the least number of noisy vectors in a sum, and
+    `clients` the largest number of vectors. Subclasses state how large a sum can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
     reach: int
 
-    def __init__(self, ratio: float, limit: int, *, shares: int, clients: int) -> None:
+    def __init__(
+        self, ratio: float, limit: int, *, shares: int, clients: int, square: int | None = None
+    ) -> None:
         ratio = positive("ratio", ratio)
         self.clients = integer("clients", clients, 1)
         self.least_shares = integer("shares", shares, 1, clients)
         self.limit = limit
-        least = Fraction(2 * ratio) ** 2 * limit * (1 + SLACK) + SMOOTHING
+        #: The squared sensitivity of a sum, in steps².
+        self.square = 4 * limit if square is None else square
+        least = Fraction(ratio) ** 2 * self.square * (1 + SLACK) + SMOOTHING
         share = max(least / self.least_shares, Fraction(SMOOTHING))
         if share > _MOST_SHARE_VARIANCE or limit > _MOST_LIMIT:
             raise InvalidValue(
@@ -77,7 +81,7 @@ class NoiseShares:
         """
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
-        return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
+        return math.sqrt(variance / self.square) * (1 - 2.0**-50)
 
     def add_share(self, numbers: Signed, entropy: Entropy) -> None:
         """Add one client's share of the noise to its vector `numbers`, in place."""
@@ -111,9 +115,16 @@ class DistributedGaussian(NoiseShares):
 
         limit = ⌊ρ² + n/4 + √(2 ln 2^20) · (ρ + √n / 2)⌋    (and at most (ρ + √n)²).
 
+    `apart` is a distance below 2 · clip that the vectors' maker promises for any two vectors of one
+    client, none of which is longer than clip · (1 - 2^-18). Nothing here checks it. Two z then lie
+    at most apart / step + 2 √n + 2^-18 ρ apart: each entry is rounded by less than a step, and the
+    sums of 32-bit numbers in `rotate` err by less than 2^-19 of a norm (one unit of 2^-24 in each
+    of at most 21 levels, and in two products).
+
     Privacy: if one whole vector is replaced, whatever the others are, the sum of m shares satisfies
     `Gaussian(ratio(m))`. With nothing neglected, it is a post-processing of Gaussian noise of
-    ratio(m) = √((m · share_variance - 16) / (1 + 2^-30)) / (2 √limit) times the sensitivity:
+    ratio(m) = √((m · share_variance - 16) / (1 + 2^-30)) / (2 √limit), or over the distance above,
+    times the sensitivity:
 
     1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with v = ab /
        (a + b), and Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a factor of 1 ± 3
@@ -148,6 +159,7 @@ class DistributedGaussian(NoiseShares):
         dimension: int,
         entry_bits: int = 8,
         rotation: bool = True,
+        apart: float | None = None,
     ) -> None:
         self.clip = within("clip", clip, 2.0**-100, 2.0**100)
         self.dimension = integer("dimension", dimension, 1)
@@ -157,7 +169,12 @@ class DistributedGaussian(NoiseShares):
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
         self.radius = (1 << (entry_bits - 1)) * peak
         self.step = self.clip / self.radius
-        super().__init__(ratio, _limit(self.radius, self.length), shares=shares, clients=clients)
+        limit, square = _limit(self.radius, self.length), None
+        if apart is not None:
+            within("apart", apart, 0, 2 * self.clip, open_low=True)
+            rounding = 2 * math.sqrt(self.length) + 2.0**-18 * self.radius
+            square = min(4 * limit, math.ceil((apart / self.step + rounding) ** 2))
+        super().__init__(ratio, limit, shares=shares, clients=clients, square=square)
         self.reach = self._reach()
         self.bits = ring_bits(self.reach)
 

@@ -27,6 +27,8 @@ _LEAST_STEPS_PER_SIGMA = 1 << 10
 _MOST_STEPS_PER_SIGMA = 1 << 18
 #: Least number of steps in the root mean square coordinate of a vector of full norm.
 STEPS_PER_COORDINATE = 16
+#: Factor by which a grid is finer if the vectors' distance is promised.
+FINER = 16
 _MAX_CLIP_PER_SIGMA = 2.0**18
 #: Range of eps, clip and sigma: far from the limits of floating-point numbers.
 _LEAST, _MOST = 2.0**-100, 2.0**100
@@ -40,7 +42,9 @@ _LANES = 32
 class GaussianMechanism:
     """Clip a vector to the L2 norm `clip` and add Gaussian noise.
 
-    Two vectors of norm at most `clip` lie at most 2 · clip apart. `sigma` is the least standard
+    Two vectors of norm at most `clip` lie at most 2 · clip apart. Their maker may promise a smaller
+    distance `apart`, rounding included: nothing here checks it, and `clip` shortens none of them.
+    `sigma` is the least standard
     deviation of Gaussian noise in every coordinate that makes them (eps, delta)-indistinguishable
     (the analytic Gaussian mechanism of Balle and Wang).
 
@@ -50,7 +54,8 @@ class GaussianMechanism:
     above (sigma / step)² · (1 + 2^-30) + 16. It exceeds (sigma / step)² by at most 2e-5 of it.
 
     Privacy: (eps, delta) for a whole vector, replace-one, with nothing neglected:
-    1. |z| <= clip holds in exact arithmetic (`clip_to_grid`), so that |z - z'| <= 2 · clip.
+    1. |z| <= clip holds in exact arithmetic (`clip_to_grid`), so that |z - z'| <= 2 · clip, or
+       `apart`.
     2. Let X ~ N(0, s² - 16) and let Y, given X, be the discrete Gaussian around X of parameter
        16, in steps. z / step is whole, so that z / step + Y is drawn from z / step + X alone:
        it is post-processing of the continuous mechanism, whose noise is at least
@@ -85,12 +90,15 @@ class GaussianMechanism:
         delta: float,
         clip: float,
         noise: Literal["discrete", "continuous"] = "discrete",
+        apart: float | None = None,
     ) -> None:
         self.eps = within("eps", eps, _LEAST, _MOST)
         self.delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         self.clip = within("clip", clip, _LEAST, _MOST)
         self.noise = choice("noise", noise, ("discrete", "continuous"))
-        self.sigma = analytic_sigma(self.eps, self.delta, 2 * self.clip)
+        distance = distance_of(self.clip, apart)
+        self._finer = 1 if apart is None else FINER
+        self.sigma = analytic_sigma(self.eps, self.delta, distance)
         least = self.clip / _MAX_CLIP_PER_SIGMA if self.noise == "discrete" else _LEAST
         if not max(least, _LEAST) <= self.sigma <= _MOST:
             raise InvalidValue(
@@ -98,7 +106,7 @@ class GaussianMechanism:
                 f"sigma = {self.sigma:g}, which is outside [{max(least, _LEAST):g}, {_MOST:g}]"
             )
         if self.noise == "discrete":
-            release = Gaussian(self.sigma / (2 * self.clip))
+            release = Gaussian(self.sigma / distance)
             self.loss = PrivacyLoss(self.eps, self.delta, per="update", release=release)
         else:
             self.loss = PrivacyLoss(math.inf, per="update")
@@ -159,9 +167,15 @@ class GaussianMechanism:
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
         √dimension). With a coarser step, rounding towards zero would shorten an update of full norm
         by more than a few percent, and erase that of a large model. The step stays above sigma /
-        2^19, where the rounding is far below the noise of any cohort's mean.
+        2^19, where the rounding is far below the noise of any cohort's mean. With `apart` it is
+        finer still: the maker of the vectors needs room to round them, at the cost of noise.
         """
-        return _grid(self.sigma, self.clip, dimension)
+        return _grid(self.sigma, self.clip, dimension * self._finer**2)
+
+
+def distance_of(clip: float, apart: float | None) -> float:
+    """Return the largest distance of two vectors of norm `clip`, or `apart` if it is given."""
+    return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,12 @@ class JobContext:
     `seeded`: True if the clients' reports and the server's noise are derived from `seed`. `delta`:
     the delta at which the run's epsilon is stated. `masks`: True if secure aggregation masks the
     vectors. If False, a simulation adds them unmasked. `unit`: the unit whose data is protected.
-    With "example", one example changes an update by at most the protection's `norm_clip`, and it is
-    in a round with probability `sampling_rate`. `combining`: the way in which the server combines
-    reports. `poisson`: True if cohorts are secret. `clients_per_round` is then their expected size,
-    or the number of all clients if each takes part with probability `turn_rate`.
+    With "example", one example changes an update by at most the protection's `norm_clip`, and is in
+    a round with probability `sampling_rate`. `apart`: the largest L2 distance of two updates that
+    a client can have, rounding included, if their maker promises one below twice the norm clip.
+    `combining`: the way in which the server combines reports. `poisson`: True if cohorts are
+    secret. `clients_per_round` is then their expected size, or the number of all clients if each
+    takes part with probability `turn_rate`.
     """
 
     weighting: Weighting
@@ -90,6 +92,7 @@ class JobContext:
     unit: Whose = "client"
     sampling_rate: float = 1.0
     turn_rate: float = 1.0
+    apart: float | None = None
     combining: Combining = field(default_factory=Combining)
 
 

@@ -37,6 +37,8 @@ from fedveil.statistics.encodings import Scaled
 _MOST_NOISE = 0.25
 #: A smaller variance of a scaled column may be due to the rounding of 32-bit numbers.
 _ROUNDING = 1e-6
+#: Equal numbers have a smaller variance than this, by the rounding of 64-bit numbers.
+_ROUNDED = 1e-13
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ def variance(column: Scaled) -> Statistic:
     """Return the variance of a scaled column, from (x, x² - 1, 1)."""
 
     def scaled(s: Float64s) -> float:
-        return float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
+        found = float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
+        return 0.0 if abs(found) < _ROUNDED else found
 
     def spread(s: Float64s) -> float:
         inside = min(max(scaled(s), 0.0), 1.0)
