@@ -84,7 +84,7 @@ def sites(rows: int = 20_000, repeats: int = 40) -> None:
         if unit == "client":  # 2,000 rows a site, of which 1,000 are contributed
             spread = float(noisy.std(0, ddof=1).mean())
             reach *= math.sqrt(1 - 1 / 50)
-        central = 2 * reach * ratio_for(1.0, DELTA, 1)
+        central = math.sqrt(2) * reach * ratio_for(1.0, DELTA, 1)
         print(
             f"ten sites, unit {unit}, distributed_dp at epsilon 1: deviation {spread:,.1f} rows a "
             f"cell, {spread / central:.3f} times that of central noise for the same clip"
@@ -132,24 +132,26 @@ def zipf_words(seed: int, clients: int, vocabulary: int) -> tuple[np.ndarray, se
 def local(clients: int = 100_000, vocabulary: int = 1_000_000, epsilon: float = 4.0) -> None:
     # The best frequency oracle: every client answers about every word, and nobody enumerates less.
     deviation = math.sqrt(4 * clients * math.exp(epsilon)) / (math.exp(epsilon) - 1)
-    file = {
-        "protection": "oue", "epsilon": epsilon, "fidelity": "aggregate",
-        "questions": {"w": FREQUENT},
-    }  # fmt: skip
-    found, possible, false = [], [], []
-    for seed in range(4, 14):
-        held, top, counts = zipf_words(seed, clients, vocabulary)
-        answer = ask({**file, "seed": seed}, {"word": held})["w"]
-        words_of = {e.label["word"] for e in answer.estimates}
-        found.append(len(words_of & top))
-        false.append(sum(counts[int(word)] < 100 for word in words_of))
-        noisy = counts + np.random.default_rng(seed).normal(0, deviation, vocabulary)
-        possible.append(len({f"{name:06d}" for name in np.argsort(-noisy)[:20]} & top))
-    print(
-        f"words, oue at epsilon {epsilon:g}, ten data sets: {np.mean(found):.1f} of the 20 most "
-        f"frequent ({min(found)} to {max(found)}); the best oracle {np.mean(possible):.1f}; "
-        f"{np.mean(false):.1f} words of fewer than 100 clients"
-    )
+    file = {"protection": "oue", "epsilon": epsilon, "fidelity": "aggregate"}
+    for most, false_words in ((20, 0.1), (60, 0.7)):
+        found, possible, false, returned = [], [], [], []
+        question = {**FREQUENT, "most": most, "false_words": false_words}
+        for seed in range(4, 14):
+            held, top, counts = zipf_words(seed, clients, vocabulary)
+            answer = ask({**file, "questions": {"w": question}, "seed": seed}, {"word": held})["w"]
+            words_of = {e.label["word"] for e in answer.estimates}
+            returned.append(len(words_of))
+            found.append(len(words_of & top))
+            false.append(sum(counts[int(word)] < 100 for word in words_of))
+            noisy = counts + np.random.default_rng(seed).normal(0, deviation, vocabulary)
+            possible.append(len({f"{name:06d}" for name in np.argsort(-noisy)[:most]} & top))
+        print(
+            f"words, oue at epsilon {epsilon:g}, most {most}, false_words {false_words:g}, ten "
+            f"data sets: {np.mean(found):.1f} of the 20 most frequent ({min(found)} to "
+            f"{max(found)}) among {np.mean(returned):.1f}; the best oracle {np.mean(possible):.1f} "
+            f"among {most}; {np.mean(false):.1f} words of fewer than 100 clients",
+            flush=True,
+        )
 
 
 def words(clients: int = 100_000, vocabulary: int = 1_000_000) -> None:
