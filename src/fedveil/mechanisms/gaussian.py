@@ -73,7 +73,7 @@ class GaussianMechanism:
 
     # Proof of the privacy of discrete noise:
     #
-    # 1. |z| <= clip holds in exact arithmetic (`clip_to_grid`), so |z - z'| <= 2 · clip, or `apart`.
+    # 1. |z| <= clip in exact arithmetic (`clip_to_grid`), so |z - z'| <= 2 · clip, or `apart`.
     # 2. Let X ~ N(0, s² - 16), in steps. Given X, let Y be the discrete Gaussian around X of
     #    parameter 16. z / step is whole, so z / step + Y is drawn from z / step + X alone. It is
     #    post-processing of the continuous mechanism, whose noise is at least sigma · (1 + 2^-32).
