@@ -172,8 +172,9 @@ class FrequencyClient(OneReportClient):
         counts = update.astype(np.int64)
         if counts.min() < 0 or counts.sum() > self._rows:
             raise ClientWithheld(f"the update is no sum of {self._rows} codes")
+        entropy = self._context.entropy
         if self._rows == 1:
-            ones = self._law.perturb(counts.astype(np.uint8), self._context.entropy)
+            ones = self._law.perturb(counts.astype(np.uint8), entropy).astype(np.int64)
         else:
-            ones = self._law.ones(counts, self._rows, self._context.entropy)
+            ones = self._law.ones(counts, self._rows, entropy)
         return {"round": self._context.round, "bits": pack(ones, 0, self._rows.bit_length())}
