@@ -22,7 +22,7 @@ from fedveil.statistics.answers import Estimate
 
 #: An edge is asked again if the quantile is below it with a chance nearer to 1/2 than this.
 _AGAIN = 0.35
-#: A line is drawn through excesses of up to this share of q, if its slope has so many deviations.
+#: A line is drawn through excesses of up to this share of q, if its slope has this many deviations.
 _LINE, _RISES = 0.3, 2.0
 
 
