@@ -104,7 +104,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part, from what they send or from its sums.",
+        "Find out which clients took part, from their messages or from sums of the messages.",
     ),
     Attack(
         "classes",
