@@ -77,6 +77,19 @@ class Owner(Protocol):
         """Charge the report that `asked` asks for. Raises an error if none may leave."""
 
 
+class RoundTraining(Protocol):
+    """A client's training in one round."""
+
+    model: Update
+
+    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+        """Return the client's update and number of examples. Raises any error of training."""
+
+    @property
+    def reported(self) -> Callable[[Protection, Words], None]:
+        """Save what a client keeps, once its report is made."""
+
+
 @dataclass(frozen=True)
 class Member:
     """This SuperNode's identity, from its node configuration.
@@ -86,7 +99,8 @@ class Member:
     True if its reports use the job's seed. `keys` and `accounts`: its folders of keys and of own
     accounts. `identity`: the file with its private key. `roster`: the file with every client's
     public key. `job`: the operator's own copy of the job. `owner`: the demands of the site's owner,
-    if it has a policy.
+    if it has a policy. `training`: makes a round's training, from the server's message to all, in
+    place of this process.
     """
 
     client: ClientId
@@ -98,6 +112,7 @@ class Member:
     roster: Path | None
     job: Path | None
     owner: Owner | None = None
+    training: Callable[[Job, Words], RoundTraining] | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
@@ -277,14 +292,12 @@ def _trained(
     `asked` is the message to this client, `common` the message to all. The answer leaves at the
     time fixed by `time`.
     """
-    from fedveil.flower.job.client_training import Training
-
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    training = Training(job, common, partial(kept_states, job, common, member.accounts))
+    training = _training(job, member, common)
     _charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
@@ -306,6 +319,14 @@ def _trained(
     else:
         training.reported(protection, asked)
     return answered
+
+
+def _training(job: Job, member: Member, common: Words) -> RoundTraining:
+    if member.training is not None:
+        return member.training(job, common)
+    from fedveil.flower.job.client_training import Training
+
+    return Training(job, common, partial(kept_states, job, common, member.accounts))
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:
