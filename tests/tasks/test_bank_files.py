@@ -110,6 +110,7 @@ def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(csv_format, "_BEGINNING", 1 << 10)
     rows = "".join(f"{row},1\n" for row in range(900)).encode()
     said = refusal(b"id,x\n" + rows + b"\xfc,1\n", "x")
     assert said == "t.csv, line 902 is not UTF-8 text; write files.bank.encoding: cp1252"
