@@ -27,7 +27,7 @@ LEAST = 256
 
 
 class NoPoint(ValueError):
-    """A row is no point, or is the identity."""
+    """Raised if a row is not a point, or is the identity."""
 
 
 def raised(points: Points, scalar: bytes) -> Points:
