@@ -72,7 +72,7 @@ def weights(commitment: Point, points: Points, raised: Points, domain: bytes) ->
     """
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
     for rows in (points, raised):
-        seed.update(np.ascontiguousarray(rows))
+        seed.update(np.ascontiguousarray(rows).data)
     start = seed.digest()
     drawn = b"".join(
         hashlib.sha256(start + i.to_bytes(8, "little")).digest()[WEIGHT_BYTES - 1 :: -1]
