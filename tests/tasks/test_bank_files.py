@@ -243,6 +243,13 @@ def test_a_first_piece_of_empty_cells_decides_nothing(monkeypatch: pytest.Monkey
     assert np.isnan(table.numbers("x")[:-1]).all()
 
 
+def test_a_first_piece_of_0_and_1_may_be_truth_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    content = "id;x\n" + "".join(f"{row};{row % 2}\n" for row in range(900))
+    assert table_of(content + "z;ja\n", "x").numbers("x").tolist() == [0, 1] * 450 + [1]
+    assert table_of(content + "z;7\n", "x").numbers("x")[-1] == 7
+
+
 # All problems at once
 
 

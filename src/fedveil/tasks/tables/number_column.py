@@ -90,6 +90,8 @@ class NumberColumn:
             self._seen = True
             whole = bool((present == np.floor(present)).all())
             kept = _DECIMALS if whole else ("point",) if "point" in self.forms else self.forms
+            if ((present == 0) | (present == 1)).all():
+                kept = (*_DECIMALS, "boolean")  # words such as yes may follow
             self.forms = [form for form in self.forms if form in kept] or self.forms
         self._check_missing(values, piece)
         self._spool.append([self._key(form) for form in self.forms], values)

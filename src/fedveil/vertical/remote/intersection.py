@@ -37,7 +37,8 @@ from fedveil.base.message import Message, Value, take, take_array
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
-from fedveil.vertical.remote.blinding import POINT_BYTES, Blinding, Points, check_raised
+from fedveil.vertical.remote.blinding import Blinding, check_raised
+from fedveil.vertical.ristretto.point_batches import POINT_BYTES, Points
 from fedveil.vertical.rows import Ids, Positions
 
 #: The number of ids sent at a time, while the same number is raised on either side.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -30,8 +30,9 @@ _types: Any = types
 
 
 def has_products() -> bool:
-    """Return True if the processor has the products that this code uses."""
-    return bool(binding.get_host_cpu_features().get("avx512ifma"))
+    """Return True if the processor has the products, and numba compiles for all that it has."""
+    chosen = config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX or config.DISABLE_JIT
+    return not chosen and bool(binding.get_host_cpu_features().get("avx512ifma"))
 
 
 class Lanes:
