@@ -105,18 +105,12 @@ class CentralNoise:
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """Return the vector, shortened to the norm `clip` if it is longer, in whole steps.
-
-        Entries are rounded towards zero.
-        """
+        """Return the vector in whole steps, clipped to norm `clip` and rounded towards zero."""
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        """Return True if `multiples`, a vector in whole steps, has a norm of at most `clip`.
-
-        Every result of `clipped` does.
-        """
+        """Return True if `multiples`, a vector in whole steps, has a norm of at most `clip`."""
         square = 0
         for start in range(0, len(multiples), _PART):
             part = multiples[start : start + _PART].astype(np.int64)
@@ -135,10 +129,7 @@ class CentralNoise:
         return total
 
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
-        """Add noise in place to `total`, a sum of clipped vectors in whole steps.
-
-        Nobody may read the sum before.
-        """
+        """Add noise in place to `total`, a sum of clipped vectors in whole steps."""
         self._noise.add_to(total, entropy)
 
 

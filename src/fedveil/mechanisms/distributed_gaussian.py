@@ -281,7 +281,6 @@ class DistributedSum(NoiseShares):
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean vector, given `total`, the sum of `shares` shares. Overwrites `total`."""
         values = into_floats(total)
         values *= self.step / shares
         return values

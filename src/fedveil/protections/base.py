@@ -234,8 +234,8 @@ class Protection(Description):
     #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
-    #: `privacy.unit: example`, the most by which training lets one example change the update.
+    #: Longer updates are shortened to this L2 norm. Infinity if none are. Under `privacy.unit:
+    #: example`, it is the most by which training lets one example change the update.
     norm_clip: float = math.inf
 
     def __init__(self, settings: Any, context: JobContext) -> None:
@@ -282,10 +282,7 @@ class Protection(Description):
         return 1
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return upper bounds on the epsilon and on the delta of any single report of a run.
-
-        They are sums over the report's losses.
-        """
+        """Return upper bounds on the epsilon and on the delta of any single report of a run."""
         spent = self.spending(self.initial_state())
         epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)

@@ -157,7 +157,7 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: a noised sum with one update, which is longer than the clip or not."""
+        """Yield audit cases: noised sums of one update, with a fixed and with a moving clip."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([4.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
@@ -238,10 +238,7 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add the noise to the sum, and divide by the number of reports.
-
-        If cohorts are secret, divide by the expected number instead.
-        """
+        """Add the noise to the sum, and divide by the number of reports, or the expected one."""
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)
