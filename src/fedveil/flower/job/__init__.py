@@ -7,6 +7,7 @@
     flower_engine.py    the server: the job's rounds, in a run folder (grid_executor.py,
                         node_mapping.py)
     job_client.py       the ClientApp: answers one message of a round at a time
+    member.py           the clients of a node, from its configuration
     client_training.py  the part of an answer that needs torch
 
 An app's two files need `client_app` and `server_app`. Neither is imported before it is called, so
