@@ -22,10 +22,11 @@ from test_simulation import job, timeless
 
 import fedveil
 from fedveil.base.message import encode
+from fedveil.engine.cluster import membership
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import ClusterUnavailable
 from fedveil.protections.catalog import POSITIONS
-from ray_nodes import node
+from ray_nodes import free_port, node
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow
@@ -33,6 +34,8 @@ from ray.cluster_utils import Cluster  # noqa: E402 - after the check that it is
 
 FEW = {"reconstruct_secrets_threshold": 3}
 PROTECTIONS = {"pw_encrypt": FEW, "distributed_dp": FEW}
+#: Where the head listens for Ray's own client, `ray://`.
+CLIENT_PORT = free_port()
 SLOW = {"model": "parts:plain", "rounds": 5, "clients": {"number": 8, "fraction": 1.0}}
 
 
@@ -41,7 +44,8 @@ def cluster() -> Iterator[Cluster]:
     """Start a cluster of a node with one core and a node with two."""
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    made = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
+    head = node(1, include_dashboard=False, ray_client_server_port=CLIENT_PORT)
+    made = Cluster(initialize_head=True, head_node_args=head)
     made.add_node(**node(2))
     os.environ["RAY_ADDRESS"] = made.address
     yield made
@@ -97,6 +101,15 @@ def test_processes_of_a_machine_and_states_change_no_byte(cluster: Cluster, tmp_
         assert left(run) == left(alone)
 
 
+def test_rays_client_changes_no_byte(cluster: Cluster, tmp_path: Path) -> None:
+    """Under `ray://` this process is outside the cluster, and reaches it over one port."""
+    settings = {**SLOW, "protection": {"name": "pw_encrypt", **PROTECTIONS}}
+    alone = left(on("here", tmp_path / "here", **settings))
+    run = on(f"ray://127.0.0.1:{CLIENT_PORT}", tmp_path / "ray", **settings)
+    assert left(run) == alone
+    assert len(run.metrics[-1][MACHINES]) >= 2
+
+
 def during(round: int, what: Callable[[], object]) -> Callable[[dict[str, Any]], None]:
     """Return a progress function that calls `what` in the middle of a round."""
 
@@ -119,6 +132,45 @@ def test_a_killed_process_changes_no_byte(
     assert left(run) == alone
     assert run.metrics[1][RETRAINED] > 0
     assert "was lost" in (run.folder / "events.log").read_text()
+
+
+def test_a_stopped_process_changes_no_byte(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It neither works nor dies, so only its missing pulse says that it is lost."""
+    monkeypatch.setattr(membership, "_PULSE_S", 1.0)
+    monkeypatch.setattr(membership, "_SILENT_S", 5.0)
+    settings = {**SLOW, "model": "parts:slow_plain"}
+    alone = left(on("here", tmp_path / "here", **settings))
+    stopped: list[psutil.Process] = []
+
+    def stop() -> None:
+        stopped.append(machines()[0])
+        stopped[0].suspend()
+
+    run = on("ray", tmp_path / "ray", progress=during(2, stop), **settings)
+    assert left(run) == alone
+    assert sum(record.get(RETRAINED, 0) for record in run.metrics) > 0
+    assert "gives no sign of life: it is given up" in (run.folder / "events.log").read_text()
+    gone, _ = psutil.wait_procs(stopped, timeout=30)
+    assert gone == stopped  # ended, not left stopped with its memory
+
+
+def test_a_machine_without_memory_changes_no_byte(cluster: Cluster, tmp_path: Path) -> None:
+    """Ray's own monitor kills the process of a node that counts as full."""
+    settings = {**SLOW, "model": "parts:slow_plain", "rounds": 60}
+    alone = left(on("here", tmp_path / "here", **settings))
+    full = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "20000"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in full.items():
+            patch.setenv(name, value)
+        small = cluster.add_node(**node(1))
+    run = on("ray", tmp_path / "ray", **settings)
+    cluster.remove_node(small)
+    assert left(run) == alone
+    events = (run.folder / "events.log").read_text()
+    assert "was lost (it ran out of memory)" in events
+    assert sum(record.get(RETRAINED, 0) for record in run.metrics) > 0
 
 
 def test_a_removed_node_and_a_late_one_change_no_byte(cluster: Cluster, tmp_path: Path) -> None:

@@ -318,13 +318,16 @@ def test_a_client_forgets_a_round_only_if_it_is_named(tmp_path: Path) -> None:
 
 LIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "for another": lambda said: {**said, "3": said["0"]},
+    "in another's name": lambda said: {"2": said["2"], "3": said["0"], "5": said["5"]},
     "with a number": lambda said: {**said, "0": 1},
     "with another word": lambda said: {**said, "0": "gone"},
     "without a word": lambda said: {k: v for k, v in said.items() if k != "0"},
     "without a report": lambda said: {**said, "0": b"pickle"},
 }
+FOREIGN = (4, 0, {"a node answers for clients that were not asked": 3})
 REFUSED = {
-    "for another": (4, 0, {"a node answers for clients that were not asked": 3}),
+    "for another": FOREIGN,
+    "in another's name": FOREIGN,
     "with a number": (6, 0, {"an answer that is neither report nor word": 1}),
     "with another word": (6, 0, {"an answer that is neither report nor word": 1}),
     "without a word": (6, 1, {}),

@@ -41,10 +41,10 @@ def exchange(
         ids = list(waiting)
         for start in range(0, len(ids), BATCH):
             for reply in grid.pull_messages(ids[start : start + BATCH]):
-                at = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if at is not None:
+                place = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if place is not None:
                     heard = True
-                    yield at, reply
+                    yield place, reply
         left = end - time.monotonic()
         if left <= 0 or not waiting:
             return

@@ -20,6 +20,8 @@ from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 FOUND = ("ray", "auto")
 #: Seconds to wait for a cluster's first sign, and the most bytes of a file with its address.
 _ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
+#: An actor answers the calls of this group beside all others.
+_PULSE = "pulse"
 
 
 class RayCluster(Cluster):
@@ -73,7 +75,7 @@ class RayCluster(Cluster):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = NodeAffinitySchedulingStrategy(place.key.partition("/")[0], soft=False)
-        actor = ray.remote(Machine).options(
+        actor = ray.remote(concurrency_groups={_PULSE: 1})(Machine).options(
             num_cpus=place.cores,
             num_gpus=1 if self._gpus else 0,
             scheduling_strategy=node,
@@ -126,6 +128,10 @@ class _Actor(Remote):
 
     def call(self, method: str, *arguments: Any) -> Call:
         return _RayCall(self._ray, getattr(self._actor, method).remote(*arguments))
+
+    def pulse(self) -> Call:
+        method = self._actor.pulse.options(concurrency_group=_PULSE)
+        return _RayCall(self._ray, method.remote())
 
     def end(self) -> None:
         self._ray.kill(self._actor)

@@ -145,8 +145,8 @@ class GridExecutor(Executor):
         if len(self._protection.phases) > 1:
             self._unfinished.update(messages)
         encoded: dict[ClientId, bytes] = {}
-        for message, clients in shared(messages):
-            encoded.update(dict.fromkeys(clients, encode(message)))
+        for message, receivers in shared(messages):
+            encoded.update(dict.fromkeys(receivers, encode(message)))
         for node, clients in parts:
             own = {client: self._own(client) if trains else {} for client in clients}
             if node in self._members.shared:
@@ -189,7 +189,7 @@ class GridExecutor(Executor):
             yield from map(outcomes.Unreached, clients)
         elif reply.has_error():
             if not reply_was_lost(reply):
-                word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else ""
+                word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else None
                 yield from (self._without(client, word) for client in clients)
         elif node in self._members.shared:
             yield from self._shared(clients, reply)
@@ -214,7 +214,7 @@ class GridExecutor(Executor):
             elif answer is not None:
                 yield outcomes.Refused(client, 0, "an answer that is neither report nor word")
 
-    def _without(self, client: ClientId, word: str) -> Answer:
+    def _without(self, client: ClientId, word: str | None) -> Answer:
         """Return the answer of a client without a report, for its app's `word` or Flower's own."""
         if word == job_client.STRANGER:
             self._members.doubt(client)

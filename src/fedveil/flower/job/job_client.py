@@ -109,7 +109,8 @@ def _node_answer(job: Job, message: Message, context: Context) -> bytes:
     """Return the answer of the node's one client, or one message with those of several."""
     members, files = members_of(context.node_config, job), OwnFiles(job)
     if len(members) == 1:
-        return answer(job, *members.values(), message, context)
+        (member,) = members.values()
+        return answer(job, member, message, context)
     match message.metadata.message_type.split("."):
         case ["query", kind] if kind == INTRODUCE:
             return _introduce(files, list(members.values()))
@@ -119,10 +120,8 @@ def _node_answer(job: Job, message: Message, context: Context) -> bytes:
             return encode({})
 
     # All parts are read before the first is answered and charged.
-    parts = {part[0]: part for part in from_bundled_records(message.content)}
-    return encode(
-        {str(c): _part(files, members.get(c), part, context) for c, part in parts.items()}
-    )
+    parts = list(from_bundled_records(message.content))
+    return encode({str(p[0]): _part(files, members.get(p[0]), p, context) for p in parts})
 
 
 def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Context) -> bytes | str:

@@ -125,18 +125,18 @@ class Members:
         only_fields(answer, "client", *self._revealed)
         if type(answer["client"]) is int:
             clients = [answer["client"]]
-            counts = [take(answer, "examples", int)] if self._revealed else []
+            examples = take(answer, "examples", int) if self._revealed else 0
         else:
             clients = take_array(answer, "client", np.int64, (None,)).tolist()
-            shape = (len(clients),)
-            counts = take_array(answer, "examples", np.int64, shape) if self._revealed else []
+            each = (len(clients),)
+            examples = sum(take_array(answer, "examples", np.int64, each)) if self._revealed else 0
         if not 0 < len(set(clients)) == len(clients) <= self._most:
             raise MessageInvalid(
                 f"it names {len(clients)} clients, and deployment.clients_per_node = {self._most}"
             )
         if wrong := [client for client in clients if not 0 <= client < self._clients]:
             raise MessageInvalid(f"client = {wrong[0]} is outside [0, {self._clients})")
-        return set(clients), f", with {sum(counts)} examples" if self._revealed else ""
+        return set(clients), f", with {examples} examples" if self._revealed else ""
 
 
 def _named(clients: Collection[ClientId]) -> str:
