@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1800, help="seconds for a phase")
     parser.add_argument("--positions", nargs="+", default=["not_encrypt", "pw_encrypt"])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes are ended, too
     print("| position | clients | nodes | reports | round, s | first round, s | bytes a report | "
           "MB a round | memory, MB |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     for position in options.positions:
