@@ -18,10 +18,13 @@ def account(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write a page, a record and a script that recomputes it to this folder."),
+        typer.Option(
+            help="With DATA: a folder for a page of the account, its record, and a script that "
+            "recomputes its figures."
+        ),
     ] = None,
 ) -> object:
-    """Show what is spent of a data set's privacy, on what, and what is left."""
+    """Show how much epsilon was spent on a data set, by which jobs, and how much is left."""
     from fedveil.site.account_record import AccountRecord
     from fedveil.site.site_folder import Site
 

@@ -36,7 +36,10 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Logs to Weights & Biases, offline in the run's folder without the variable WANDB_MODE."""
+    """Logs to Weights & Biases, or offline if the variable WANDB_MODE is not set.
+
+    Offline logs are in the run's folder.
+    """
 
     def __init__(self) -> None:
         try:

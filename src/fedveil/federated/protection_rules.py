@@ -1,4 +1,4 @@
-"""The rules and the advice that protections, fedveil's and a user's own, add to those of a job."""
+"""Adds the rules and advice of every protection, built-in or a user's own, to those of a job."""
 
 from __future__ import annotations
 

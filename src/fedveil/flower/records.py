@@ -1,12 +1,11 @@
-"""A fedveil message in Flower's records, and back.
+"""Encodes a fedveil message in Flower's records, and decodes it.
 
-A message is sent as the bytes of its one encoding, in a ConfigRecord of its own. Nothing else may
-be in the records. So nothing leaves a client unnoticed, and the length of those bytes is the upload
-size in every table.
+A message is sent as its bytes, in one ConfigRecord. The records contain nothing else. So nothing
+leaves a client unnoticed, and the length of the bytes is the upload size in all tables.
 
-A message to several clients of one node has the fields of each client under its number, and the
-message of each once, however many of them it is for. The node's reply has each client's answer
-under its number: an encoded message, or a word that says that there is none.
+A message to several clients of one node has the fields of each client under its number, and each
+different message once. The node's reply has each client's answer under its number: an encoded
+message, or a word in place of an answer.
 """
 
 from __future__ import annotations
@@ -46,14 +45,17 @@ def encoded_records(message: bytes) -> RecordDict:
 
 
 def common_record(common: Message) -> ConfigRecord:
-    """Return the record with the engine's fields for all clients, as one shared object."""
+    """Encode the fields for all clients as a record, which all messages share."""
     return ConfigRecord({_FIELD: encode(common)})
 
 
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return a message to `client` with the common fields and its `own`."""
+    """Return the records of a message to `client`.
+
+    They also contain the fields `common` to all clients, and the client's `own` fields.
+    """
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -78,6 +80,7 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> Addressed:
+    """Decode the records of `addressed_records`: client number, message and other fields."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     return client, message, _with_own(common, address, "client")
@@ -112,12 +115,12 @@ def _with_own(common: Message, own: Message, without: str) -> dict[str, Value]:
 
 
 def encoded_message(records: RecordDict) -> bytes:
-    """Return the encoding in records with only one message. Raises `MessageInvalid`."""
+    """Return the encoded message in `records`. Raises `MessageInvalid` for any other content."""
     return _encoded(records, MESSAGE)[0]
 
 
 def check_report(protection: Protection) -> None:
-    """Raise an error for reports too long for Flower, which splits only arrays."""
+    """Raise an error if the protection's reports are too long for Flower to carry."""
     what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
     check_carried(what, protection.longest_report())
 

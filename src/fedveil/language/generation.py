@@ -6,8 +6,8 @@
 
 The leader sends a token's vector when the token is new; the follower caches its layers' keys and
 values. When the context is full, the leader sends the later half of the tokens once more, at their
-new positions, and the follower clears its cache: a token is sent at most twice. The follower
-returns only the vector of the last position.
+new positions, and the follower clears its cache. So a token is sent at most twice. The follower
+returns only the vector of the last position. The messages are:
 
     {"kind": "extend", "step": n, "start": s, "length": k}    leader -> follower
     the tensor of step n: k vectors, for the positions from s; s = 0 clears the cache
@@ -63,7 +63,7 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model can continue a text: its `assists` has an entry for GENERATE."""
+    """A task whose model continues texts. `assists[GENERATE]` is the follower's side."""
 
     tokenizer: Tokenizer
 
@@ -72,9 +72,9 @@ class TextTask(Task, Protocol):
 class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
-    Token t is drawn with probability proportional to exp(score(t) / temperature); temperature 0
-    takes the token with the highest score. The end of a document ends the continuation. Each choice
-    is drawn from a stream of its own, so that a restarted session draws the same tokens.
+    The next token is drawn with probability proportional to exp(score / temperature); temperature 0
+    takes the token with the highest score. Generation stops at the end of a document. Each choice
+    has its own random stream, so that a restarted session draws the same tokens.
     """
 
     prompt: bytes
@@ -90,7 +90,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request. Its choices are reproducible with a `seed`, and random without one."""
+        """Create a request, with reproducible choices if there is a `seed`, else random ones."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 
@@ -113,7 +113,8 @@ def generate(
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
     `tell` is called with the bytes of every new token. The result is reproducible if both the
-    request and the run are seeded. `encoded` is as in `train`.
+    request and the run are seeded. With `encoded`, messages are encoded as between machines.
+    Returns the continuation and the split model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -132,9 +133,9 @@ def generate(
 
 
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
-    """Return the leader's side of a session between machines: `write` with the run's objects.
+    """Return a function that runs the leader's side of text generation between machines.
 
-    The continuation is reported only at the end: a restarted session draws its EmbeddingDP reports
+    The text is only returned at the end, because a restarted session draws its EmbeddingDP reports
     again.
     """
 
@@ -173,12 +174,12 @@ def write(
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: evaluate its layers until the leader needs no more."""
+    """Run the follower's side: compute its layers' outputs until the leader sends `enough`."""
     return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a prompt with its continuation, none without EmbeddingDP."""
+    """Return the epsilons of a generated text. The list is empty without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -262,7 +263,7 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Return the start and number of positions that the leader requests next, or None."""
+    """Return the start and number of positions that the leader requests, or None at the end."""
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
         return None
@@ -289,7 +290,7 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Draw a next token from `scores`: one that stands for bytes, or the document's end."""
+    """Draw the next token: one that represents bytes, or the end of the document."""
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)

@@ -1,4 +1,4 @@
-"""Central noise: each client clips its vector, and the holder of the sum adds the noise."""
+"""Central noise: clients clip their vectors, and the holder of the sum adds noise to it once."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ _PART = 1 << 16
 
 
 class CentralNoise:
-    """Clip vectors to the L2 norm `clip` on a grid, and add Gaussian noise to a sum of them.
+    """Clips vectors to the L2 norm `clip`, and adds Gaussian noise to a sum of clipped vectors.
 
-    `clipped` returns whole numbers z in units of `step` with step · |z| <= clip in exact
-    arithmetic. `add_to` adds independent discrete Gaussians to a sum of such vectors, in steps: the
-    noise of `GaussianMechanism` with the same eps, delta and clip, for this step.
+    Output: `clipped` returns a vector of whole numbers z with step · |z| <= clip, in exact
+    arithmetic. `add_to` adds an independent discrete Gaussian to each entry of a sum of such
+    vectors. The noise is that of `GaussianMechanism` with equal eps, delta and clip, for this
+    `step`.
 
-    Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against anyone who
-    reads only the noisy sum. Replacing one vector moves the sum by at most 2 · clip, and steps 1 to
-    3 of the proof at `GaussianMechanism` need nothing else. The number of vectors in the sum is
-    public. Nothing is guaranteed if a vector in the sum is longer than `clip`, or against the
-    holder of the sum.
+    Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against everyone
+    who reads only the noisy sum. The number of vectors in the sum is public. Nothing is guaranteed
+    against the holder of the sum, or if a vector in the sum is longer than `clip`.
     """
+
+    # Why: replacing one vector moves the sum by at most 2 · clip. The proof of `GaussianMechanism`
+    # needs nothing else.
 
     def __init__(self, eps: float, delta: float, clip: float, step: float, dimension: int) -> None:
         mechanism = GaussianMechanism(eps, delta, clip)
@@ -66,9 +68,9 @@ class CentralNoise:
     def of_ratio(cls, ratio: float, delta: float, clip: float, dimension: int) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity 2 · clip.
 
-        `dimension` is the number of entries of a vector, and the loss is stated at `delta`. The
-        step is that of `GaussianMechanism.grid`, or finer if the noise is large: the noise is added
-        to a sum, in which the rounding of many vectors adds up.
+        `dimension` is the number of entries of a vector. The loss is stated at `delta`. The step is
+        that of `GaussianMechanism.grid`, or smaller if the noise is large, because the rounding
+        errors of many vectors add up in a sum.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -87,7 +89,7 @@ class CentralNoise:
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """Return the vector, scaled to the norm `clip` if it is longer, as whole numbers of steps.
+        """Return the vector, shortened to the norm `clip` if it is longer, in whole steps.
 
         Entries are rounded towards zero.
         """
@@ -95,9 +97,9 @@ class CentralNoise:
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        """Return True if the norm of `multiples`, a vector in steps, is at most `clip`.
+        """Return True if `multiples`, a vector in whole steps, has a norm of at most `clip`.
 
-        It is for every result of `clipped`.
+        Every result of `clipped` does.
         """
         square = 0
         for start in range(0, len(multiples), _PART):
@@ -110,15 +112,15 @@ class CentralNoise:
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """Return the clipped vector plus the noise of a whole sum, in steps.
 
-        This is what an attacker sees who knows all other vectors in the sum.
+        An attacker who knows all other vectors of a sum can compute this from the noisy sum.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
         return total
 
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
-        """Add noise, in place, to a sum of clipped vectors in steps.
+        """Add noise in place to `total`, a sum of clipped vectors in whole steps.
 
-        Call it before the sum is read.
+        Nobody may read the sum before.
         """
         self._noise.add_to(total, entropy)

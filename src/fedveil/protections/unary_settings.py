@@ -62,7 +62,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return the setting to change so that an audit can read reports, or None."""
+    """Return the setting that an audit of reports needs, and why. None if the settings allow it."""
     if settings.fidelity == "per_client":
         return None
     return (

@@ -28,7 +28,7 @@ def generate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Continue a text with a PanGu language model (task: pangu), protected as in training."""
+    """Continue a text with a trained split language model (task: pangu)."""
     from fedveil.language import generation
     from fedveil.record.run_folder import job_of
 

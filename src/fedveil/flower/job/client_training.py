@@ -60,10 +60,10 @@ def own_data(
     shared: Callable[[], ClientsData],
     form: Form | None = None,
 ) -> ClientsData:
-    """Return the client's examples: from its own `function`, or its part of the `shared` data.
+    """Return the client's examples, from its own `function` or from the job's data set.
 
-    With `form`, each of the function's training records is read by itself, and everything else that
-    it returns is ignored.
+    Without `function`, it gets its part of the `shared` data set. With `form`, each training record
+    is read separately, and the function's other data is ignored.
     """
     if function is None:
         return shared()
@@ -74,7 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Count the client's examples, under `privacy.unit: example` without reading its records."""
+    """Return the client's number of examples. Under `privacy.unit: example` no record is read."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)
@@ -91,9 +91,10 @@ def _save_state(
 
 
 class Training:
-    """A client's training in one round, set up from the server's message to all clients.
+    """A client's training in one round.
 
-    The constructor checks and uses only that message. `update` reads the client's examples.
+    The constructor uses only the server's message to all clients. `update` reads the client's
+    examples.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. Raises any error of training."""
+        """Return the client's update and number of examples. Raises any error of the training."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -155,7 +156,10 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples as inputs of the trained part, cached in the process."""
+        """Return the client's examples after the fixed layers, as the trained part reads them.
+
+        The result is cached in the process.
+        """
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -193,7 +197,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the client's examples, stored with their lengths if the job's lengths differ."""
+    """Return the client's examples, stored with their lengths if lengths differ in the job."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

@@ -1,10 +1,10 @@
-"""The ClientApp of a deployed job: receives one message of a round, returns one encoded report.
+"""The ClientApp of a deployed job. It answers one message of a round at a time.
 
-Flower starts a process for each message. The reply is only the client half's own answer, or a fixed
-word that says that there is none. A node with several clients answers for each of them separately,
-from the client's own data, account, keys and state. Reasons, warnings, metrics and tracebacks stay
-in this machine's log, since they depend on the client's data. Only data that the job reveals is
-sent in addition.
+Flower starts a process for each message. A reply contains only the answer of the protection's
+client half, or a fixed word in place of an answer. A node with several clients answers for each of
+them separately, from the client's own data, account, keys and state. Reasons, warnings, metrics and
+tracebacks depend on the client's data, so they stay in this machine's log. Other data is sent only
+if the job says that clients reveal it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from fedveil.settings.differences import differences
 if TYPE_CHECKING:
     from fedveil.engine.executors.client_side import ClientsData
 
-#: The server's questions: introduce yourself; and forget the round, which ended without you.
+#: The server's queries: say which client you are, and forget a round that ended without you.
 INTRODUCE, FORGET = "introduce", "forget"
 #: Reasons in this app's error replies. Any other is Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
-#: Its update of that round has left already, and the server may have seen it.
+#: The reason that the client has already sent its update of that round.
 ANSWERED = "answered before"
 WORDS = (WITHHELD, FAILED, STRANGER, ANSWERED)
 ERROR_CODE = 200
@@ -90,9 +90,9 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def answer(job: Job, member: Member, message: Message, context: Context) -> bytes:
-    """Return the member's encoded answer to any message of the job.
+    """Return the member's encoded answer to a message of the job.
 
-    Raises an error if it has none: nothing about the error may leave the machine.
+    Raises an error if there is no answer. The caller must not send the error's text.
     """
     match message.metadata.message_type.split("."):
         case ["query", kind] if kind == INTRODUCE:
@@ -144,11 +144,11 @@ class OwnFiles:
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is for another client: the server's node number is outdated."""
+    """Raised if the message is for another client: the server's mapping of nodes is outdated."""
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return the answer, or a fixed word in place of an error. Flower would send its text."""
+    """Return the answer, or a fixed word for an error. Flower would send the error's text."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -183,10 +183,10 @@ def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
 
 
 def _check_own_job(files: OwnFiles, member: Member) -> None:
-    """Raise an error if the app's job is not the one to which this client's own operator agreed.
+    """Raise an error if the app's job differs from the operator's own copy of the job.
 
-    The app comes from the server. Its job states the protection, the threshold, the number of
-    rounds and everything else on which a guarantee rests.
+    The app comes from the server. Every guarantee depends on its job: on the protection, the
+    threshold, the number of rounds and more.
     """
     if member.job is None:
         return
@@ -259,10 +259,11 @@ def _trained(
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
-    """Answer the phase in which clients train. The request is charged before any example is read.
+    """Return the answer in the phase in which clients train.
 
-    `asked` is the message to this client, `common` the message to all. The answer leaves at the
-    time fixed by `time`.
+    The report is charged before any example is read. `asked` is the message to this client,
+    `common` the message to all. `half` makes the protection's client half. `time` fixes when the
+    answer leaves.
     """
     from fedveil.flower.job.client_training import Training
 
@@ -298,7 +299,7 @@ def _trained(
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:
-    """Return the later of the times that the job and the owner ask for."""
+    """Return the longer of the delays that the job and the site's owner demand, or None."""
     owners = None if member.owner is None else member.owner.answer_after_s
     said = (job.deployment.answer_after_s, owners)
     return max((seconds for seconds in said if seconds is not None), default=None)
@@ -310,7 +311,11 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report, up to the job's limits. A lying server does not end its run at them."""
+    """Charge a report to this client's account. Raises an error if that would exceed a limit.
+
+    The client enforces the job's limits itself, because a lying server would not end its run at
+    them.
+    """
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

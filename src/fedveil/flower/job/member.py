@@ -21,30 +21,30 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class Owner(Protocol):
-    """The demands of a site's owner, which hold for every job and no job can lift.
+    """The demands of the site's owner. They hold for every job, and no job can remove them.
 
-    With an owner, a client sends a report of zero in place of an update that cannot be used, under
-    every protection: a missing report would reveal something that nobody has permitted.
+    With an owner, an unusable update is reported as an update of zero under every protection. A
+    missing report would reveal something that the owner has not permitted.
     """
 
     @property
     def answer_after_s(self) -> float | None:
-        """Return the least delay of a report after its request, in seconds, or None."""
+        """Return the least time from a request to its answer, in seconds, or None."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
-        """Charge the report that `asked` asks for. Raises an error if none may leave."""
+        """Charge the report that the message `asked` requests. Raises if it may not be sent."""
 
 
 @dataclass(frozen=True)
 class Member:
     """A client's identity on its SuperNode, from the node configuration.
 
-    `client`: its number in the job. `data`: the user's function that returns its examples; without
-    it, the client has the part of the job's data set that the split gives to its number. `seeded`:
-    True if its reports use the job's seed. `keys` and `accounts`: its folders of keys and of own
-    accounts. `identity`: the file with its private key. `roster`: the file with every client's
-    public key. `job`: the operator's own copy of the job. `owner`: the demands of the site's owner,
-    if it has a policy.
+    `client` is its number in the job. `data` names the user's function that returns its examples.
+    Without it, the client has its part of the job's data set. `seeded` is True if its reports use
+    the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
+    `identity` is the file with its private key, and `roster` the file with every client's public
+    key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
+    if the site has a policy.
     """
 
     client: ClientId

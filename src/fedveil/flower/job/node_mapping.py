@@ -1,7 +1,4 @@
-"""The mapping of clients to SuperNodes, from the nodes' own introductions.
-
-A node has one client, or as many as the job allows.
-"""
+"""Maps clients to SuperNodes. Each node says which clients it holds."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ _PATIENCE_S = 30.0
 
 
 class Members:
-    """The connected clients, as of the last poll.
+    """The clients that were connected at the last poll.
 
-    If several nodes claim a client's number, the last one gets it: a node that was restarted
-    without an identity of its own has a new node number, while the old one still seems to be
-    connected. Flower's node authentication decides who may connect at all, and the job how many
-    clients a node may claim.
+    If several nodes claim the number of one client, the last node gets it. A restarted node without
+    a stored identity has a new node number, while its old number still seems to be connected.
+    Flower's node authentication decides which nodes may connect, and the job how many clients a
+    node may claim.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
@@ -54,7 +51,7 @@ class Members:
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
-        """Forget the client's node, so that the next poll asks that node again."""
+        """Forget which clients the client's node holds, so that the next poll asks it again."""
         node = self._node_of.get(client)
         if node is not None:
             self._forget(node)
@@ -67,7 +64,7 @@ class Members:
         return clients
 
     def look(self) -> None:
-        """Poll once: forget nodes that have gone, and ask new ones to introduce themselves."""
+        """Poll once: remove disconnected nodes, and ask new nodes which clients they are."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._clients_of if node not in here]:
             self._event(f"{_named(self._forget(node))} gone")
@@ -86,7 +83,10 @@ class Members:
                 self._meet(new[at], reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Poll until `enough` of `wanted` are connected or `limit_s` passed. Returns how many."""
+        """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
+
+        Returns the number of those that are connected.
+        """
         end = time.monotonic() + limit_s
         self.look()
         while (here := len(self.node_of.keys() & set(wanted))) < enough:
