@@ -159,6 +159,25 @@ def ledger_of(folder: Path) -> Ledger:
     return Ledger.from_state(saved.ledger)
 
 
+def test_a_task_of_ones_own_travels_with_the_app(federation: Loopback, tmp_path: Path):
+    """Data, model, loss and local step are functions of the user's module, on every machine."""
+    settings = job(
+        name="own-task",
+        rounds=2,
+        data={"name": "task_parts:slope"},
+        model="task_parts:linear",
+        task="task_parts:OwnStep",
+    )
+    write_app(tmp_path / "app", deployable(settings))
+    folder = tmp_path / "run"
+    assert federation.run(tmp_path / "app", folder).wait(LIMIT_S) == 0
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    theirs = (simulated.folder / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == theirs
+    mine = read_run(folder).records
+    assert [r["measures"] for r in mine] == [r["measures"] for r in simulated.metrics]
+
+
 def test_clients_that_share_nodes_end_with_the_simulators_bytes(tmp_path: Path):
     """Seven clients on three SuperNodes, one of which is killed and comes back."""
     protection = {
