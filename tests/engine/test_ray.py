@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,8 +35,6 @@ from ray.cluster_utils import Cluster  # noqa: E402 - after the check that it is
 
 FEW = {"reconstruct_secrets_threshold": 3}
 PROTECTIONS = {"pw_encrypt": FEW, "distributed_dp": FEW}
-#: Where the head listens for Ray's own client, `ray://`.
-CLIENT_PORT = free_port()
 SLOW = {"model": "parts:plain", "rounds": 5, "clients": {"number": 8, "fraction": 1.0}}
 
 
@@ -44,8 +43,7 @@ def cluster() -> Iterator[Cluster]:
     """Start a cluster of a node with one core and a node with two."""
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    head = node(1, include_dashboard=False, ray_client_server_port=CLIENT_PORT)
-    made = Cluster(initialize_head=True, head_node_args=head)
+    made = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
     made.add_node(**node(2))
     os.environ["RAY_ADDRESS"] = made.address
     yield made
@@ -101,11 +99,28 @@ def test_processes_of_a_machine_and_states_change_no_byte(cluster: Cluster, tmp_
         assert left(run) == left(alone)
 
 
-def test_rays_client_changes_no_byte(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.fixture
+def client_port(cluster: Cluster) -> Iterator[int]:
+    """Start the server of Ray's own client, and return its port."""
+    port = free_port()
+    command = [sys.executable, "-m", "ray.util.client.server", "--mode=specific-server"]
+    place = [f"--address={cluster.address}", "--host=127.0.0.1", f"--port={port}"]
+    server = subprocess.Popen([*command, *place])
+    limit = time.monotonic() + 60
+    while server.poll() is None and time.monotonic() < limit:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            break
+        time.sleep(0.2)
+    yield port
+    server.kill()
+    server.wait()
+
+
+def test_rays_client_changes_no_byte(client_port: int, tmp_path: Path) -> None:
     """Under `ray://` this process is outside the cluster, and reaches it over one port."""
     settings = {**SLOW, "protection": {"name": "pw_encrypt", **PROTECTIONS}}
     alone = left(on("here", tmp_path / "here", **settings))
-    run = on(f"ray://127.0.0.1:{CLIENT_PORT}", tmp_path / "ray", **settings)
+    run = on(f"ray://127.0.0.1:{client_port}", tmp_path / "ray", **settings)
     assert left(run) == alone
     assert len(run.metrics[-1][MACHINES]) >= 2
 

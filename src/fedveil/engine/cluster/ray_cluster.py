@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class RayCluster(Cluster):
                 address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="fedveil"
             )
         except Exception as error:  # Ray raises errors of many kinds here
+            with suppress(Exception):  # the next try starts anew
+                self._ray.shutdown()
             said = f"no Ray cluster answers at {where or 'this machine'}"
             raise ClusterUnavailable(
                 f"simulation.on = {address}: {said} ({described(error)[:200]}). Start one with "
