@@ -36,7 +36,6 @@ _CLIENTS = "clients"
 
 
 def to_records(message: Message) -> RecordDict:
-    """Encode `message` as records."""
     return encoded_records(encode(message))
 
 

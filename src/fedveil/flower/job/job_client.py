@@ -36,7 +36,7 @@ from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
-from fedveil.flower.job.member import Member, members_of
+from fedveil.flower.job.member import Member, RoundTraining, members_of
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
@@ -265,16 +265,13 @@ def _trained(
     `common` the message to all. `half` makes the protection's client half. `time` fixes when the
     answer leaves.
     """
-    from fedveil.flower.job.client_training import Training
-
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    states = partial(kept_states, job, common, member.accounts)
-    training = Training(job, common, states, files.data)
+    training = _training(files, member, common)
     _charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
@@ -296,6 +293,16 @@ def _trained(
     else:
         training.reported(protection, asked)
     return answered
+
+
+def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
+    job = files.job
+    if member.training is not None:
+        return member.training(job, common)
+    from fedveil.flower.job.client_training import Training
+
+    states = partial(kept_states, job, common, member.accounts)
+    return Training(job, common, states, files.data)
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:

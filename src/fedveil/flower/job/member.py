@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from fedveil.base.message import Message as Words
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.sealed_state import STATE_FOLDER, StateFolder
-from fedveil.protections.base import Protection
+from fedveil.protections.base import Protection, Update
 from fedveil.rounds.outcomes import ClientId
 
 #: Stands for the client's number in a node configuration.
@@ -35,6 +35,19 @@ class Owner(Protocol):
         """Charge the report that the message `asked` requests. Raises if it may not be sent."""
 
 
+class RoundTraining(Protocol):
+    """A client's training in one round."""
+
+    model: Update
+
+    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+        """Return the client's update and number of examples. Raises any error of training."""
+
+    @property
+    def reported(self) -> Callable[[Protection, Words], None]:
+        """Save what a client keeps, once its report is made."""
+
+
 @dataclass(frozen=True)
 class Member:
     """A client's identity on its SuperNode, from the node configuration.
@@ -44,7 +57,8 @@ class Member:
     the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
     `identity` is the file with its private key, and `roster` the file with every client's public
     key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
-    if the site has a policy.
+    if the site has a policy. `training` makes a round's training elsewhere than in this process,
+    from the server's message to all clients.
     """
 
     client: ClientId
@@ -56,6 +70,7 @@ class Member:
     roster: Path | None
     job: Path | None
     owner: Owner | None = None
+    training: Callable[[Job, Words], RoundTraining] | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, object], client: ClientId) -> Member:
