@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ ORDER = 2**252 + 27742317777372353535851937790883648493
 COUNT = 269
 
 if HAVE_NUMBA:
-    from fedveil.vertical.ristretto import native_points
+    from fedveil.vertical.ristretto import field_lanes, native_points
 
 pytestmark = pytest.mark.skipif(
     not HAVE_NUMBA or not native_points.can_run(), reason="needs AVX-512 IFMA"
@@ -95,9 +97,35 @@ def test_no_invalid_encoding_passes_among_many_points(points: Points, last: bool
 def test_a_scalar_is_read_nowhere_but_as_masks() -> None:
     """The native code's memory differs in masks alone, and every digit has one mask of ones."""
     one, other = (native_points._memory(scalar) for scalar in list(scalars())[-3:-1])
-    masks = native_points.formulas.MASKS
+    masks = native_points.MASKS
     assert np.array_equal(one[:masks], other[:masks])
     for memory in (one, other):
         table = memory[masks:].reshape(64, 16)
         assert set(table.ravel().tolist()) == {0, 2**64 - 1}
         assert (table > 0).sum(axis=1).tolist() == [1] * 64
+
+
+def test_no_instruction_branches_on_a_number() -> None:
+    """Read the machine code: of all operations, and of the choice of a table's entry by masks."""
+    from numba import njit, types
+
+    @njit
+    def all_of_them(s: Any, out: int, a: int) -> None:
+        field_lanes.pick(s, out, a, out)
+        field_lanes.multiply(s, out, a, out)
+        field_lanes.square(s, out, a)
+        field_lanes.add(s, out, a, out)
+        field_lanes.subtract(s, out, a, out)
+        field_lanes.select(s, out, a, out, a)
+        field_lanes.zero(s, out, a)
+        field_lanes.negative(s, out, a)
+        field_lanes.shrink(s, out, a)
+
+    all_of_them.compile((types.uint64[::1], types.int64, types.int64))
+    (code,) = all_of_them.inspect_asm().values()
+    bodies = re.findall(r"^fedveil\.field\.(\w+):$(.*?)\n\.Lfunc_end", code, re.M | re.S)
+    assert len({name for name, _ in bodies}) == 9
+    for name, body in bodies:
+        found = re.findall(r"^\t([a-z]\w*)", body, re.M)
+        assert "retq" in found, name
+        assert not [one for one in found if one.startswith(("j", "cmov", "loop", "call"))], name
