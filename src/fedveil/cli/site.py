@@ -53,15 +53,19 @@ def check(
     if job is None:
         say("the policy is valid")
         return {"warnings": opened.policy.warnings}
+    from fedveil.site.code_folder import read, top
     from fedveil.site.order import order_in
 
     order = order_in(job)
     digest, reasons = order.digest.hex(), list(opened.admission.reasons(order))
     say(f"digest {digest}")
+    code = {name: read(site, name).digest for name in sorted(set(map(top, order.code)))}
+    for name, of in code.items():
+        say(f"code {name}: {of}")
     if reasons:
         raise SiteRefused(f"{opened.policy.name} refuses {job}: {'; '.join(reasons)}")
     say(f"{opened.policy.name} accepts {job}")
-    return {"digest": digest}
+    return {"digest": digest, "code": code}
 
 
 @app.command()

@@ -85,13 +85,17 @@ class Training:
     """A client's training in one round.
 
     The constructor uses only the server's message to all clients. `update` reads the client's
-    examples.
+    examples, unless `rows` has them.
     """
 
     def __init__(
-        self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
+        self,
+        job: Job,
+        common: Message,
+        states: Callable[[ClientId], ClientStates],
+        rows: ClientsData | None = None,
     ) -> None:
-        self._states = states
+        self._states, self._rows = states, rows
         #: Called with the protection and the server's message once the report is made.
         self.reported: Callable[[Protection, Message], None] = lambda protection, asked: None
         target_shape, whole_targets, whole_examples = told_form(common)
@@ -143,10 +147,7 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples after the fixed layers, as the trained part reads them.
-
-        The result is cached in the process.
-        """
+        """Return the client's examples after the fixed layers, as the trained part reads them."""
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -162,7 +163,7 @@ class Training:
                 _log.warning("%s", said)
             seen = replace(own, x=x, usable=usable)
         else:
-            data = own_data(self._job, client, function)
+            data = self._rows or own_data(self._job, client, function)
             data = replace(data, x=_of_shape(data, self._shape))
             _check_targets(data, self._shape, self._targets)
             own = data.only(client)

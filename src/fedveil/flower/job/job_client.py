@@ -78,6 +78,19 @@ class Owner(Protocol):
         """Charge the report that the message `asked` requests. Raises if it may not be sent."""
 
 
+class RoundTraining(Protocol):
+    """A client's training in one round."""
+
+    model: Update
+
+    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+        """Return the client's update and number of examples. Raises any error of training."""
+
+    @property
+    def reported(self) -> Callable[[Protection, Words], None]:
+        """Save what a client keeps, once its report is made."""
+
+
 @dataclass(frozen=True)
 class Member:
     """This SuperNode's identity, from its node configuration.
@@ -87,7 +100,8 @@ class Member:
     the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
     `identity` is the file with its private key, and `roster` the file with every client's public
     key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
-    if the site has a policy.
+    if the site has a policy. `training` makes a round's training elsewhere than in this process,
+    from the server's message to all clients.
     """
 
     client: ClientId
@@ -99,13 +113,11 @@ class Member:
     roster: Path | None
     job: Path | None
     owner: Owner | None = None
+    training: Callable[[Job, Words], RoundTraining] | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Read the member from a node configuration.
-
-        `partition-id` may replace the key `client`.
-        """
+        """Read the member from a node configuration. `partition-id` may replace `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -282,14 +294,12 @@ def _trained(
     `common` the message to all. `half` makes the protection's client half. `time` fixes when the
     answer leaves.
     """
-    from fedveil.flower.job.client_training import Training
-
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    training = Training(job, common, partial(kept_states, job, common, member.accounts))
+    training = _training(job, member, common)
     _charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
@@ -311,6 +321,14 @@ def _trained(
     else:
         training.reported(protection, asked)
     return answered
+
+
+def _training(job: Job, member: Member, common: Words) -> RoundTraining:
+    if member.training is not None:
+        return member.training(job, common)
+    from fedveil.flower.job.client_training import Training
+
+    return Training(job, common, partial(kept_states, job, common, member.accounts))
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:

@@ -153,7 +153,7 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the UTF-16 codec of text without a byte order mark, by its zero bytes, or None."""
+    """Return the codec of UTF-16 text without a byte order mark (zero bytes show it), or None."""
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
         none = head[zeros : 2 * pairs : 2].count(0)
