@@ -75,8 +75,7 @@ ROW = {"unit": "row"}
 
 
 @pytest.mark.parametrize(
-    ("protection", "more"),
-    [("distributed_dp", {}), ("oue", {"rows": 1}), ("rr", ROW), ("central_gaussian", ROW)],
+    ("protection", "more"), [("distributed_dp", {}), ("oue", {"rows": 1}), ("rr", ROW)]
 )
 def test_noise_and_account_are_those_of_a_simulation(
     protection: str, more: dict[str, Any], tmp_path: Path

@@ -182,7 +182,7 @@ def test_under_unit_row_a_report_of_rr_and_oue_has_a_code_for_every_row(
     sizes = np.bincount(data["town"])
     more = {"epsilon": 5.0, "client": "town", "unit": "row", "fidelity": fidelity}
     values, stated = [], []
-    for seed in range(12):
+    for seed in range(8):
         question = {"q": QUESTIONS["ages"]}
         answers = asked(question, data, protection, rows=50, seed=seed, **more)
         values.append([e.value for e in answers["q"].estimates])
@@ -195,8 +195,8 @@ def test_under_unit_row_a_report_of_rr_and_oue_has_a_code_for_every_row(
     assert "one row" in answers.lines[0].what
     # A median is searched with codes of no row too, which say yes half of the time.
     median = {"ask": "quantiles", "column": "age", "range": [18.0, 93.0], "at": [0.5], "cells": 8}
-    (found,) = only(median, data, protection, rows=200, **{**more, "epsilon": 30.0})
-    assert found.low <= np.median(data["age"]) <= found.high
+    (found,) = only(median, data, protection, rows=60, **{**more, "epsilon": 30.0})
+    assert abs(found.value - np.median(data["age"])) < 12
 
 
 def test_a_report_under_unit_row_carries_no_more_rows_than_its_grid(

@@ -81,9 +81,9 @@ def test_the_sum_drawn_at_once_has_the_law_of_the_sum_of_reports(kind: Kind) -> 
 def test_the_estimate_is_unbiased_with_the_stated_variance(kind: Kind) -> None:
     law, counts, n = OneHot(kind, 1.3, 3), np.array([40, 7, 0]), 53
     entropy = Seeded(6)
-    found = np.array([law.shares(law.ones(counts, n, entropy), n) for _ in range(4000)])
+    found = np.array([law.shares(law.ones(counts, n, entropy), n) for _ in range(2500)])
     stated = law.variance(counts / n, n)
-    assert (abs(found.mean(0) - counts / n) < 5 * np.sqrt(stated / 4000)).all()
+    assert (abs(found.mean(0) - counts / n) < 5 * np.sqrt(stated / 2500)).all()
     assert (abs(found.var(0) / stated - 1) < 0.15).all()
 
 

@@ -24,7 +24,7 @@ from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError, nearest
 from fedveil.federated.job import Job
-from fedveil.flower.job.job_client import Member, Owner
+from fedveil.flower.job.member import Member, Owner
 from fedveil.flower.job.signing_key_file import make_identity
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.record.event_log import EventLog
