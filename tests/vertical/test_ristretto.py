@@ -13,6 +13,9 @@ import pytest
 import rbcl
 
 from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.entropy import Secure
+from fedveil.errors import MessageInvalid
+from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.ristretto import point_batches
 from fedveil.vertical.ristretto.point_batches import NoPoint, Points
 
@@ -92,6 +95,25 @@ def test_no_invalid_encoding_passes_among_many_points(points: Points, last: bool
             point_batches.raised(wrong, bytes([8]) + bytes(31))
         with pytest.raises(NoPoint):
             point_batches.summed(weights, wrong)
+
+
+def test_parties_with_and_without_native_code_understand_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lie among many ids is refused, whoever computes natively."""
+    k, other, ids = Blinding(Secure()), Blinding(Secure()), np.arange(300, 300 + COUNT)
+    points, forged = other.blinded(ids, "train"), Blinding(Secure())
+    raised = k.raised(points)
+    lies = [raised[::-1], np.roll(raised, 1, axis=0), forged.raised(points), raised.copy()]
+    lies[-1][COUNT - 1] = forged.raised(points[-1:])[0]
+    proofs = [k.proved(points, claimed, "train") for claimed in (raised, *lies)]
+    for least in (1, 10 * COUNT):
+        monkeypatch.setattr(point_batches, "LEAST", least)
+        assert np.array_equal(other.raised(k.blinded(ids[:40], "train")), raised[:40])
+        check_raised(k.commitment, points, raised, proofs[0], "train")
+        for claimed, proof in zip(lies, proofs[1:], strict=True):
+            with pytest.raises(MessageInvalid, match="proof"):
+                check_raised(k.commitment, points, claimed, proof, "train")
 
 
 def test_a_scalar_is_read_nowhere_but_as_masks() -> None:
